@@ -1,8 +1,7 @@
-"""The settings of a run: defaults, then the file of --config, then its single keys, then the options.
+"""The table of all settings: one definition for options, badcjobs.toml, run.toml, help and ``badcjobs guide settings``.
 
-``RunSettings`` is the one table of every setting, with the text of its option; a setting without one is a key of the
-table [run] only. ``make_settings`` puts them together and names all mistakes at once; ``FrozenRun`` is what the tasks
-of a run have to agree on, as run.toml holds it.
+Each table of badcjobs.toml is a class here (``[alerts]`` is in ``model``), each key a field with its kind, default and
+help. A setting with a heading is an option as well; one without is a key of the file only.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ import difflib
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import Field, asdict, dataclass, field, fields, replace
-from itertools import pairwise
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +21,11 @@ from badcjobs.errors import BadInput
 from badcjobs.model import (
     AlertHooks,
     AlertLimits,
-    ArrayShape,
     Cutting,
     NamePattern,
     StandIn,
-    parse_patterns,
     parse_stop_after,
 )
-from badcjobs.paths import is_there
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,85 +33,210 @@ else:
     import tomli as tomllib
 
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
-AUTO = "auto"  # of --workers-per-gpu: as many as pay
-_MOST_WORKERS = 64  # per device; each has a process, and models of its own
-_PATHS = ("root", "hawkears_python", "hawkears_root", "simulate_script", "replay")
-_KIND_NAMES = {list: "a list of texts", str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # what one task is to do, not how
-_NOT_SET = {"cut": AUTO, "stop_after": ""}  # how a file says that a setting has its default
-_PATTERNS = "[recordings] patterns"
-_KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
+AUTO = "auto"
+_MOST_WORKERS = 64  # per device; each is a process with models of its own
+_TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
+
+# kind: the type of its values, and its name in messages
+_KINDS: dict[str, tuple[type, str]] = {
+    "text": (str, "a text"),
+    "texts": (tuple, "a list of texts"),
+    "count": (int, "a whole number"),
+    "number": (float, "a number"),
+    "numbers": (tuple, "a list of two numbers"),
+    "switch": (bool, "true or false"),
+}
 
 
-def _setting(key: str, default: Any, kind: type, option: str | None = None, **more: Any) -> Any:
-    """Describe one setting: its name in TOML, its type, and the help of its option; None: it is a key only.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting; ``heading`` is that of its option on the help page, None: it is a key of the file only."""
 
-    ``more``: its ``least`` value, ``among`` what it must be; ``frozen``: all tasks of a run agree on it.
-    """
-    usual = {"least": None, "among": (), "frozen": False}
-    return field(default=default, metadata={"key": key, "kind": kind, "option": option, **usual, **more})
+    kind: str
+    help: str
+    heading: str | None = None
+    metavar: str = ""
+    least: float | None = None
+    most: float | None = None
+    among: tuple[str, ...] = ()
+    check: Callable[[str], str | None] | None = None  # returns what is wrong with a text
+    unset: object = None  # a value in the file that means "not set"
+    frozen: bool = False  # all tasks of a run share it: it is kept in run.toml
+    path: bool = False  # a relative one starts at the file
+    short: str = ""  # one letter: -o
+    example: Any = None  # for a new badcjobs.toml, where there is no default
+    key: str = ""
+    table: str = ""
+    name: str = ""  # of the attribute
+    default: Any = None
+
+    @property
+    def option(self) -> str:
+        """Its option, whether or not it has one."""
+        return f"--{self.key.replace('_', '-')}"
+
+
+def _setting(default: Any, kind: str, help: str, heading: str | None = None, key: str = "", **more: Any) -> Any:
+    """Describe one setting; its key is the name of the field, unless that carries a unit and its option does not."""
+    return field(default=default, metadata={"setting": Setting(kind, help, heading, key=key, **more)})
+
+
+def _check_time(text: str) -> str | None:
+    return None if parse_stop_after(text) is not None else f"must be {_TIME}"
+
+
+def _check_workers(text: str) -> str | None:
+    number = int(text) if text.isascii() and text.isdecimal() else 0
+    right = text == AUTO or 1 <= number <= _MOST_WORKERS
+    return None if right else f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+
+
+def _check_simulate(text: str) -> str | None:
+    return "must be at least 1, or a file" if text.lstrip("-").isdecimal() and int(text) < 1 else None
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+_OPTIONS, _ENGINE, _AUDIO, _GPUS = "Options", "Engine", "Audio", "GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of ``badcjobs run``; the first word of each is its key in TOML and its option."""
+    """The table [run]: how one array task works."""
 
-    out: Path
-    source: tuple[str, ...] = _setting("source", (), list, frozen=True)
-    root: str | None = _setting("root", None, str, "Folder that relative source_paths start from.", frozen=True)
+    out: Path = _setting(  # noqa: RUF009 - it returns a field
+        None,
+        "text",
+        "Run folder: run.toml, tasks/, job.sqlite.",
+        _OPTIONS,
+        example="runs/first",
+        metavar="DIR",
+        path=True,
+        short="o",
+    )
+    source: tuple[str, ...] = _setting(
+        (), "texts", "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True
+    )
+    resume: bool = _setting(True, "switch", "Skip chunks that are already done [on].", _OPTIONS)
+    retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, metavar="N", least=0, frozen=True)
+    shard: str | None = _setting(None, "text", "Do part I (from 0) of N; overrides the array.", _OPTIONS, metavar="I/N")
     engine: str = _setting(
-        "engine", "hawkears", str, "hawkears (default), hawkears1, command or demo.", frozen=True, among=ENGINES
+        "hawkears", "text", "hawkears, hawkears1, command, demo [hawkears].", _ENGINE, metavar="NAME", frozen=True,
+        among=ENGINES,
+    )  # fmt: skip
+    hawkears_python: str | None = _setting(
+        None,
+        "text",
+        "Python that has HawkEars [the one on PATH].",
+        _ENGINE,
+        example="hawkears/bin/python",
+        metavar="PATH",
+        path=True,
+    )
+    hawkears_root: str | None = _setting(
+        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", metavar="DIR", path=True
     )
     engine_args: tuple[str, ...] = _setting(
-        "engine_arg", (), list, "Argument for the engine; repeatable: --engine-arg=--threads=3.", frozen=True
+        (),
+        "texts",
+        "Argument for the engine; repeatable.",
+        _ENGINE,
+        "engine_arg",
+        example=["--region=CA-NT"],
+        metavar="ARG",
+        frozen=True,
+    )
+    engine_prefix: str | None = _setting(
+        None,
+        "text",
+        "Run the engine under CMD: nsys, numactl, ...",
+        _ENGINE,
+        example="numactl --interleave=all",
+        metavar="CMD",
     )
     command: str | None = _setting(
-        "command", None, str, "Your own program: 'prog {input} {output}', or {inputs} {outputs}.", frozen=True
+        None,
+        "text",
+        "Your own program: 'prog {input} {output}'.",
+        _ENGINE,
+        example="prog {input} {output}",
+        metavar="CMD",
+        frozen=True,
     )
-    interval_s: float = _setting("interval", 1.0, float, "Seconds between samples; default 1.", frozen=True, least=0.01)
-    retries: int = _setting("retries", 2, int, "Retries of a failed chunk; default 2.", frozen=True, least=0)
-    cut: bool | None = _setting("cut", None, bool, frozen=True)
+    root: str | None = _setting(
+        None,
+        "text",
+        "Folder that relative source_paths start from.",
+        _AUDIO,
+        example="audio",
+        metavar="DIR",
+        path=True,
+        frozen=True,
+    )
     chunk_length_s: float | None = _setting(
-        "chunk_length", None, float, "Cut recordings into chunks of so many seconds.", frozen=True
+        None,
+        "number",
+        "Cut recordings into chunks of S seconds.",
+        _AUDIO,
+        "chunk_length",
+        example=294,
+        metavar="S",
+        frozen=True,
     )
-    overlap_s: float = _setting("overlap", 0.0, float, "Seconds that neighbouring chunks share.", frozen=True)
-    hawkears_python: str | None = _setting("hawkears_python", None, str, "Python that has HawkEars; default: on PATH.")
-    hawkears_root: str | None = _setting("hawkears_root", None, str, "Folder with HawkEars' data/ and yaml/.")
-    simulate: int | None = _setting("simulate", None, int, "Pretend that this machine has N GPUs.", least=1)
-    simulate_script: str | None = _setting("simulate_script", None, str, "TOML file: their load and faults.")
-    replay: str | None = _setting("replay", None, str, "Pretend that the devices are those of a task database.")
-    free: int | None = _setting("free", None, int, "Without Slurm: take the N devices that are most free.", least=1)
-    max_gpus: int | None = _setting("max_gpus", None, int, "Use at most N of the granted devices.", least=1)
+    overlap_s: float = _setting(
+        0.0, "number", "Seconds that neighbouring chunks share [0].", _AUDIO, "overlap", metavar="S", frozen=True
+    )
+    max_gpus: int | None = _setting(
+        None, "count", "Use at most N GPUs [all granted].", _GPUS, example=2, metavar="N", least=1
+    )
     workers_per_gpu: str = _setting(
-        "workers_per_gpu", "1", str, "Engine processes per device: N, or auto (as many as pay); default 1."
+        "1", "text", "Engine processes per GPU [1].", _GPUS, metavar="N|auto", check=_check_workers
     )
-    cpu_workers: int = _setting("cpu_workers", 0, int, "Without any GPU: N workers on the CPU.", least=0)
-    shard: str | None = _setting("shard", None, str, "I/N: do part I (from 0) of N; overrides the array.")
-    resume: bool = _setting("resume", True, bool, "Skip chunks that are done in --out already; default: skip.")
-    engine_prefix: str | None = _setting(
-        "engine_prefix", None, str, "Run the engine under a program: 'nsys profile -o OUT/{worker}', numactl, …."
+    cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, metavar="N", least=0)
+    simulate: str | None = _setting(
+        None, "text", "Use simulated GPUs: N, or as FILE describes.", _GPUS, example=2, metavar="N|FILE", path=True,
+        check=_check_simulate,
+    )  # fmt: skip
+    interval_s: float = _setting(
+        1.0, "number", "Seconds between GPU samples [1].", _GPUS, "interval", metavar="S", least=0.01, frozen=True
     )
-    telemetry: bool = _setting("emit_gpu_telemetry", True, bool, "Record the devices; default: record.")
-    # Keys of the table [run] only, as cut above: they are set once.
-    retry_failed: bool = _setting("retry_failed", True, bool)
-    stop_after: str | None = _setting("stop_after", None, str)
-    stage: str = _setting("stage", AUTO, str, among=(AUTO, "always", "never"))
-    live_mode: str = _setting("live_mode", AUTO, str, among=(AUTO, "local", "shared"))
-    backoff_s: float = _setting("backoff_s", 1.0, float, least=0.0)
-    grace_s: float = _setting("grace_s", 20.0, float, least=0.0)
-    publish_every_s: float = _setting("publish_every_s", 30.0, float, least=0.1)
-    heartbeat_every_s: float = _setting("heartbeat_every_s", 60.0, float, least=0.1)
-    min_memory_mib: int | None = _setting("min_memory_mib", None, int, least=0)
-    max_utilization_percent: float | None = _setting("max_utilization", None, float, least=0.0)
-    wait_s: float = _setting("wait_s", 0.0, float, least=0.0)
+    telemetry: bool = _setting(True, "switch", "Record the GPUs [on].", _GPUS, "emit_gpu_telemetry")
+    retry_failed: bool = _setting(True, "switch", "false: skip chunks that failed for good in earlier tasks")
+    cut: bool | None = _setting(
+        None, "switch", 'are manifest rows parts of longer files? "auto" (look), true, false', unset=AUTO, frozen=True
+    )
+    stage: str = _setting(
+        AUTO, "text", "copy audio to node-local disk before use: auto, always, never", among=(AUTO, "always", "never")
+    )
+    live_mode: str = _setting(
+        AUTO, "text", "live databases on node-local disk or in the run folder: auto, local, shared",
+        among=(AUTO, "local", "shared"),
+    )  # fmt: skip
+    stop_after: str | None = _setting(
+        None, "text", 'orderly stop after this time, as in sbatch; "": when the Slurm job ends', check=_check_time,
+        unset="",
+    )  # fmt: skip
+    min_memory_mib: int = _setting(
+        0, "count", "outside Slurm, with max_gpus: choose GPUs with at least this much free memory", least=0
+    )
+    max_utilization_percent: float = _setting(
+        100.0, "number", "outside Slurm, with max_gpus: choose GPUs that are at most this busy (percent)",
+        key="max_utilization", least=0.0,
+    )  # fmt: skip
+    wait_s: float = _setting(0.0, "number", "outside Slurm, with max_gpus: wait this long for free GPUs", least=0.0)
+    backoff_s: float = _setting(1.0, "number", "pause before the first retry; doubles with each retry", least=0.0)
+    grace_s: float = _setting(20.0, "number", "time for running chunks after SIGTERM or Ctrl-C", least=0.0)
+    publish_every_s: float = _setting(
+        30.0, "number", "interval between copies of the task database in the run folder", least=0.1
+    )
+    heartbeat_every_s: float = _setting(60.0, "number", "interval between heartbeat lines in the task log", least=0.1)
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
-    patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]: what paths mean
+    patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
 
     @property
     def workers_wanted(self) -> int | None:
-        """How many workers each device gets; None: as many as pay."""
+        """How many workers each device gets; None: as many as make it faster."""
         return None if self.workers_per_gpu == AUTO else int(self.workers_per_gpu)
 
     @property
@@ -127,151 +245,292 @@ class RunSettings:
         return Cutting(self.cut, self.chunk_length_s, self.overlap_s)
 
     def stand_in(self, cwd: Path) -> StandIn:
-        """Return what takes the place of the real devices, with paths made absolute."""
-        return stand_in(cwd, self.simulate, self.simulate_script, self.replay)
+        """Return what replaces the real devices, with absolute paths."""
+        return stand_in(cwd, self.simulate)
 
     def to_json(self, cwd: Path) -> str:
-        """Return the settings under their TOML names, to be kept with the results; right from any folder."""
-        values = _with_absolute_paths({key: getattr(self, f.name) for key, f in settings_by_key().items()}, cwd)
+        """Return the settings by key, to be kept with the results; paths are absolute."""
+        values = absolute_paths({key: getattr(self, one.name) for key, one in SETTINGS["run"].items()}, "run", cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
         recordings = {"patterns": [pattern.text for pattern in self.patterns]}
-        return json.dumps({"out": str(self.out), **values, "alerts": alerts, "recordings": recordings})
+        return json.dumps({**values, "out": str(self.out), "alerts": alerts, "recordings": recordings})
 
 
-def stand_in(cwd: Path, simulate: int | None, simulate_script: str | None, replay: str | None) -> StandIn:
-    """Return what takes the place of the real devices, with paths made absolute."""
-    if simulate is not None and simulate < 1:
-        raise BadInput(f"--simulate = {simulate} must be at least 1", fix="--simulate 2")
-    return StandIn(simulate, simulate_script and str(cwd / simulate_script), replay and str(cwd / replay))
-
-
-def settings_by_key() -> dict[str, Field[Any]]:
-    """Return the description of every setting under its TOML name."""
-    return {f.metadata["key"]: f for f in fields(RunSettings) if f.metadata}
-
-
-def _with_absolute_paths(values: Mapping[str, Any], cwd: Path) -> dict[str, Any]:
-    """Return the values of settings, by TOML name, as they are right from any folder; links stay links."""
-    absolute = dict(values)
-    for key in (key for key in _PATHS if values.get(key)):
-        if key != "hawkears_python" or "/" in values[key]:  # else a program that is looked for on PATH
-            absolute[key] = _absolute(cwd, values[key])
-    return absolute
-
-
-# --- what --config gives ----------------------------------------------------------------------------------------------
+_ARRAY, _TASK = "Array", "Each task"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """What ``--config`` gives: at most one TOML file, and single keys, which win over it."""
+class SubmitSettings:
+    """The table [submit]: the array and what each task asks Slurm for; None: not set."""
 
-    file: Path | None = None
-    document: Mapping[str, Any] = field(default_factory=dict)  # what the file says
-    keys: Mapping[str, Any] = field(default_factory=dict)  # "run.grace_s" → 60
+    cluster: str = _setting(
+        "slurm", "text", "Slurm, or emulated on this machine [slurm].", _OPTIONS, metavar="slurm|local",
+        among=("slurm", "local"),
+    )  # fmt: skip
+    tasks: int | None = _setting(
+        None, "count", "Array tasks that share SOURCE [1].", _ARRAY, example=20, metavar="N", least=1
+    )
+    parallel: int | None = _setting(
+        None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, metavar="N", least=1
+    )
+    gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, metavar="N", least=0)
+    cpus: int | None = _setting(None, "count", "CPU cores [2 per GPU].", _TASK, example=2, metavar="N", least=1)
+    mem: str | None = _setting(None, "text", "Memory [4G per GPU].", _TASK, example="4G", metavar="SIZE")
+    time: str | None = _setting(
+        None, "text", "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
+    )
+    account: str | None = _setting(None, "text", "Slurm account.", _TASK, example="st-lab-1-gpu", metavar="NAME")
+    constraint: str | None = _setting(
+        None, "text", "Node feature, such as gpu_mem_32.", _TASK, example="gpu_mem_32", metavar="FEATURE"
+    )
+    sbatch: tuple[str, ...] = _setting(
+        (), "texts", "Any other sbatch option; repeatable.", _TASK, metavar="OPTION", example=["--qos=high"]
+    )
+    setup: tuple[str, ...] = _setting((), "texts", "shell lines before the work", example=["module load gcc cuda"])
+    requeues: int = _setting(10, "count", "restarts of a task that stopped in an orderly way with work left", least=0)
+    merge_account: str | None = _setting(
+        None, "text", "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
+    )
+    merge_mem: str | None = _setting(None, "text", "memory of the merge job; default: 4G", example="4G")
+    merge_time: str | None = _setting(
+        None, "text", "time limit of the merge job; default: 1:00:00", example="1:00:00", check=_check_time
+    )
+    share_gpus: bool = _setting(False, "switch", "--cluster local: several tasks may use one GPU")
+    kill_wait_s: float = _setting(30.0, "number", "--cluster local: seconds between TERM and KILL", least=0.0)
 
-    @classmethod
-    def read(cls, words: Sequence[str] | None, cwd: Path = Path()) -> Config:
-        """Read the values of ``--config``, each ``FILE`` or ``KEY=VALUE``."""
-        found = [(word, _KEY_VALUE.fullmatch(word)) for word in words or ()]
-        files = [word for word, pair in found if pair is None]
-        if len(files) > 1:
-            raise BadInput(
-                f"--config names {len(files)} files: {', '.join(files)}",
-                why="settings come from one file; single keys may be added to it",
-                fix=f"--config {shlex.quote(files[0])} --config run.grace_s=60",
-            )
-        keys = {pair[1]: _parse_value(pair[2]) for _, pair in found if pair is not None}
-        file = Path(files[0]) if files else None
-        return cls(file, {} if file is None else read_toml(cwd / file), keys)
 
-    def table(self, name: str) -> dict[str, Any]:
-        """Return a table as it is with the single keys; not checked."""
-        return self._in_file(name) | self._alone(name)
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """The table [plan]."""
 
-    def _in_file(self, name: str) -> dict[str, Any]:
-        table = self.document.get(name, {})
-        return dict(table) if isinstance(table, dict) else {}
+    margin: float | None = _setting(
+        None, "number", "assume tasks up to this many times slower than the mean; default: as measured, else 1.5",
+        example=1.5,
+        least=1.0,
+    )  # fmt: skip
+    template: str | None = _setting(
+        None, "text", "template for the job scripts of --out; default: the site's, else array", example="array"
+    )
 
-    def _alone(self, name: str) -> dict[str, Any]:
-        return {key.removeprefix(f"{name}."): value for key, value in self.keys.items() if key.startswith(f"{name}.")}
 
-    def read_tables(
-        self, mistakes: list[str]
-    ) -> tuple[dict[str, Any], AlertLimits, AlertHooks, tuple[NamePattern, ...]]:
-        """Return what the tables [run], [alerts] and [recordings] say; add what is wrong to ``mistakes``."""
-        mistakes += self._unknown()
-        values = _checked(self._in_file("run"), lambda key: f"{self.file}: [run] {key}", mistakes)
-        values |= _checked(self._alone("run"), lambda key: f"--config run.{key}", mistakes)
-        limits, hooks = self._alerts(mistakes)
-        patterns, texts = tuple[NamePattern, ...](), self.table("recordings").get("patterns", [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of texts"))
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """The table [probe]."""
+
+    lengths_s: tuple[float, float] = _setting(
+        (60.0, 3600.0), "numbers", "shortest and longest trial", least=3.0, most=86_400.0
+    )
+    margin_percent: float = _setting(
+        10.0, "number", "a safe chunk is this much shorter than the longest that fits", least=0.0, most=90.0
+    )
+    trial_s: float = _setting(3.0, "number", "duration of one trial", least=0.001, most=3600.0)
+    keep: str | None = _setting(None, "text", "folder that keeps the task database of the trials", unset="", path=True)
+
+
+TABLES = {"run": RunSettings, "submit": SubmitSettings, "plan": PlanSettings, "probe": ProbeSettings}
+
+
+def _described(table: str, kind: type) -> dict[str, Setting]:
+    """Return the settings of a table by key."""
+    found = {}
+    for f in (one for one in fields(kind) if "setting" in one.metadata):
+        setting: Setting = f.metadata["setting"]
+        key = setting.key or f.name
+        found[key] = replace(setting, key=key, table=table, name=f.name, default=f.default)
+    return found
+
+
+def _alerts() -> dict[str, Setting]:
+    """Return the settings of the table [alerts], whose values ``AlertLimits`` and ``AlertHooks`` check."""
+    return {
+        f.name: Setting(
+            "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, table="alerts", name=f.name,
+            default=None if f.default is MISSING else f.default,
+            example={"temperature_c": 83, "command": "notify-lab"}.get(f.name),
+        )
+        for kind in (AlertLimits, AlertHooks)
+        for f in fields(kind)
+    }  # fmt: skip
+
+
+# Every setting, by table and key; "" is the top of the file.
+SETTINGS: dict[str, dict[str, Setting]] = {
+    "": {
+        "site": Setting(
+            "text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True, key="site"
+        )
+    },
+    **{table: _described(table, kind) for table, kind in TABLES.items()},
+    "alerts": _alerts(),
+    "recordings": {
+        "patterns": Setting(
+            "texts", "what paths mean, most specific first: badcjobs guide recordings", key="patterns",
+            table="recordings", default=(), example=["{study_area}/{location}/*"],
+        )
+    },
+}  # fmt: skip
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def check_values(
+    table: str, given: Mapping[str, Any], place_of: Callable[[str], str], mistakes: list[str]
+) -> dict[str, Any]:
+    """Return the values of known settings with their right types; add what is wrong to ``mistakes``."""
+    values: dict[str, Any] = {}
+    for key in (key for key in given if key in SETTINGS[table]):
+        setting, value = SETTINGS[table][key], given[key]
+        if setting.kind == "number" and type(value) is int:
+            value = float(value)
+        if setting.check is not None and type(value) in (int, float):
+            value = str(value)  # as a TOML file may write it
+        if setting.kind == "texts" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            value = tuple(value)
+        if setting.kind == "numbers" and isinstance(value, list) and all(type(one) in (int, float) for one in value):
+            value = tuple(map(float, value))
+        if setting.unset is not None and value == setting.unset:
+            values[key] = None
+        elif complaint := _complaint(setting, value):
+            mistakes.append(f"{place_of(key)} = {_shown(value)} {complaint}")
         else:
-            patterns, wrong = parse_patterns(texts)
-            mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]
-        return values, limits, hooks, patterns
-
-    def _unknown(self) -> Iterator[str]:
-        """Yield each key that there is not, with the nearest one that there is."""
-        for name, table in self.document.items():
-            if name not in (*_KEYS, "array", "written_by"):  # the last two: a run.toml may be given as it is
-                yield f"{self.file}: unknown key {name!r}; settings are in the tables [{'], ['.join(_KEYS)}]"
-            elif name in _KEYS and not isinstance(table, dict):
-                yield f"{self.file}: {name} must be a table: [{name}]"
-        known = [f"{table}.{key}" for table, keys in _KEYS.items() for key in keys]
-        places = {key: f"--config {key}" for key in self.keys}
-        places |= {f"{name}.{key}": f"{self.file}: [{name}] {key}" for name in _KEYS for key in self._in_file(name)}
-        for key, place in places.items():
-            if key not in known:
-                near = nearest(key, known)
-                yield f"{place}: unknown key; " + (f"did you mean {near}?" if near else f"known are {', '.join(known)}")
-
-    def _alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
-        table, names = self.table("alerts"), {f.name for f in fields(AlertLimits)}
-        limits = AlertLimits(**{key: value for key, value in table.items() if key in names})
-        hooks = AlertHooks(**{key: table[key] for key in _KEYS["alerts"] if key in table and key not in names})
-        mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
-        whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
-        return replace(limits, **whole), hooks
-
-    def _placed(self, table: str, problem: str) -> str:
-        """Return a problem, which begins with its key, with the place where that is said."""
-        key = re.split("[ :]", problem)[0]
-        return f"--config {table}.{problem}" if f"{table}.{key}" in self.keys else f"{self.file}: [{table}] {problem}"
-
-    def words(self) -> list[str]:
-        """Return it as values of ``--config``."""
-        keys = [f"{key}={_value_text(value)}" for key, value in self.keys.items()]
-        return [*([] if self.file is None else [str(self.file)]), *keys]
-
-    def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
-        """Return it, and these flags by TOML name, as options of a ``badcjobs run`` that may start in any folder."""
-        file = None if self.file is None else cwd / self.file
-        others = replace(self, file=file, keys={k: one for k, one in self.keys.items() if not k.startswith("run.")})
-        given = self._alone("run") | {key: value for key, value in flags.items() if value is not None}
-        return [*(f"--config={word}" for word in others.words()), *option_words(_with_absolute_paths(given, cwd))]
+            values[key] = value
+    return values
 
 
-_KEYS = {
-    "run": tuple(f.metadata["key"] for f in fields(RunSettings) if f.metadata),
-    "alerts": tuple(f.name for kind in (AlertLimits, AlertHooks) for f in fields(kind)),
-    "recordings": ("patterns",),
-}
+def _shown(value: Any) -> str:
+    """Return a value as a message shows it: as TOML, where TOML has it."""
+    try:
+        return to_toml(value)
+    except TypeError:  # a date
+        return str(value)
 
 
-def is_config_file(word: str) -> bool:
-    """Say whether a value of ``--config`` is a file, and not one key."""
-    return _KEY_VALUE.fullmatch(word) is None
+def _complaint(setting: Setting, value: Any) -> str | None:
+    """Return what is wrong with a value; None: nothing."""
+    kind: Any
+    kind, words = _KINDS[setting.kind]
+    if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
+        either = f", or {to_toml(setting.unset)}" if setting.unset else ""
+        return f"must be {words}{either}"
+    if setting.check is not None and (complaint := setting.check(value)):
+        return complaint
+    if setting.among and value not in setting.among:
+        return f"must be one of {', '.join(setting.among)}"
+    if setting.kind in ("count", "number", "numbers"):
+        for number in value if isinstance(value, tuple) else (value,):
+            if not math.isfinite(number):
+                return "must be a finite number"
+            if setting.least is not None and number < setting.least:
+                return f"must be at least {setting.least:g}"
+            if setting.most is not None and number > setting.most:
+                return f"must be at most {setting.most:g}"
+    if setting.kind in ("text", "texts") and any("\ud800" <= letter <= "\udfff" for letter in "".join(value)):
+        return "is not UTF-8"  # neither TOML nor SQLite can store it
+    return None
+
+
+def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the settings of a run together."""
+    engine, command = values.get("engine"), values.get("command")
+    if engine == "command" and not command:
+        yield "--engine command needs --command 'program {input} {output}'"
+    if engine not in (None, "command") and command:
+        yield f"--command goes with --engine command, not with {engine}"
+    yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
+    if values.get("retry_failed") is False and values.get("resume") is False:
+        yield "retry_failed = false needs --resume: with --no-resume earlier tasks are not read"
+    if not values.get("source"):
+        yield "no SOURCE: name a manifest CSV, a folder of audio, or a list"
+
+
+def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:
+    """Raise BadInput with all mistakes, if there are any; ``what`` is the headline for several."""
+    if len(mistakes) > 1:
+        raise BadInput(what, why="\n".join(mistakes), fix=fix)
+    if mistakes:
+        raise BadInput(mistakes[0], fix=fix)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name that was probably meant."""
+    """Return the known name that was probably meant."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-def _parse_value(text: str) -> Any:
-    """Read a value of TOML; what is none, such as a bare word or a time, is a text."""
+def stand_in(cwd: Path, simulate: str | None) -> StandIn:
+    """Return what replaces the real devices: N simulated ones, those of a script (.toml), or those of a recording."""
+    if simulate is None:
+        return StandIn()
+    if complaint := _check_simulate(simulate):
+        raise BadInput(f"--simulate {simulate} {complaint}", fix="--simulate 2")
+    if simulate.isascii() and simulate.isdecimal():
+        return StandIn(simulate=int(simulate))
+    path = str(cwd / simulate)
+    return StandIn(script=path) if path.endswith(".toml") else StandIn(replay=path)
+
+
+# --- paths, options and TOML ------------------------------------------------------------------------------------------
+
+
+def absolute_paths(values: Mapping[str, Any], table: str, folder: Path) -> dict[str, Any]:
+    """Return values, by key, whose relative paths start at a folder; links stay links."""
+    found = dict(values)
+    for key, value in values.items():
+        setting = SETTINGS[table].get(key)
+        if setting is None or not setting.path or not value:
+            continue
+        if isinstance(value, tuple):
+            found[key] = tuple(absolute(folder, one) for one in value)
+        elif _is_path(key, str(value)):
+            found[key] = absolute(folder, str(value))
+    return found
+
+
+def _is_path(key: str, text: str) -> bool:
+    """Say whether a value is a path, and not a number, a known site or a program on PATH."""
+    if key == "simulate":
+        return not text.isdecimal()
+    return text.endswith(".toml") if key == "site" else key != "hawkears_python" or "/" in text
+
+
+def absolute(folder: Path, path: str) -> str:
+    """Return an absolute path, without following links: git-annex needs them."""
+    return os.path.abspath(folder / path)  # noqa: PTH100 - resolve() would turn a git-annex link into its key
+
+
+def option_words(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options of ``badcjobs run`` that give these values, by key; SOURCE and --out are left out."""
+    for key, setting in SETTINGS["run"].items():
+        value = values.get(key)
+        if key in ("source", "out") or value is None:
+            continue
+        if setting.heading is None:
+            yield f"--config=run.{key}={value_text(value)}"
+        elif isinstance(value, bool):
+            yield setting.option if value else setting.option.replace("--", "--no-", 1)
+        else:
+            yield from (f"{setting.option}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
+
+
+def value_text(value: Any) -> str:
+    """Return a value as ``--config KEY=VALUE`` takes it; a text without quotation marks where it can be."""
+    return value if isinstance(value, str) and parse_value(value) == value else to_toml(value)
+
+
+def to_toml(value: Any) -> str:
+    """Return a value in TOML."""
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's texts, numbers, true and false are TOML's too.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one letter that only TOML refuses
+
+
+def parse_value(text: str) -> Any:
+    """Read a value of TOML; anything else, such as a bare word or a time, is a text."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -280,259 +539,12 @@ def _parse_value(text: str) -> Any:
     return value if len(document) == 1 and isinstance(value, str | int | float | list) else text
 
 
-def _value_text(value: Any) -> str:
-    """Return a value so that ``_parse_value`` reads it; a text without quotation marks where it may be."""
-    return value if isinstance(value, str) and _parse_value(value) == value else _toml(value)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or say what is wrong with it."""
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a TOML file; return what it holds, and its text."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), text
     except FileNotFoundError as error:
-        raise BadInput(f"{path} does not exist", fix="--config FILE.toml, with its right path") from error
+        raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"{path} cannot be read", why=str(error), fix=shlex.join(["less", str(path)])) from error
-
-
-# --- all of them together ---------------------------------------------------------------------------------------------
-
-
-def make_settings(
-    out: Path, flags: Mapping[str, Any], config: Config | None = None, command: str = "run"
-) -> RunSettings:
-    """Put defaults, ``--config`` and options together; all mistakes are named at once.
-
-    ``flags`` holds what the command line gave, by TOML name; None means not given.
-    """
-    mistakes: list[str] = []
-    values, alerts, hooks, patterns = (config or Config()).read_tables(mistakes)
-    given = {key: value for key, value in flags.items() if value is not None}
-    values |= _checked(given, lambda key: f"--{key.replace('_', '-')}", mistakes)
-    mistakes += _contradictions(values)
-    refuse(mistakes, f"badcjobs {command} --help")
-    values.setdefault("engine", "command" if values.get("command") else "hawkears")
-    names = {key: f.name for key, f in settings_by_key().items()}
-    return RunSettings(
-        out=out, alerts=alerts, hooks=hooks, patterns=patterns, **{names[key]: value for key, value in values.items()}
-    )
-
-
-def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:
-    """Raise BadInput with all mistakes, if there are any; ``what`` is said of several."""
-    if len(mistakes) > 1:
-        raise BadInput(what, why="\n".join(mistakes), fix=fix)
-    if mistakes:
-        raise BadInput(mistakes[0], fix=fix)
-
-
-def _checked(given: Mapping[str, Any], place_of: Callable[[str], str], mistakes: list[str]) -> dict[str, Any]:
-    """Return the values of known settings with their right types; add what is wrong to ``mistakes``."""
-    known = settings_by_key()
-    values: dict[str, Any] = {}
-    for key in (key for key in given if key in known):
-        value, described = given[key], known[key].metadata
-        if described["kind"] is float and type(value) is int:
-            value = float(value)
-        if key in ("stop_after", "workers_per_gpu") and type(value) in (int, float):
-            value = str(value)  # as a TOML file may well say it
-        if described["kind"] is list and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
-            value = tuple(value)
-        if value == _NOT_SET.get(key, ...):
-            values[key] = None
-        elif complaint := _complaint(key, described, value):
-            mistakes.append(f"{place_of(key)} = {value!r} {complaint}")
-        else:
-            values[key] = value
-    return values
-
-
-def _complaint(key: str, described: Mapping[str, Any], value: Any) -> str | None:
-    """Return what is wrong with a value; None: nothing."""
-    kind: Any = described["kind"]
-    least, among = described["least"], described["among"]
-    if key == "workers_per_gpu":
-        number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else 0
-        right = value == AUTO or 1 <= number <= _MOST_WORKERS
-        return None if right else f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
-    if type(value).__name__ != ("tuple" if kind is list else kind.__name__):
-        return f"must be {_KIND_NAMES[kind]}"
-    if key == "stop_after" and parse_stop_after(value) is None:
-        return "must be minutes, M:S, H:M:S or D-H:M:S, such as 90 or 1:30:00"
-    if among and value not in among:
-        return f"must be one of {', '.join(among)}"
-    if kind is float and not math.isfinite(value):
-        return "must be a finite number"
-    if least is not None and value < least:
-        return f"must be at least {least}"
-    if kind in (str, list) and any("\ud800" <= letter <= "\udfff" for letter in "".join(value)):
-        return "is not UTF-8"  # neither TOML nor SQLite could hold it
-    return None
-
-
-def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    engine, command = values.get("engine"), values.get("command")
-    if engine == "command" and not command:
-        yield "--engine command needs --command 'program {input} {output}'"
-    if engine not in (None, "command") and command:
-        yield f"--command goes with --engine command, not with {engine}"
-    yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
-    if values.get("retry_failed") is False and values.get("resume") is False:
-        yield "retry_failed = false goes with --resume; with --no-resume earlier tasks are not looked at"
-    if not values.get("source"):
-        yield "no SOURCE was given: a manifest CSV, a folder of audio, or a list"
-
-
-def option_words(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options of ``badcjobs run`` that give these values, by TOML name; sources are no option."""
-    for key, setting in settings_by_key().items():
-        value, name = values.get(key), key.replace("_", "-")
-        if key == "source" or value is None:
-            continue
-        if setting.metadata["option"] is None:
-            yield f"--config=run.{key}={_value_text(value)}"
-        elif isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-        else:
-            yield from (f"--{name}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
-
-
-def replaced_option(option: str, words: Sequence[str]) -> tuple[str, str] | None:
-    """Return an option that is a key now as these words give it, and what to write instead; None: it never was one."""
-    name = {"--time-left": "stop_after"}.get(option, option.removeprefix("--").removeprefix("no-").replace("-", "_"))
-    known = {key: f for key, f in settings_by_key().items() if f.metadata["option"] is None and key != "source"}
-    key = next((key for key in (name, f"{name}_s") if key in known), None)
-    given = next(((a, b) for a, b in pairwise([*words, ""]) if a.partition("=")[0] == option), None)
-    if key is None or given is None:
-        return None
-    if known[key].metadata["kind"] is bool:
-        return option, f"--config run.{key}={'false' if option.startswith('--no-') else 'true'}"
-    equals, value = given[0].partition("=")[1:]
-    said = given[0] if equals else " ".join(filter(None, given))
-    return said, f"--config run.{key}={value if equals else given[1]}"
-
-
-# --- what all tasks of a run share ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenRun:
-    """What run.toml holds."""
-
-    settings: dict[str, Any]
-    array: ArrayShape | None
-    patterns: tuple[str, ...] = ()  # what paths of recordings mean
-
-    @classmethod
-    def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
-        """Return what this task would freeze; paths are absolute, so that tasks may start anywhere."""
-        frozen = {k: getattr(settings, f.name) for k, f in settings_by_key().items() if f.metadata["frozen"]}
-        values = _with_absolute_paths(frozen, cwd)
-        values["source"] = tuple(_absolute(cwd, path) for path in values["source"])
-        if values["chunk_length"] is None:
-            del values["overlap"]  # of nothing
-        patterns = tuple(pattern.text for pattern in settings.patterns)
-        return cls({key: value for key, value in values.items() if value is not None}, array, patterns)
-
-    @classmethod
-    def read(cls, path: Path) -> FrozenRun | None:
-        """Read run.toml; None when no task has written it yet."""
-        if not is_there(path):
-            return None
-        document, mistakes = read_toml(path), list[str]()
-        values, _, _, patterns = Config(path, document).read_tables(mistakes)
-        array = None
-        try:
-            array = ArrayShape(**document["array"]) if "array" in document else None
-        except TypeError as error:
-            mistakes.append(f"[array]: {error}")
-        if array and not (type(array.first) is type(array.step) is type(array.count) is int and array.step > 0):
-            mistakes.append("[array] must hold whole numbers")
-        if mistakes:
-            raise BadInput(
-                f"{path} is not as the first task of the run wrote it",
-                why="\n".join(mistakes),
-                fix="put it back, or use another --out for a new run",
-            )
-        return cls(values, array, tuple(pattern.text for pattern in patterns))
-
-    @property
-    def cutting(self) -> Cutting:
-        """How this run's recordings become chunks."""
-        of_run = self.settings
-        return Cutting(of_run.get("cut"), of_run.get("chunk_length"), of_run.get("overlap", 0.0))
-
-    def to_toml(self, version: str) -> str:
-        """Return the file's text."""
-        lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
-        lines += [f"written_by = {_toml(f'badcjobs {version}')}", "", "[run]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in self.settings.items()]
-        lines += ["", "[recordings]", f"patterns = {_toml(self.patterns)}"]
-        if self.array is not None:
-            shape = self.array
-            lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]
-        return "\n".join(lines) + "\n"
-
-    def command_line(self, out: Path, also: Mapping[str, Any]) -> str:
-        """Return the ``badcjobs run`` that takes the whole source with these settings, ready to paste.
-
-        ``also`` holds settings that are not frozen, by TOML name, as a task was told. Where the line would be too long
-        to paste, or hold letters that do not print, the settings are left in run.toml; so are patterns of names, for
-        which there is no flag.
-        """
-        others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
-
-        def line(*words: str, values: Mapping[str, Any]) -> str:
-            given = {key: values.get(key) for key, f in settings_by_key().items() if values.get(key) != f.default}
-            return shlex.join(["badcjobs", "run", *words, f"--out={out}", *option_words(given)])
-
-        whole = line(*self.settings.get("source", ()), values={**others, **self.settings})
-        if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
-            return whole
-        return line(f"--config={out / 'run.toml'}", values=others)
-
-
-def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
-    """Refuse a task whose settings differ from the run's, naming every key."""
-    first, now = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
-    differing = [key for key in sorted(set(first) | set(now)) if first.get(key) != now.get(key)]
-    if differing:
-        named = _PATTERNS in differing  # for which there is no flag
-        anew = "; badcjobs export --config FILE reads names anew" if named else ""
-        same = f"use the same settings{f' (--config={shlex.quote(str(path))} has them)' if named else ''}"
-        raise BadInput(
-            f"{', '.join(differing)}: not as in {path}",
-            why="\n".join(f"{key} was {_toml(first.get(key))}, now {_toml(now.get(key))}" for key in differing),
-            fix=f"{same}, or another --out for a new run{anew}",
-        )
-
-
-def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
-    """Write run.toml unless another task was first; return what stands in it."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    temporary.write_text(mine.to_toml(version), encoding="utf-8")
-    try:
-        os.link(temporary, path)  # unlike a rename this fails when the file is there: exactly one task is first
-    except FileExistsError:
-        pass
-    except OSError:  # a filesystem without hard links
-        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(mine.to_toml(version))  # a few lines: one write, so that no other task reads half of them
-    finally:
-        temporary.unlink()
-    frozen = FrozenRun.read(path)
-    assert frozen is not None
-    return frozen
-
-
-def _absolute(cwd: Path, path: str) -> str:
-    return os.path.abspath(cwd / path)  # noqa: PTH100 - resolve() would turn a git-annex link into its key
-
-
-def _toml(value: Any) -> str:
-    if value is None:
-        return "(not set)"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    # JSON's texts, numbers, true and false are TOML's too.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one letter that only TOML refuses

@@ -5,76 +5,80 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from badcjobs.cli.options import DEVICES, with_settings
-from badcjobs.cli.output import environ, log_to_stderr, print_json, remark, say
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_project
+from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.settings import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from badcjobs.live.serve import ServerAddress
-    from badcjobs.live.ui_state import UiState
     from badcjobs.live.views import MachineView
+    from badcjobs.project import Project
 
-Shown = Annotated[
-    Path | None, typer.Argument(metavar="[DIR|FILE]", help="A run folder or a database; without: this machine's GPUs.")
-]
+Shown = Annotated[Path | None, typer.Argument(metavar="[DIR|FILE]")]
 _HOST, _PORT, _INTERVAL_S = "127.0.0.1", 8765, 2.0
-_DEFAULTS = {"host": _HOST, "port": _PORT, "interval": _INTERVAL_S}
+_DEFAULTS = {"host": _HOST, "port": _PORT}
+_TOKEN = "BADCJOBS_TOKEN"
 
 
-def _open_machine(command: str, target: Path | None, devices: Mapping[str, Any]) -> MachineView | None:
-    """Look at the devices of this machine, or at those that stand in for them; None: a run is to be shown."""
+def _find_target(target: Path | None, simulate: str | None, project: Project) -> Path | None:
+    """Return what to show: the argument, else ``[run] out`` of the project file; None: this machine's GPUs."""
+    out = project.get("run", "out")
+    if target is not None or simulate is not None or out is None or not Path(out).exists():
+        return target
+    remark(f"showing {out}: [run] out in {project.file}; this machine's GPUs: badcjobs gpus --all")
+    return Path(out)
+
+
+def _open_machine(command: str, target: Path | None, simulate: str | None, project: Project) -> MachineView | None:
+    """Open a view of this machine's GPUs, or of those that replace them; None: a run is shown."""
     import socket
 
     from badcjobs.live.views import open_machine_view
 
     if target is None:
         hostname = socket.gethostname().split(".")[0]
-        return open_machine_view(environ(), SystemClock(), stand_in(Path.cwd(), **devices), hostname=hostname)
-    if any(value is not None for value in devices.values()):
+        return open_machine_view(environ(), SystemClock(), find_stand_in(project, simulate), hostname=hostname)
+    if simulate is not None:
         line = shlex.join(["badcjobs", command, str(target)])
         raise BadInput(
-            f"{target} together with devices that stand in for this machine's",
-            why="a run folder shows the devices of its tasks",
-            fix=f"{line}   (or without it: badcjobs {command} --simulate 4)",
+            f"{target} and --simulate {simulate} exclude each other",
+            why="a run folder shows the GPUs of its tasks",
+            fix=f"{line}   (or without it: badcjobs {command} --simulate {simulate})",
         )
     return None
 
 
-@with_settings(*DEVICES)
 def monitor(
+    context: typer.Context,
     target: Shown = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame as text and exit.")] = False,
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print one frame as JSON and end.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
-    begin_with_devices: Annotated[bool, typer.Option("--devices", help="Begin with devices, not with tasks.")] = False,
-    sort: Annotated[str, typer.Option(help="Begin with this order: task, state, progress, rate, ETA, GPU, …")] = "task",
-    show_only: Annotated[str, typer.Option("--filter", help="Show only lines with all these words.")] = "",
-    ascii_only: Annotated[bool | None, typer.Option("--ascii/--unicode", help="Default: what the locale has.")] = None,
-    **devices: Any,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between updates [2].")] = _INTERVAL_S,
+    simulate: Simulate = None,
+    json_wanted: JsonWanted = False,
 ) -> int:
-    """Watch a run, or this machine's GPUs, in a terminal.
+    """Watch a run, or this machine's GPUs, in a terminal. Keys: q quits, d devices, s sort order, / filter. A run is
+    read from its published task databases, from any machine that sees its folder.
 
-    A run is read from its published task databases: from any machine that sees its folder. Without a terminal one
-    frame is printed as plain text.
-
-    Example: badcjobs monitor runs/july   (q quits; or, in a mail: badcjobs monitor runs/july --once)
+    Example:
+      badcjobs monitor runs/july
     """
     from contextlib import closing
 
     from badcjobs.cli.live_screen import can_show, print_snapshot, show, shows_only_ascii
+    from badcjobs.live.ui_state import UiState
     from badcjobs.live.views import open_run_view
 
-    view = _open_machine("monitor", target, devices) or open_run_view(target or Path(), SystemClock())
-    ui = _ui_state(target, begin_with_devices, sort, show_only)
-    ascii_only = shows_only_ascii() if ascii_only is None else ascii_only
+    project = read_project(context)
+    target = _find_target(target, simulate, project)
+    view = _open_machine("monitor", target, simulate, project) or open_run_view(target or Path(), SystemClock())
+    ui, ascii_only = UiState.at_start(of_run=target is not None), shows_only_ascii()
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
@@ -85,38 +89,19 @@ def monitor(
     return 0
 
 
-def _ui_state(target: Path | None, devices: bool, order: str, wanted: str) -> UiState:
-    from dataclasses import replace
-
-    from badcjobs.live.ui_state import DEVICES as PAGE_OF_DEVICES
-    from badcjobs.live.ui_state import UiState
-
-    ui = UiState.at_start(of_run=target is not None)
-    ui = replace(ui, filter=wanted, page=PAGE_OF_DEVICES if devices else ui.page)
-    found = next((known for known in ui.orders if known.lower() == order.lower()), None)
-    if found is None:
-        words = ["badcjobs", "monitor", *([str(target)] if target else []), *(["--devices"] if devices else [])]
-        fix = shlex.join([*words, "--sort", "task"])
-        raise BadInput(f"--sort {order} is not known", why="orders are " + ", ".join(ui.orders), fix=fix)
-    return replace(ui, order=found)
-
-
-@with_settings(*DEVICES)
 def serve(
+    context: typer.Context,
     target: Shown = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = _PORT,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --token.")] = _HOST,
-    token: Annotated[str | None, typer.Option(envvar="BADCJOBS_TOKEN", help="Secret that readers need.")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between looks.")] = _INTERVAL_S,
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")] = False,
-    **devices: Any,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="P", help="Port; 0 picks a free one [8765].")] = _PORT,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Others need BADCJOBS_TOKEN [127.0.0.1].")] = _HOST,
+    simulate: Simulate = None,
+    json_wanted: JsonWanted = False,
 ) -> int:
-    """Show a run, or this machine's GPUs, in a browser: live page, JSON API, metrics for Prometheus.
+    """Show a run, or this machine's GPUs, in a browser: a live page, a JSON API and metrics for Prometheus. A run is
+    read from its published task databases, from any machine that sees its folder. Ctrl-C ends it.
 
-    A run is read from its published task databases: from any machine that sees its folder. Only this machine can reach
-    the page unless --host says otherwise. Ends with Ctrl-C.
-
-    Example: badcjobs serve runs/july --port 0   (then open the address that it prints; Ctrl-C ends it)
+    Example:
+      badcjobs serve runs/july --port 0
     """
     from contextlib import closing
 
@@ -125,21 +110,24 @@ def serve(
     from badcjobs.live.serve import serve as serve_view
 
     check_installed()
-    given = {**{name.replace("_", "-"): value for name, value in devices.items()}, "interval": interval}
+    project, token, given = read_project(context), environ().get(_TOKEN), {"simulate": simulate}
+    target = _find_target(target, simulate, project)
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         again = _asked(target, {**given, "host": host, "port": port}, json_wanted)
         # Its value is not shown: it is a secret.
-        raise BadInput("--token must be letters, digits and signs without spaces", fix=with_token(again))
+        raise BadInput(f"{_TOKEN} must be letters, digits and signs without spaces", fix=with_token(again))
     if token is not None and len(token) < 16:
-        remark("warning: a token of fewer than 16 letters can be guessed")
+        remark(f"warning: a {_TOKEN} of fewer than 16 letters can be guessed")
     log_to_stderr(quiet=True)
     listening, place = bind(host, port, token, _asked(target, given, json_wanted))
     with closing(listening):
-        machine = _open_machine("serve", target, devices)
+        machine = _open_machine("serve", target, simulate, project)
         source = open_run(target or Path(), SystemClock()) if machine is None else LiveSource(machine)
         with closing(source.view):
             tell = partial(_announce, place, target, token, json_wanted=json_wanted)
-            serve_view(source, listening, place, token=token, clock=SystemClock(), interval_s=interval, ready=tell)
+            serve_view(
+                source, listening, place, token=token, clock=SystemClock(), interval_s=poll_s(_INTERVAL_S), ready=tell
+            )
     return 0
 
 
@@ -176,4 +164,4 @@ def _announce(place: ServerAddress, target: Path | None, token: str | None, *, j
     machine = "THIS_MACHINE" if name.startswith("localhost") else name
     remark(f"from another computer: ssh -N -L {place.port}:127.0.0.1:{place.port} {machine}   then the same address")
     if not key:
-        remark("everybody who is logged in here can open it; a token (BADCJOBS_TOKEN) keeps them out")
+        remark("every user of this machine can open it; set BADCJOBS_TOKEN to prevent that")

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.output import answer
+from badcjobs.cli.output import environ
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.cli.options import Simulate
+from badcjobs.cli.options import find_stand_in
+from badcjobs.cli.options import read_project
+from badcjobs.cli.targets import Target
+from badcjobs.cli.targets import is_stdout
+from badcjobs.cli.targets import refuse_data
+
+
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli.options import DEVICES, ConfigWords, JsonWanted, Target, refuse_data, with_settings
-from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, read_world, remark, say
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.settings import Config, refuse, stand_in
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
 
 
-@with_settings(*DEVICES)
 def gpus(
-    everything: Annotated[bool, typer.Option("--all", help="Every GPU of the machine, with its processes.")] = False,
-    free: Annotated[int | None, typer.Option(help="Only the N devices that are most free.")] = None,
-    min_memory_mib: Annotated[int | None, typer.Option(min=1, help="With --free: minimum free memory.")] = None,
-    max_utilization: Annotated[float | None, typer.Option(help="With --free: maximum utilization in percent.")] = None,
-    wait: Annotated[float | None, typer.Option(help="With --free: wait so many seconds for them; default 0.")] = None,
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="List every GPU of the machine, with processes.")] = False,
+    free: Annotated[int | None, typer.Option(metavar="N", help="Pick the N most free GPUs.")] = None,
+    min_memory_mib: Annotated[
+        int | None, typer.Option(min=1, metavar="M", help="With --free: minimum free memory.")
+    ] = None,
+    max_utilization: Annotated[
+        float | None, typer.Option(metavar="P", help="With --free: maximum utilization in percent.")
+    ] = None,
+    wait: Annotated[float | None, typer.Option(metavar="S", help="With --free: wait up to S seconds [0].")] = None,
+    simulate: Simulate = None,
     json_wanted: JsonWanted = False,
-    **devices: Any,
 ) -> int:
-    """Show the devices this task really has, and how we know; with --free the best ones that nobody uses.
+    """Show the GPUs that this task really has, and why. With --free, show the best ones of a shared machine.
 
-    Example: CUDA_VISIBLE_DEVICES=2 badcjobs gpus --simulate 4 --json   (or, on a shared machine: badcjobs gpus
-    --free 2 --wait 600)
+    Example:
+      badcjobs gpus --simulate 4 --free 2
     """
     from badcjobs.devices.free import Waiting, list_free
     from badcjobs.devices.listing import list_granted
@@ -39,7 +59,8 @@ def gpus(
 
     request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
-        simulated, clock, variables = stand_in(Path.cwd(), **devices), SystemClock(), environ()
+        simulated = find_stand_in(read_project(context), simulate)
+        clock, variables = SystemClock(), environ()
         if request is None:
             found = list_granted(variables, clock, stand_in=simulated, everything=everything)
         else:
@@ -82,72 +103,75 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
     return request
 
 
-@with_settings(*DEVICES)
 def record(
-    out: Annotated[Path, typer.Option(help="Where to; .sqlite, .csv or .jsonl.")],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Record while this command runs.")
+    context: typer.Context,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help=".sqlite, .csv or .jsonl; - streams to stdout.")
+    ],
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
+    interval: Annotated[
+        float | None, typer.Option(min=0.01, max=86_400, metavar="S", help="Seconds between samples [1].")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.01, max=86_400, help="Seconds between samples.")] = 1.0,
-    duration: Annotated[float | None, typer.Option(min=0.0, help="Stop after so many seconds, with SIGTERM.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    config: ConfigWords = None,
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON (not with a command).")] = False,
-    **devices: Any,
+    duration: Annotated[float | None, typer.Option(min=0.0, metavar="S", help="Stop after S seconds.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    simulate: Simulate = None,
 ) -> int:
-    """Record every granted device until Ctrl-C, for some time, or while a command runs (whose exit code it returns).
+    """Record every granted GPU: until Ctrl-C, for some time, or while a command runs, whose exit code is returned.
 
-    Example: badcjobs record --out training.sqlite -- python train.py
+    Example:
+      badcjobs record --out training.sqlite -- python train.py
     """
     from badcjobs.report.words import count
     from badcjobs.task.record_command import run_record
     from badcjobs.task.records import RecordingOptions
 
     log_to_stderr(quiet=True)
-    if overwrite:
+    if force:
         refuse_data([Target("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
-    mistakes: list[str] = []
-    of_run, alerts, hooks, _ = Config.read(config).read_tables(mistakes)
-    refuse(mistakes, "badcjobs guide telemetry")
-    world = read_world()
+    project, world = read_project(context), read_world()
     options = RecordingOptions(
-        interval,
-        stand_in(world.cwd, **devices),
-        alerts,
+        interval or project.get("run", "interval") or 1.0,
+        find_stand_in(project, simulate),
+        project.alerts,
         lambda alert: remark(alert.text) if alert.over else None,  # the log, kept to warnings, has only their begin
-        hooks,
+        project.hooks,
     )
-    live_mode = of_run.get("live_mode", "auto")
     end = run_record(
-        out, options, world, command=command or (), duration_s=duration, overwrite=overwrite, live_mode=live_mode
+        out,
+        options,
+        world,
+        command=command or (),
+        duration_s=duration,
+        overwrite=force,
+        live_mode=project.get("run", "live_mode") or "auto",
     )
-    if json_wanted:
-        print_json(end)
-        return int(end["exit_code"])
     trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
     said = f"{count(end['devices'], 'device')} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
-    if command:
-        remark(said)  # its own output stays clean
+    if command or is_stdout(out):
+        remark(said)  # the command's own output stays clean
     else:
         say(f"badcjobs: {said}")
     return int(end["exit_code"])
 
 
 def cluster(
-    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs a task needs, for the advice.")] = 1,
-    kind: Annotated[str | None, typer.Option(help="Only GPUs of this kind: v100, a100, or a node feature.")] = None,
+    context: typer.Context,
+    gpus_per_task: Annotated[int | None, typer.Option(min=1, metavar="N", help="GPUs that one task needs [1].")] = None,
+    constraint: Annotated[
+        str | None, typer.Option(metavar="FEATURE", help="Only nodes with this feature or GPU type.")
+    ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Show free and used GPUs per partition and node, and where a task of so many GPUs would start.
+    """Show free and used GPUs per partition and node, and where a task would start. Exit code 3: no node can run it.
 
-    Asks sinfo once. Exit code 3 without Slurm, without any such GPU, or when no node has so many (the advice then says
-    which is the most, and what to ask for instead); 5 when sinfo refuses.
-
-    Example: badcjobs cluster --gpus 4 --kind v100
+    Example:
+      badcjobs cluster --gpus-per-task 4 --constraint v100
     """
     from badcjobs.cluster.nodes import cluster_text, look_at_cluster
 
-    found = look_at_cluster(environ(), gpus=gpus, kind=kind)
+    project = read_project(context)
+    gpus = gpus_per_task or project.get("submit", "gpus_per_task") or 1
+    found = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
     answer(json_wanted, lambda: found, lambda: cluster_text(found))
     return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)
 
@@ -199,7 +223,7 @@ def _process_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
         for device in devices
         for process in device["processes"] or ()
     ]  # fmt: skip
-    silent = [f"  {_device_name(d)}: its processes are not told" for d in devices if d["processes"] is None]
+    silent = [f"  {_device_name(d)}: process list not available" for d in devices if d["processes"] is None]
     table = Table("processes", "Processes", columns("<device", "<pid", "<user", "<program", "memory"), rows)
     found = table_text(table) if rows else ["  no process is on these devices"]
     return [*(found if len(silent) < len(devices) else []), *silent]

@@ -1,49 +1,44 @@
-"""Options that several commands have, those of ``badcjobs run`` from the table of settings; and the files they name."""
+"""What commands are given: options from the table of settings, the project file, run options after ``--``."""
 
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import logging
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from badcjobs.cli.command import CONFIG, RUN_OPTIONS
+from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
-from badcjobs.settings import settings_by_key
+from badcjobs.model import StandIn
+from badcjobs.project import Project
+from badcjobs.settings import SETTINGS, RunSettings, Setting, stand_in
 
-ConfigWords = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        metavar="FILE|KEY=VALUE",
-        help="Settings file, or one setting such as run.grace_s=60; repeatable. Options win over it.",
-    ),
-]
+log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="SOURCE", help="Manifest CSV, folder of audio, or a list of either.")
-]
+Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
+Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
 
-DEVICES = ("simulate", "simulate_script", "replay")
-ENGINE = ("engine", "command", "engine_arg", "hawkears_python", "hawkears_root")
-CHUNKS = ("root", "chunk_length", "overlap")
+_NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config")
+_TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number": float, "switch": bool}
 
 
-def with_settings(*keys: str, but: tuple[str, ...] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of these settings for its ``**settings``; without keys, all that have one.
+def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of a table for its ``**settings``; they arrive by key, None: not given.
 
-    They reach the command by their TOML names; None: not given.
+    ``hidden``: they are accepted, but not on the help page.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = inspect.signature(command, eval_str=True).parameters
-        known = settings_by_key()
-        wanted = [key for key in keys or known if key not in own and key not in but]
+        options = [one for key, one in SETTINGS[table].items() if one.heading and key not in own]
         parameters = [one for one in own.values() if one.kind is not one.VAR_KEYWORD]
-        parameters += [_parameter(key, known[key].metadata) for key in wanted if known[key].metadata["option"]]
+        parameters += [_parameter(one, hidden=hidden) for one in options]
 
         def with_all(*context: Any, **given: Any) -> int:
             return command(*context, **{name: None if value == [] else value for name, value in given.items()})
@@ -56,99 +51,120 @@ def with_settings(*keys: str, but: tuple[str, ...] = ()) -> Callable[[Callable[.
     return decorate
 
 
-def _parameter(key: str, described: Any) -> inspect.Parameter:
-    name, kind = key.replace("_", "-"), described["kind"]
-    shown = typer.Option(f"--{name}/--no-{name}" if kind is bool else f"--{name}", help=described["option"])
-    annotation = Annotated[(list[str] if kind is list else kind) | None, shown]  # type: ignore[valid-type]
-    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _parameter(setting: Setting, *, hidden: bool) -> inspect.Parameter:
+    name = setting.option
+    names = [f"{name}/--no-{name[2:]}"] if setting.kind == "switch" else [name]
+    shown = typer.Option(
+        *names,
+        *([f"-{setting.short}"] if setting.short else []),
+        help=setting.help,
+        metavar=setting.metavar or None,
+        rich_help_panel=setting.heading,
+        hidden=hidden,
+    )
+    annotation = Annotated[_TYPES[setting.kind] | None, shown]  # type: ignore[valid-type, name-defined]
+    return inspect.Parameter(setting.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-# --- files that a command is told to write: none of them may hold data ------------------------------------------------
+# --- what a call was given --------------------------------------------------------------------------------------------
 
 
-# A slip on a command line (--html job.sqlite) would else replace what took weeks to compute, or to record.
-_STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
-_AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
-_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json")
-_SIGNS_OF_A_RUN = (*_OF_A_RUN, "logs/emulation.lock")  # the last is the first that an emulated array leaves
-_FOLDERS_OF_A_RUN = {
-    "tasks": "tasks/ holds what the tasks of the run {} have left",
-    "logs": "logs/ holds what the scheduler of the run {} has written down",
-}
+def read_project(context: typer.Context) -> Project:
+    """Read the project file and the values of ``--config``."""
+    return Project.read(context.meta.get(CONFIG, ()), Path.cwd())
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A file to be written: the option that names it, and a name that would do instead; ``path`` None: not wanted."""
-
-    option: str
-    path: Path | None
-    instead: str
+def run_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options of run after --, by key."""
+    return dict(context.meta.get(RUN_OPTIONS, {}))
 
 
-def is_stdout(path: Path | None) -> bool:
-    """Say whether a path means stdout, by whichever of its names."""
-    return path in _STDOUT
+def find_run(given: Path | None, project: Project, command: str) -> Path:
+    """Return the run folder or file that a command reads: its argument, else ``[run] out`` of the project file."""
+    if given is not None:
+        return given
+    if (out := project.get("run", "out")) is not None:
+        return Path(out)
+    raise BadInput(
+        "which run? DIR is missing",
+        why="there is no [run] out in a badcjobs.toml either",
+        fix=f"badcjobs {command} runs/first",
+    )
 
 
-def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whatever_it_holds: bool = False) -> None:
-    """Raise BadInput for a file that holds somebody's data, is an input of the command, or is wanted twice.
+def require_out(settings: RunSettings, command: str) -> None:
+    """Refuse a command that has no run folder."""
+    if not settings.out or str(settings.out) == ".":
+        raise BadInput(
+            "--out DIR is missing",
+            why="there is no [run] out in a badcjobs.toml either",
+            fix=f"badcjobs {command} SOURCE --out runs/first",
+        )
 
-    ``whatever_it_holds``: only what belongs to a run is data; another database may be replaced.
+
+def announce_project(project: Project, simulate: str | None) -> None:
+    """Log which project file is used, and that GPUs are simulated where only the file asks for it."""
+    if project.file is not None:
+        log.info("settings: %s", project.file)
+    if simulate is None and (simulate := project.get("run", "simulate")) is not None:
+        log.warning("simulated GPUs: [run] simulate = %s", simulate)
+
+
+def find_stand_in(project: Project, simulate: str | None) -> StandIn:
+    """Return what replaces the real devices; a remark says so where only the project file asks for it."""
+    if simulate is None and (simulate := project.get("run", "simulate")) is not None:
+        remark(f"simulated GPUs: [run] simulate = {simulate} in {project.file or '--config'}")
+    return stand_in(Path.cwd(), simulate)
+
+
+def make_run_parser(run: Any, command: str) -> Callable[[Sequence[str]], Mapping[str, Any]]:
+    """Return a function that parses the words after -- with the parser of ``badcjobs run``."""
+
+    def parse(words: Sequence[str]) -> Mapping[str, Any]:
+        for word in words:
+            if (name := word.partition("=")[0]) in _NOT_AFTER_DASHES:
+                why = "an array divides SOURCE itself" if name == "--shard" else f"it is an option of {command} itself"
+                fix = f"badcjobs {command} … {name} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
+                raise BadInput(f"{name} cannot stand after --", why=why, fix=fix)
+        values = run.make_context(f"badcjobs {command} … --", list(words)).params
+        given = {key: value for key, value in values.items() if value not in (None, [], False) or value is False}
+        given = {key: value for key, value in given.items() if key in SETTINGS["run"]}
+        if sources := given.pop("source", None):
+            raise BadInput(
+                f"{' '.join(sources)}: only options of run can stand after --",
+                fix=f"badcjobs {command} {shlex.join(sources)} … -- …",
+            )
+        return given
+
+    return parse
+
+
+def instead_of(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
+    """Return why an unknown option of a command is refused, and the line to paste; None: it never was an option.
+
+    It may be an option of run that belongs after --, or one that is a key of badcjobs.toml.
     """
-    given = [Path(os.path.realpath(path)) for path in inputs]
-    taken: dict[Path, str] = {}
-    for target in targets:
-        if target.path is None or is_stdout(target.path):
-            continue
-        place = Path(os.path.realpath(target.path))
-        if place.exists() and not place.is_file() and not place.is_dir():
-            continue  # a pipe or a device keeps nothing
-        why = f"{taken[place]} names it as well" if place in taken else _why_kept(place, given)
-        if why is None and not whatever_it_holds:
-            why = _why_by_content(place)
-        if why is not None:
-            what = f"{target.option} {target.path} is not written"
-            raise BadInput(what, why=why, fix=f"the same command with {target.option} {target.instead}")
-        taken[place] = target.option
+    bare = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    value = _given_value(option, words)
+    of_run = SETTINGS["run"].get(bare)
+    if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
+        said = option if of_run.kind == "switch" else f"{option} {shlex.quote(value or of_run.metavar)}"
+        return "it is an option of run: those stand after --", f"badcjobs {command} … -- {said}"
+    for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
+        for key in (bare, f"{bare}_s"):
+            setting = SETTINGS[table].get(key)
+            if setting is not None and setting.heading is None:
+                if setting.kind == "switch":
+                    value = "false" if option.startswith("--no-") else "true"
+                fix = f"--config {table}.{key}={shlex.quote(value or '…')}"
+                return f"it is a key of the table [{table}] of badcjobs.toml", fix
+    return None
 
 
-def _why_kept(place: Path, inputs: Iterable[Path]) -> str | None:
-    """Return whose file it is by its place; None: nobody's."""
-    if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
-        return "this command, or its run, reads it"
-    for above in (place, *place.parents):
-        if above.name in _FOLDERS_OF_A_RUN and _is_run(above.parent):
-            return _FOLDERS_OF_A_RUN[above.name].format(above.parent)
-    return f"it belongs to the run {place.parent}" if place.name in _OF_A_RUN and _is_run(place.parent) else None
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _SIGNS_OF_A_RUN)
-
-
-def _why_by_content(place: Path) -> str | None:
-    from badcjobs.store.connect import SQLITE_MAGIC
-
-    try:
-        with place.open("rb") as file:
-            begin = file.read(len(SQLITE_MAGIC))
-    except OSError:
-        return None  # not there yet; or it cannot be read, and then hardly be written
-    if begin == SQLITE_MAGIC:
-        return "there is a database in it"
-    return "there is a recording in it" if begin.startswith(_AUDIO_MAGIC) else None
-
-
-def sources_of(job: Path) -> list[Path]:
-    """Return the files that a run takes its chunks from, as far as is known; ``job``: its folder or database."""
-    from badcjobs.paths import RunFolder, is_there
-    from badcjobs.settings import FrozenRun
-
-    folder = job if is_there(job) and job.is_dir() else job.absolute().parent
-    run = RunFolder(folder.parent if folder.name == "tasks" else folder)
-    try:
-        frozen = FrozenRun.read(run.run_toml)
-    except BadInput:
-        return []
-    return [Path(source) for source in (frozen.settings.get("source", ()) if frozen else ())]
+def _given_value(option: str, words: Sequence[str]) -> str | None:
+    """Return the value that the command line gives to an option."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following or None
+    return None

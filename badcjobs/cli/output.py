@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.report.words import plain
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
+_POLL = "BADCJOBS_POLL_S"
 _GOES_ON = "    | "  # nobody takes a line that begins so for one of ours
 
 
@@ -161,6 +162,14 @@ def colour_wanted() -> bool:
 def environ() -> Mapping[str, str]:
     """Return this process's environment."""
     return dict(os.environ)
+
+
+def poll_s(usual_s: float) -> float:
+    """Return the seconds between two queries or updates; BADCJOBS_POLL_S changes them, for a cluster of one's own."""
+    text = environ().get(_POLL) or str(usual_s)
+    if not text.replace(".", "", 1).isdecimal() or not float(text):
+        raise BadInput(f"{_POLL}={text} is not a number of seconds", fix=f"unset {_POLL}")
+    return float(text)
 
 
 def read_world() -> World:

@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,55 +18,88 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 # Typer brings its own copy of click's errors, or click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-# Of each command: the module with the function of the same name, and what it is for.
+# Of each command: the module with the function of the same name, what follows its name, and what it is for.
 COMMANDS = {
-    "demo": ("start", "The whole path on this machine, on simulated GPUs."),
-    "gpus": ("machine", "Show the devices this task really has."),
-    "run": ("run", "Run one array task, inside sbatch or outside."),
-    "submit": ("submit", "Submit an array and its merge job."),
-    "template": ("start", "Fill in a batch script for sbatch."),
-    "record": ("machine", "Record the devices, alone or around a command."),
-    "monitor": ("live", "Watch a run, or this machine's GPUs, in a terminal."),
-    "serve": ("live", "Show a run, or this machine's GPUs, in a browser."),
-    "merge": ("results", "Join task databases and say what happened."),
-    "report": ("results", "Say what a merged job's numbers mean."),
-    "export": ("results", "Write tables for other programs."),
-    "check": ("before", "Say what would go wrong, before anything is submitted."),
-    "plan": ("before", "Say what a campaign takes; write its shards and scripts."),
-    "probe": ("before", "Find how long a chunk may be on each GPU model."),
-    "cluster": ("machine", "Show the free GPUs of the cluster."),
-    "guide": ("start", "Show a page of the handbook."),
+    "Start": {
+        "init": ("start", "", "Write a commented badcjobs.toml for this folder."),
+        "demo": ("start", "", "Run a small array here, on simulated GPUs."),
+        "guide": ("start", "[TOPIC]", "Show a page of the handbook."),
+    },
+    "Before a job": {
+        "check": ("before", "[SOURCE…] [-- RUN OPTIONS]", "Find what would go wrong, and how to fix it."),
+        "plan": ("before", "SOURCE… [-- RUN OPTIONS]", "Estimate GPU-hours, tasks, memory and the end date."),
+        "probe": ("before", "AUDIO… [-- RUN OPTIONS]", "Find the longest chunk that fits each GPU model."),
+        "cluster": ("machine", "", "Show the free GPUs of the cluster."),
+        "template": ("start", "[NAME]", "Fill in a job script for sbatch."),
+    },
+    "Jobs": {
+        "run": ("run", "SOURCE…", "Run one array task, inside sbatch or outside."),
+        "submit": ("submit", "SOURCE… [-- RUN OPTIONS]", "Submit an array and its merge job."),
+    },
+    "GPUs and running jobs": {
+        "gpus": ("machine", "", "Show the GPUs that this task has."),
+        "record": ("machine", "--out FILE [-- COMMAND…]", "Record the GPUs, alone or around a command."),
+        "monitor": ("live", "[DIR|FILE]", "Watch a run, or this machine's GPUs, in a terminal."),
+        "serve": ("live", "[DIR|FILE]", "Show a run, or this machine's GPUs, in a browser."),
+    },
+    "Results": {
+        "merge": ("results", "[DIR|FILE…]", "Join task databases and print the summary."),
+        "report": ("results", "[DIR|FILE]", "Print or write the summary of a job."),
+        "export": ("results", "[DIR|FILE] --out PATH", "Write detections and tables for other programs."),
+    },
 }
+BY_NAME = {name: about for section in COMMANDS.values() for name, about in section.items()}
+_RUN_OPTIONS_AFTER_DASHES = ("submit", "check", "plan", "probe")
 
 
 class Commands(TyperGroup):
-    """The commands; the module of one is imported when it is called, so that the program answers at once."""
+    """The commands; the module of one is imported when it is called, so that the program starts fast."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS, self)  # only the names count: they are listed and suggested
+        self.commands = dict.fromkeys(BY_NAME, self)  # only the names count: they are listed and suggested
+        from badcjobs.cli.command import config_option
+
+        self.params.append(config_option(hidden=False))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return one of them; None: there is none such."""
-        if cmd_name not in COMMANDS:
+        """Return a command; None: there is no such command."""
+        from badcjobs.cli.command import Command
+
+        if cmd_name not in BY_NAME:
             return None
-        module, about = COMMANDS[cmd_name]
+        module, usage, about = BY_NAME[cmd_name]
         function = getattr(import_module(f"badcjobs.cli.{module}"), cmd_name)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name=cmd_name, short_help=about)(function)
-        return typer.main.get_command(alone)
+        alone.command(name=cmd_name, short_help=about, cls=Command)(function)
+        command = typer.main.get_command(alone)
+        assert isinstance(command, Command)
+        command.usage = usage
+        if cmd_name in _RUN_OPTIONS_AFTER_DASHES:
+            from badcjobs.cli.options import make_run_parser
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands of ``badcjobs --help``."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+            command.parse_run_options = make_run_parser(self.get_command(ctx, "run"), cmd_name)
+        return command
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write ``badcjobs --help``."""
+        from badcjobs.cli.command import option_lines
+
+        lines = ["Usage: badcjobs COMMAND …", "", _ABOUT]
+        for section, commands in COMMANDS.items():
+            lines += ["", f"{section}:", *(f"  {name:<10}  {about}" for name, (_, _, about) in commands.items())]
+        parameters: list[Any] = list(self.get_params(ctx))
+        options = [one for one in parameters if not one.hidden]
+        lines += ["", "Options:", *(line for one in options for line in option_lines(one))]
+        lines += ["", "First steps: badcjobs demo, then badcjobs guide start."]
+        formatter.write("\n".join(lines) + "\n")
+
+
+_ABOUT = "Run bird-sound detectors inside Slurm, record the GPUs, explain the results."
 
 app = typer.Typer(
     cls=Commands,
     name="badcjobs",
-    help="Run bird-sound detectors inside Slurm: every GPU busy, every reading written down, every number explained.",
-    epilog="First steps: badcjobs demo, then badcjobs guide start.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the time of the boxed one, and readable in a Slurm log
@@ -85,14 +118,14 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (put it before the command).")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     pass
 
 
 def run_program() -> NoReturn:
     """Run the command line and leave with the exit code of the contract."""
-    debug = "--debug" in sys.argv[1:2]
+    debug = "--debug" in list(takewhile(lambda word: word != "--", sys.argv[1:]))
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     for stream in (sys.stdout, sys.stderr):
@@ -130,18 +163,17 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
 
 
 def _as_ours(error: Any) -> BadcjobsError:
-    """Return wrong usage as an error of ours; for an option that is a key now, with what to write instead."""
-    from badcjobs.settings import replaced_option
+    """Return wrong usage as an error of ours; for an option that has moved, with the line to paste."""
+    from badcjobs.cli.options import instead_of
 
-    named = next((word for word in sys.argv[1:2] if word in COMMANDS), None)
-    command = error.ctx.command_path if getattr(error, "ctx", None) else " ".join(filter(None, ["badcjobs", named]))
+    named = next((word for word in sys.argv[1:] if word in BY_NAME), None)
+    command = " ".join(filter(None, ["badcjobs", named]))
     value = _given_for(getattr(getattr(error, "param", None), "opts", ()))
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
     said = message if value is None or value in message else f"{message} (given: {value})"
-    ours = BadInput(said, fix=f"{command} --help")
-    if "No such option" in message and (instead := replaced_option(error.option_name, sys.argv[1:])):
-        ours = BadInput(f"No such option: {error.option_name}", why="it is a key of the table [run]", fix=instead[1])
-    return ours
+    if "No such option" in message and (moved := instead_of(error.option_name, sys.argv[1:], named or "")):
+        return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
+    return BadInput(said, fix=f"{command} --help")
 
 
 def _given_for(options: Any) -> str | None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from badcjobs.cli.options import ConfigWords, JsonWanted, Target, is_stdout, refuse_data, sources_of
+from badcjobs.cli.options import JsonWanted, find_run, read_project
 from badcjobs.cli.output import Pace, colour_wanted, hand_out, log_to_stderr, print_json, remark, say, shown
+from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
-from badcjobs.settings import Config, refuse
 
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob
@@ -25,17 +25,21 @@ Forms = Literal["csv", "json", "parquet", "badc"]
 
 
 def merge(
-    inputs: Annotated[list[Path], typer.Argument(metavar="DIR|FILE", help="Run folders or task databases.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Job database [DIR/job.sqlite].")] = None,
-    remove_merged: Annotated[bool, typer.Option("--remove-merged", help="Remove what is merged whole.")] = False,
+    context: typer.Context,
+    inputs: Annotated[list[Path] | None, typer.Argument(metavar="DIR|FILE")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Job database [job.sqlite in DIR].")
+    ] = None,
+    remove_merged: Annotated[
+        bool, typer.Option("--remove-merged", help="Delete task databases that are fully merged.")
+    ] = False,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Join all task databases of a run into job.sqlite and say what happened.
+    """Join all task databases of a run into job.sqlite and print the summary. It can be repeated at any time: only new
+    and changed files are read. Exit code 4: a file could not be read completely; each one is named.
 
-    Repeatable, in any order; files that have not changed since the last merge are not read again. Exit code 0 when
-    every file was read whole, 4 when something was lost (each file is named with its reason).
-
-    Example: badcjobs merge runs/july
+    Example:
+      badcjobs merge runs/july
     """
     from badcjobs.report.job import default_target, finish_job, job_title
     from badcjobs.report.text import removal_text, summary_text
@@ -43,7 +47,8 @@ def merge(
 
     log_to_stderr(quiet=True)
     counter = Pace("task databases merged")
-    order = MergeOrder(inputs, output or default_target(inputs), progress=counter, tell=remark)
+    given = inputs or [find_run(None, read_project(context), "merge")]
+    order = MergeOrder(given, out or default_target(given), progress=counter, tell=remark)
     job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS))
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})
@@ -68,26 +73,28 @@ def files_text(job: FinishedJob) -> str:
 
 
 def report(
-    job: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A merged run folder, or its job.sqlite.")],
+    context: typer.Context,
+    job: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write metrics for the textfile collector.")
+    ] = None,
     compare: Annotated[Path | None, typer.Option(metavar="DIR|FILE", help="Compare with another job.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts; - is stdout.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown; - is stdout.")] = None,
-    prometheus: Annotated[Path | None, typer.Option(metavar="FILE", help="Write metrics; - is stdout.")] = None,
     json_wanted: JsonWanted = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no text: only write the files.")] = False,
 ) -> int:
-    """Say what a merged job's numbers mean.
+    """Print the summary of a merged job, of a task database or of a recording, or write it to files (- is stdout).
+    Exit code 4: a merged file could not be read completely.
 
-    What each number is: badcjobs guide report. Exit code 0 when every file that was merged was read whole, 4 when
-    something was lost (each is named).
-
-    Example: badcjobs report runs/july --compare runs/june --markdown july.md
+    Example:
+      badcjobs report runs/july --compare runs/june --markdown july.md
     """
     from badcjobs.report.job import job_title, report_job
     from badcjobs.report.page import page
     from badcjobs.store.read_tasks import read_chart_data
 
     log_to_stderr(quiet=True)
+    job = find_run(job, read_project(context), "report")
     targets = (
         Target("--html", html, "report.html"),
         Target("--markdown", markdown, "report.md"),
@@ -107,7 +114,7 @@ def report(
             _write(target.path, make())
     if json_wanted:
         print_json(found.to_dict())
-    elif not to_stdout and not quiet:
+    elif not to_stdout:
         say(found.to_text(colour=colour_wanted()), painted=True)
     return ExitCode.DATABASE if found.lossy_files else ExitCode.DONE
 
@@ -140,80 +147,65 @@ def _write(path: Path, text: str) -> None:
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A merged run folder, or a database.")],
-    form: Annotated[Forms, typer.Option("--format", help="badc: the files that BADC reads.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File, folder, or - for stdout.")],
-    table: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A table or view; repeatable.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every table and view, a file each.")] = False,
-    by_study_area: Annotated[bool, typer.Option("--by-study-area", help="One file per study area.")] = False,
-    species: Annotated[str | None, typer.Option(metavar="ROPT,RUGR", help="Only these species.")] = None,
-    min_score: Annotated[float | None, typer.Option(metavar="X", help="Only detections scored X or more.")] = None,
-    config: ConfigWords = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what was heard in an earlier export.")] = False,
-    json_wanted: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="File, folder, or - for stdout.")],
+    source: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
+    form: Annotated[
+        Forms | None,
+        typer.Option("--format", metavar="NAME", help="csv, json, parquet, badc [from -o, else csv]."),
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="NAME|all", help="Another table or view; repeatable.")
+    ] = None,
+    species: Annotated[str | None, typer.Option(metavar="LIST", help="Only these species: ROPT,RUGR.")] = None,
+    min_score: Annotated[
+        float | None, typer.Option(metavar="X", help="Only detections with this score or more.")
+    ] = None,
+    by_study_area: Annotated[
+        bool, typer.Option("--by-study-area", help="One file per study area, in folder -o.")
+    ] = False,
 ) -> int:
-    """Write tables of a task or job database as CSV, JSON or Parquet, or as the files that BADC reads.
+    """Write the detections of a job for other programs: on the clock of their recordings, overlaps counted once, with
+    recording, study area, location and UTC time. With --table, write any other table.
 
-    With --by-study-area, --species, --min-score or --config: detections on the clock of their recordings, with study
-    area, location and date; the table [recordings] of --config reads those anew. With --by-study-area, or if -o has no
-    ending, -o is a folder with a file per study area; else one file (-o x.csv), or stdout (-o -).
-    JSON into a file that ends in .jsonl is an object per line.
-    More, with sqlite-utils, Datasette, pandas and DuckDB: badcjobs guide export.
-
-    Example: badcjobs export runs/july --format csv --by-study-area --min-score 0.8 -o july-detections
+    Example:
+      badcjobs export runs/july --min-score 0.8 --out july.csv
     """
-    from dataclasses import asdict
-
-    from badcjobs.report.export import ExportOrder
+    from badcjobs.report.export import ExportOrder, form_of
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
     from badcjobs.store.export_tables import DetectionFilter
 
     log_to_stderr(quiet=True)
-    to_stdout = is_stdout(output)
-    if to_stdout and json_wanted:
-        raise BadInput(f"--json and -o {output} both want stdout", fix="-o FILE")
-    instead = f"export.{form}" if output.suffix and form != "badc" else "exported"
-    chosen, mistakes = Config.read(config), list[str]()
-    *_, patterns = chosen.read_tables(mistakes)
-    if chosen != Config() and not patterns and not mistakes:
-        mistakes.append("--config: [recordings] has no patterns")
-    refuse(mistakes, "badcjobs guide recordings")
-    refuse_data(
-        [Target("-o", output, instead)],
-        [source, *sources_of(source), *([] if chosen.file is None else [chosen.file])],
-    )
+    project = read_project(context)
+    job, to_stdout = find_run(source, project, "export"), is_stdout(out)
+    named = form or form_of(out)
+    instead = f"export.{named}" if out.suffix and named != "badc" else "exported"
+    read = [job, *sources_of(job), *([] if project.file is None else [project.file])]
+    refuse_data([Target("--out", out, instead)], read)
     listed = tuple(dict.fromkeys(word.strip() for word in (species or "").split(",") if word.strip()))
     order = ExportOrder(
-        source,
-        form,
-        None if to_stdout else output,
+        job,
+        named,
+        None if to_stdout else out,
         tuple(table or ()),
-        everything,
         by_study_area,
         DetectionFilter(() if species is None else listed or ("",), min_score),
-        patterns,
-        chosen,
-        force,
+        project.patterns,
     )
     pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
     try:
-        written, notes, never_heard = carry_out(
+        written, notes = carry_out(
             order, sys.stdout.buffer, lambda table, rows: pace(rows, what=f"rows of {table} written")
         )
         sys.stdout.flush()
-        if json_wanted:
-            heard = {"never_heard": never_heard} if order.heard else {}
-            files = [asdict(file) for file in written]
-            print_json({"format": form, "files": files, **heard, "notes": notes})
-        elif not to_stdout:
-            for file in written:
-                say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
+        for file in () if to_stdout else written:
+            say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
     except OSError as error:  # of stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
         if isinstance(error, BrokenPipeError):
-            return 0  # a reader who has seen enough (`| head -1`) is no failure
+            return 0  # a reader that stops early (`| head -1`) is no failure
         raise cannot_write(Path("stdout"), error) from error
     for note in notes:
         remark(note)

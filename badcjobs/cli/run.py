@@ -8,18 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from badcjobs.cli.options import ConfigWords, JsonWanted, Sources, with_settings
+from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_stderr, read_world
-from badcjobs.errors import BadInput
 from badcjobs.live.text_fit import in_ascii, rate, span
 from badcjobs.report.words import count, plain
-from badcjobs.settings import Config, make_settings
+from badcjobs.settings import RunSettings
 from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
@@ -37,28 +35,27 @@ _SHORTEST_NAME = 12  # less of a chunk's name says nothing
 BarRow = tuple[str, float, str]  # a label, how far its bar is filled (0 to 1), and words
 
 
-@with_settings()
+@with_settings("run")
 def run(
+    context: typer.Context,
     source: Sources = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder: run.toml, tasks/, later job.sqlite.")] = None,
-    config: ConfigWords = None,
     json_wanted: JsonWanted = False,
     **settings: Any,
 ) -> int:
-    """Run one array task: inside sbatch, or anywhere else as a task of its own.
+    """Run one array task, inside sbatch or outside: find its GPUs, run the engine on each, record them, and write
+    everything to DIR/tasks/. It continues where an earlier run stopped.
 
-    Finds the devices it really has, runs one engine process per device, records them meanwhile,
-    writes everything to DIR/tasks/, and goes on where an earlier run stopped.
-
-    Example: badcjobs run manifest.csv --out runs/july --engine hawkears --engine-arg=--region=CA-NT
+    Example:
+      badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT
     """
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
 
-    if out is None:
-        raise BadInput("--out DIR is missing", fix="badcjobs run SOURCE --out runs/first")
-    chosen = make_settings(out, {"source": source, **settings}, Config.read(config))
+    project = read_project(context)
+    chosen = project.make(RunSettings, {"source": source, **settings}, "run")
+    require_out(chosen, "run")
     log_to_stderr()
+    announce_project(project, settings["simulate"])
     with ProgressBars(wanted=not json_wanted) as bars:
         end = run_task(chosen, replace(read_world(), show=bars.show))
     answer(json_wanted, lambda: end, lambda: task_end_text(end))

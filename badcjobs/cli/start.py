@@ -1,4 +1,4 @@
-"""First steps: ``badcjobs demo``, the pages of ``badcjobs guide``, and ``badcjobs template``."""
+"""First steps: ``badcjobs init``, ``demo``, ``guide`` and ``template``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, Target, refuse_data
-from badcjobs.cli.output import answer, colour_wanted, hand_out, print_json, read_world, remark, say
+from badcjobs.cli.options import JsonWanted, read_project
+from badcjobs.cli.output import answer, colour_wanted, environ, hand_out, print_json, read_world, remark, say
+from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.errors import BadcjobsError, BadInput
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ _CHUNK_S = 30
 _RECORDINGS, _CHUNKS_EACH = 6, 16
 _TASKS, _GPUS, _GPUS_PER_TASK = 4, 4, 2
 _BURN_S = 0.1
+_PROJECT = f"""# The settings of this demo. Continue it with: badcjobs run --config badcjobs.toml
+[run]
+source = ["{{source}}"]
+out = "."
+engine = "demo"
+engine_arg = ["--burn-s={_BURN_S}"]
+simulate = {_GPUS}
+interval = 0.5
+"""
 _HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "overlap_ms", "sha256", "notes")
 
 
@@ -32,14 +42,16 @@ _HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "ove
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for everything [a new badcjobs-demo here].")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for everything [badcjobs-demo].")
+    ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Run a small array on simulated GPUs, over audio it makes, to the merged summary and report.html.
+    """Run a small array on simulated GPUs, on audio that it makes itself, and print the merged summary. It needs no
+    Slurm, no GPU and no HawkEars, and takes less than 30 seconds.
 
-    In a folder that holds a demo already it goes on as any run does: what is done stays done.
-
-    Example: badcjobs demo --out /tmp/first-look
+    Example:
+      badcjobs demo --out first-look
     """
     from itertools import chain, count
 
@@ -53,15 +65,14 @@ def demo(
     names = map(Path, chain(["badcjobs-demo"], (f"badcjobs-demo-{number}" for number in count(2))))
     folder = out or next(name for name in names if not name.exists())  # a second demo starts afresh
     if folder.exists():
-        remark(f"{folder} is there already: what is done in it stays done; without --out a new folder is made")
-    remark("making audio, then an array of 4 tasks on 4 simulated GPUs (about 10 s) …")
+        remark(f"{folder} exists: chunks that are done stay done; without --out a new folder is made")
+    remark("making audio, then running an array of 4 tasks on 4 simulated GPUs (about 10 s) …")
     world = read_world()
     place = world.cwd / folder
     RunFolder(place).create()
-    arguments = (
-        "run", str(make_audio(place / "audio")), f"--out={place}", "--engine", "demo",
-        f"--engine-arg=--burn-s={_BURN_S}", "--simulate", str(_GPUS), "--interval", "0.5",
-    )  # fmt: skip
+    project = place / "badcjobs.toml"
+    project.write_text(_PROJECT.format(source=make_audio(place / "audio").relative_to(place)), encoding="utf-8")
+    arguments = ("run", f"--config={project}", f"--out={place}")
     order = ArrayOrder(place, arguments, _TASKS, gpus_per_task=_GPUS_PER_TASK, time_min=10, name="demo")
     # Its devices are its own: it waits for no other run, and keeps none off.
     done = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS), lock=False), world, lambda line: None)
@@ -132,11 +143,12 @@ def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
 
 
 def guide(
-    topic: Annotated[str | None, typer.Argument(help="Which page; without one, the list of pages.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
 ) -> int:
     """Show a page of the handbook, or the list of pages.
 
-    Example: badcjobs guide sbatch
+    Example:
+      badcjobs guide start
     """
     if topic is not None:
         hand_out(read_topic(topic))
@@ -161,6 +173,7 @@ def read_topic(topic: str) -> str:
         "{{views}}": _sections(JOB_VIEWS),
         "{{view names}}": ", ".join(f"`{view.name}`" for view in JOB_VIEWS),
         "{{folder:templates}}": str(folder("templates")),
+        "{{settings}}": settings_text(),
     }
     text = pages[topic]
     for placeholder, words in made.items():
@@ -183,29 +196,75 @@ def _sections(tables: Iterable[TableDef | ViewDef]) -> str:
     return "\n\n".join(sections)
 
 
+def settings_text() -> str:
+    """Return every key of badcjobs.toml: a row each, with its option, its default and its help."""
+    from badcjobs.settings import SETTINGS, to_toml
+
+    lines = []
+    for table, settings in SETTINGS.items():
+        lines += ["", f"## [{table}]" if table else "## At the top", ""]
+        for key, one in settings.items():
+            default = "" if one.default in (None, ()) else f"  default: {to_toml(one.default)}"
+            option = f"  option: {one.option}" if one.heading else ""
+            lines += [f"    {key:<20} {one.help}", *([f"    {'':<20}{default}{option}"] if default or option else [])]
+    return "\n".join(lines).strip()
+
+
+# --- a new project file -----------------------------------------------------------------------------------------------
+
+
+def init(
+    context: typer.Context,
+    site: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Start from the rules of this cluster.")] = None,
+) -> int:
+    """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site. It
+    never replaces a file.
+
+    Example:
+      badcjobs init --site sockeye
+    """
+    from badcjobs.planning.init import find_here, project_text
+    from badcjobs.project import NAME
+    from badcjobs.store.atomic_write import cannot_write
+
+    path = Path.cwd() / NAME
+    found = find_here(environ(), Path.cwd(), site)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(project_text(found))
+    except FileExistsError as error:
+        raise BadInput(f"{NAME} exists already", why="it may have been edited", fix=f"less {NAME}") from error
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found.words)]))
+    say("next: edit it, then badcjobs check SOURCE")
+    return 0
+
+
 # --- templates --------------------------------------------------------------------------------------------------------
 
 
 def template(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it: the list.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fill in a key; repeatable.")
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE; never replaces a file.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write it to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fill in a value; repeatable.")
+    ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Print a batch script that sbatch takes, filled in as far as --set says; without NAME, list the templates.
+    """Print a job script for sbatch, filled in from badcjobs.toml and --set; without NAME, list the templates. A value
+    that is still open can be edited, or given with sbatch --export.
 
-    The keys are the names of its #SBATCH options and, in small letters, of its variables; an unknown or missing one is
-    named. What is left open can be edited, or named when the script is submitted.
-
-    Example: badcjobs template sockeye-array --set account=st-pi-1-gpu --set time=12:00:00 -o job.sbatch
+    Example:
+      badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
     from badcjobs.cluster.templates import fill_template, list_templates, write_script
 
     if name is None:
-        if settings or output:
+        if settings or out:
             raise BadInput("which template? NAME is missing", fix="badcjobs template")
         shelf = list_templates()
         width = max(len(one.name) for one in shelf)
@@ -213,17 +272,18 @@ def template(
         text = "\n".join(["Templates (badcjobs template NAME --set KEY=VALUE -o job.sbatch):", "", *lines])
         answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
         return 0
-    filled = fill_template(name, settings or [], complete=bool(settings) or output is not None)  # else it is looked at
-    if output is not None:
-        refuse_data([Target("-o", output, "job.sbatch")])
-        write_script(output, filled.text, force=force)
+    complete = bool(settings) or out is not None  # else it is only looked at
+    filled = fill_template(name, settings or [], read_project(context), complete=complete)
+    if out is not None:
+        refuse_data([Target("--out", out, "job.sbatch")])
+        write_script(out, filled.text)
     if json_wanted:
-        print_json({**filled.to_dict(), "text": filled.text, "file": None if output is None else str(output)})
+        print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})
         return 0
-    if output is None:
+    if out is None:
         hand_out(filled.text.rstrip("\n"))
     else:
-        say(f"{output} is written; next: sbatch {output}")
+        say(f"{out} is written; next: sbatch {out}")
     if filled.open:
-        remark(f"still open, to edit or to name in sbatch --export: {', '.join(filled.open)}")
+        remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -10,26 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from badcjobs.cli.job_signals import BatchTask, HeldSignals
-from badcjobs.cli.options import ConfigWords, JsonWanted, Sources, with_settings
+from badcjobs.cli.options import JsonWanted, Sources, find_stand_in, read_project, run_options, with_settings
 from badcjobs.cli.output import (
     Pace,
     colour_wanted,
-    environ,
     hand_out,
     log_to_stderr,
+    poll_s,
     print_json,
     read_world,
     remark,
     say,
+    shown,
 )
 from badcjobs.cli.results import files_text
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.array_options import ArrayOptions
+from badcjobs.cluster.job_script import is_job_script
 from badcjobs.cluster.local import (
     Emulation,
     LocalScheduler,
@@ -45,27 +45,18 @@ from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, has_ended
 from badcjobs.cluster.submit import ArrayPlan, Handed, RunCommand, find_record, hand_in, make_plan
 from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, follow, headline, judge
 from badcjobs.errors import BadInput
+from badcjobs.project import Project
 from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
 from badcjobs.report.words import count, plain
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import Config, make_settings, stand_in
+from badcjobs.settings import SETTINGS, SubmitSettings
 
-_POLL = "BADCJOBS_POLL_S"  # for a cluster of one's own; everybody else asks every 30 s
 # What a job has of its own and another one must not inherit, besides Slurm's variables.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
-# Of submit: what a job script says for itself, and what only a job under Slurm has.
-_NOT_OF_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
-# Of run: what reaches a script, or the emulation; all others are for the badcjobs that the script starts.
-_FOR_SCRIPTS = ("source", "simulate", "simulate_script", "replay")
-# What only the emulation takes, and what to do instead under Slurm.
-_OF_THE_EMULATION = {
-    "--script": "sbatch {}",
-    "--share-gpus": "--workers-per-gpu auto   (as many engines on each GPU as pay)",
-    "--kill-wait": "scontrol show config | grep KillWait   (it is set for the whole cluster)",
-}
+# Keys of [submit] that a job script replaces by lines of its own, and those that only the emulation uses.
+_NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 _ROWS = "rows of the source read"
-Clusters = Literal["slurm", "local"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,87 +69,72 @@ class SubmitFlags:
     json_wanted: bool
 
 
-@with_settings(but=("shard", "free"))  # they choose for one task what the array chooses for all
+@with_settings("submit")
 def submit(
+    context: typer.Context,
     source: Sources = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder: logs/, tasks/, later job.sqlite.")] = None,
-    cluster: Annotated[Clusters, typer.Option(help="Slurm, or emulated on this machine.")] = "slurm",
-    tasks: Annotated[int | None, typer.Option(help="How many array tasks share the source; default 1.")] = None,
-    array: Annotated[str | None, typer.Option(help="The indices instead, as for sbatch: 1-20:2, 0-19%4.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Let at most N tasks run at a time.")] = None,
-    gpus_per_task: Annotated[int | None, typer.Option(help="GPUs of each task; default 1.")] = None,
-    cpus: Annotated[int | None, typer.Option(help="Cores of each task; default 2 per GPU.")] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory of each task; default 4G per GPU. It is billed.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit of each task; default 12:00:00.")] = None,
-    account: Annotated[str | None, typer.Option(help="Who pays; on Sockeye it ends in -gpu.")] = None,
-    partition: Annotated[str | None, typer.Option(help="On many sites better left to Slurm.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Which nodes: gpu_mem_32.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="Any other sbatch option; repeatable.")] = None,
-    job_name: Annotated[str | None, typer.Option(help="What squeue calls it; default badcjobs.")] = None,
-    setup: Annotated[list[str] | None, typer.Option(help="Shell line before the work; repeatable.")] = None,
-    requeues: Annotated[int, typer.Option(help="Restarts of a task that stopped in order with work left.")] = 10,
-    merge_account: Annotated[str | None, typer.Option(help="Who pays for the merge job, which has no GPU.")] = None,
-    merge_mem: Annotated[str | None, typer.Option(help="Memory of the merge job; default 4G.")] = None,
-    merge_time: Annotated[str | None, typer.Option(help="Time limit of the merge job; default 1:00:00.")] = None,
-    script: Annotated[Path | None, typer.Option(help="With --cluster local: run this job script.")] = None,
-    share_gpus: Annotated[bool, typer.Option("--share-gpus", help="With --cluster local: share GPUs.")] = False,
-    kill_wait: Annotated[float | None, typer.Option(min=0, help="With --cluster local: TERM to KILL [30 s].")] = None,
-    workers_per_gpu: Annotated[str | None, typer.Option(help="Engine processes per device; default auto.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts, and change nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow it to the end; exit with its verdict.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder.")] = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Submit what is left after the job has ended.")] = False,
-    config: ConfigWords = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch text; submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job; exit with its verdict.")] = False,
     json_wanted: JsonWanted = False,
-    **of_run: Any,
+    **settings: Any,
 ) -> int:
-    """Submit a source as an array of tasks, and a job that merges what they did.
+    """Submit SOURCE as an array of tasks, and a job that merges their results. The same command finds its job again and
+    never submits it twice. With --cluster local, SOURCE may be a job script.
 
-    The source is read here once, from end to end; each task then does its share, and what was stopped by the clock is
-    started again. All options of `badcjobs run` that make sense for an array are passed on to its tasks.
-
-    The same command finds its job again, from DIR/submitted.json, and submits nothing twice: while the job is there it
-    says how to follow it (with --wait it goes on waiting), afterwards how it ended. To submit what is left then, add
-    --again, perhaps with other --time or --mem: array tasks that have nothing left to do are left out; with --no-resume
-    all is done once more. A job keeps what it was submitted with, so other options need --again, too (scancel ends a
-    job that you do not want to wait for).
-
-    Example: badcjobs submit manifest.csv --out /scratch/st-pi-1/july --cluster slurm --tasks 20 --gpus-per-task 4
-    --account st-pi-1-gpu --merge-account st-pi-1 --constraint gpu_mem_32 --setup 'module load gcc cuda'
+    Example:
+      badcjobs submit july.csv --out runs/july --tasks 20 -- --chunk-length 294
     """
     log_to_stderr(quiet=True)
-    options = ArrayOptions(
-        tasks, array, parallel, gpus_per_task, cpus, mem, time, account, partition, constraint, tuple(sbatch or ()),
-        job_name, tuple(setup or ()), requeues, merge_account, merge_mem, merge_time,
-    )  # fmt: skip
-    given = {"source": source, "workers_per_gpu": workers_per_gpu, **of_run}
-    flags = {key: value for key, value in given.items() if value is not None}
+    project = read_project(context)
+    options = with_merge_account(project.make(SubmitSettings, settings, "submit"), project.site)
+    flags = {**run_options(context), "out": None if out is None else str(out)}
+    flags |= {key: value for key, value in (("source", source), ("root", root)) if value is not None}
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
-    only_here = {"--script": script, "--share-gpus": share_gpus or None, "--kill-wait": kill_wait}
-    for option in (one for one, value in only_here.items() if value is not None and cluster != "local"):
-        fix = _OF_THE_EMULATION[option].format(script)
-        raise BadInput(f"{option} goes with --cluster local", why="Slurm decides this itself", fix=fix)
-    kill_wait_s = 30.0 if kill_wait is None else kill_wait
-    if not math.isfinite(kill_wait_s):
-        raise BadInput(f"--kill-wait {kill_wait_s} is not a number of seconds", fix="--kill-wait 30")
-    local = LocalSettings(share_gpus=share_gpus, max_requeues=requeues, kill_wait_s=kill_wait_s, again=again)
-    if script is not None:
-        return _submit_script(
-            script, out, flags if config is None else {**flags, "config": config}, options, local, how
+    sources = flags.get("source") or project.get("run", "source") or ()
+    local = LocalSettings(
+        share_gpus=options.share_gpus, max_requeues=options.requeues, kill_wait_s=options.kill_wait_s, again=again
+    )
+    if project.file is not None and not json_wanted:
+        remark(f"settings: {shown(project.file)}")
+    if sources and is_job_script(sources[0]):
+        return _submit_script(sources, flags, project, options, local, how)
+    if out is None and project.get("run", "out") is None:
+        raise BadInput(
+            "--out DIR is missing",
+            why="there is no [run] out in a badcjobs.toml either",
+            fix="badcjobs submit SOURCE --out runs/first",
         )
-    if out is None:
-        raise BadInput("--out DIR is missing", fix="badcjobs submit SOURCE --out runs/first")
-    command = (out, flags, Config.read(config))
-    if cluster == "local":
-        return _submit_here(command, options, local, how)
-    return _submit_to_slurm(command, options, how)
+    if options.cluster == "local":
+        return _submit_here((flags, project), options, local, how)
+    return _submit_to_slurm((flags, project), options, how)
+
+
+def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSettings:
+    """Return the options with the account of the merge job, which has no GPU: the array's without the site's ending."""
+    if options.merge_account is not None or options.account is None or site is None:
+        return options
+    from badcjobs.planning.site import find_site
+
+    ending = find_site(site, Path.cwd()).account_ends_with
+    if not ending or not options.account.endswith(ending):
+        return options
+    return replace(options, merge_account=options.account.removesuffix(ending))
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
 
 
-def _submit_to_slurm(command: RunCommand, options: ArrayOptions, how: SubmitFlags) -> int:
+def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags) -> int:
     """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
-    clock, scheduler = SystemClock(), SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=_poll_s())
+    clock, scheduler = (
+        SystemClock(),
+        SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=poll_s(POLL_S)),
+    )
     plan = make_plan(command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run)
     if plan.finished is not None:
         return _tell_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
@@ -261,13 +237,6 @@ def _tell_slurm_end(
     return code
 
 
-def _poll_s() -> float:
-    text = environ().get(_POLL) or str(POLL_S)
-    if not text.replace(".", "", 1).isdecimal() or not float(text):
-        raise BadInput(f"{_POLL}={text} is no number of seconds", fix=f"unset {_POLL}")
-    return float(text)
-
-
 @contextmanager
 def _outside_any_job() -> Iterator[None]:
     """Hide the job we may be in: sbatch would pass its array index and its GPUs on to the new one."""
@@ -286,7 +255,7 @@ def _outside_any_job() -> Iterator[None]:
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def _submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSettings, how: SubmitFlags) -> int:
+def _submit_here(command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
     world = read_world()
     plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False)
@@ -295,61 +264,77 @@ def _submit_here(command: RunCommand, options: ArrayOptions, settings: LocalSett
     if how.dry_run:
         refuse_here(plan.order.out, again=how.again)
         return _show_scripts(how, script=LocalScheduler.script(plan.order))
-    devices = make_settings(*command).stand_in(world.cwd)
+    flags, project = command
+    devices = find_stand_in(project, flags.get("simulate"))
     done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _tell_local_end(done, how, facts)
 
 
 def _submit_script(
-    script: Path,
-    out: Path | None,
+    sources: Sequence[str],
     flags: Mapping[str, Any],
-    options: ArrayOptions,
+    project: Project,
+    options: SubmitSettings,
     settings: LocalSettings,
     how: SubmitFlags,
 ) -> int:
     """Run a user's job script on this machine as sbatch would; exit with its verdict."""
-    world = read_world()
-    lost = [name for name in _NOT_OF_SCRIPTS if getattr(options, name)] + [n for n in flags if n not in _FOR_SCRIPTS]
+    script, *others = sources
+    name = shlex.quote(script)
+    if options.cluster != "local":
+        raise BadInput(
+            f"{script} is a job script, and --cluster is slurm", why="sbatch submits a script", fix=f"sbatch {name}"
+        )
+    lost = [f"[submit] {key}" for key in _NOT_FOR_SCRIPTS if f"submit.{key}" in project.keys]
+    if flags.get("root") is not None:
+        lost.append("--root")
     if lost:
-        names = ", ".join(f"--{'no-' if flags.get(name) is False else ''}{name.replace('_', '-')}" for name in lost)
         raise BadInput(
-            f"{names}: not with --script",
-            why="the script itself says how badcjobs is started and what comes before",
-            fix=f"edit {shlex.quote(str(script))}, or leave --script out: badcjobs submit SOURCE --out DIR …",
+            f"{', '.join(lost)}: not with a job script",
+            why="the script itself starts badcjobs and says what comes before",
+            fix=f"edit {name}, or submit without it: badcjobs submit SOURCE --out DIR …",
         )
-    sources = flags.get("source") or [None]
-    if len(sources) > 1:
+    if len(others) > 1:
         raise BadInput(
-            f"{len(sources)} sources, but a job script takes one",
-            why="it reaches the script as the variable SOURCE, which is one path, blanks and all",
-            fix="write the paths of audio, or of manifests, into a text file, one per line; that is the SOURCE",
+            f"{len(others)} sources, but a job script takes one",
+            why="it reaches the script as the variable SOURCE, which is one path",
+            fix="write the paths into a text file, one per line; that file is the SOURCE",
         )
-    order = ScriptOrder(script, _sbatch_options(options), source=sources[0], out=out)
+    world = read_world()
+    out = flags.get("out") or project.get("run", "out")
+    given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
+    order = ScriptOrder(
+        Path(script),
+        _sbatch_options(options),
+        source=others[0] if others else None,
+        out=None if out is None else Path(out),
+        arguments=tuple(replace(project, file=None).run_words(given, world.cwd)),
+    )
     if how.dry_run:
         refuse_script_here(order, world, again=how.again)
-        return _show_scripts(how, script=script_text(script, world))
-    devices = stand_in(world.cwd, flags.get("simulate"), flags.get("simulate_script"), flags.get("replay"))
+        return _show_scripts(how, script=script_text(order.script, world))
+    devices = find_stand_in(project, flags.get("simulate"))
     return _tell_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
 
 
-def _sbatch_options(options: ArrayOptions) -> tuple[str, ...]:
+def _sbatch_options(options: SubmitSettings) -> tuple[str, ...]:
     """Return what of the command line goes before the script's own lines, as options of sbatch."""
-    if options.parallel is not None and options.array is None:
-        raise BadInput("--parallel goes with --array where a script is given", fix="--array 0-9 --parallel 4")
-    array = options.array or (None if options.tasks is None else f"0-{options.tasks - 1}")
+    words = [word for option in options.sbatch for word in shlex.split(option)]
+    array = next((word.partition("=")[2] for word in words if word.startswith("--array=")), None)
+    if options.parallel is not None and array is None and options.tasks is None:
+        raise BadInput("--parallel needs --tasks where a script is given", fix="--tasks 10 --parallel 4")
+    array = array or (None if options.tasks is None else f"0-{options.tasks - 1}")
     if array is not None and options.parallel is not None:
         array = f"{array.partition('%')[0]}%{options.parallel}"
     given = {
-        "array": array, "job-name": options.job_name, "cpus-per-task": options.cpus, "mem": options.mem,
-        "time": options.time, "account": options.account, "partition": options.partition,
-        "constraint": options.constraint,
+        "array": array, "cpus-per-task": options.cpus, "mem": options.mem, "time": options.time,
+        "account": options.account, "constraint": options.constraint,
     }  # fmt: skip
-    if options.gpus_per_task is not None:  # in whichever of the ways that there are the script asks for them
+    if options.gpus_per_task is not None:  # whichever way the script asks for them
         given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": options.gpus_per_task}
-    words = [word for option in options.sbatch for word in shlex.split(option)]
-    return (*(f"--{name}={value}" for name, value in given.items() if value is not None), *words)
+    rest = [word for word in words if not word.startswith("--array=")]
+    return (*(f"--{name}={value}" for name, value in given.items() if value is not None), *rest)
 
 
 def _tell_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:

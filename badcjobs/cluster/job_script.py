@@ -19,7 +19,8 @@ from typing import Any
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
-from badcjobs.settings import is_config_file, nearest
+from badcjobs.project import is_config_file
+from badcjobs.settings import nearest
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
@@ -166,6 +167,11 @@ class BatchScript:
     def start(self) -> Call | None:
         """Return the last call of ``badcjobs run``."""
         return self.starts[-1] if self.starts else None
+
+
+def is_job_script(source: str) -> bool:
+    """Say whether a SOURCE is a job script, by its ending."""
+    return source.endswith((".sbatch", ".sh"))
 
 
 def parse_plainly(words: Sequence[str]) -> ParsedWords:

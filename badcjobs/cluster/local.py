@@ -6,6 +6,47 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import extra_options
+from badcjobs.cluster.job_script import JobRequest
+from badcjobs.cluster.job_script import find_srun
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.job_script import read_script
+from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_array import LocalArray
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_array import TaskRow
+from badcjobs.cluster.local_array import open_pool
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import query_number
+from badcjobs.cluster.slurm import query_states
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import has_worked
+from badcjobs.cluster.wait_for_job import nobody_began
+from badcjobs.cluster.wait_for_job import verdict_of
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import ArrayOrder
+from badcjobs.model import JobStates
+from badcjobs.model import Submitted
+from badcjobs.model import default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob
+from badcjobs.report.job import finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import emulation_lock
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+from badcjobs.task.startup import World
+
+
+
 import json
 import re
 import shlex
@@ -17,31 +58,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
-from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
-from badcjobs.cluster.local_task import COMPLETED, LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, StandIn, Submitted, default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob, finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
-from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 _ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, cut at spaces
-# What names devices, or may: a file of --config, but not one key of it.
-_NAMES_DEVICES = re.compile(
-    r"--simulate|--replay|--no-emit-gpu-telemetry|run\.(?:simulate|replay)|--config[= ](?![A-Za-z_][\w.]*=)"
-)
+_NAMES_DEVICES = re.compile(r"--simulate|run\.simulate|--no-emit-gpu-telemetry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,7 @@ class ScriptOrder:
     options: tuple[str, ...] = ()
     source: str | None = None  # for SOURCE, which our templates read; one path, whatever letters are in it
     out: Path | None = None  # for OUT; None: whatever the environment or --export says
+    arguments: tuple[str, ...] = ()  # options of badcjobs run, for BADCJOBS_ARGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +103,8 @@ class Emulation:
 
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge it."""
-    command = (
-        *records.submit_command("local", order.run_arguments, records.asked_of(order)),
-        *settings.options,
-    )
+    words = records.submit_command("local", order.run_arguments, records.asked_of(order))
+    command = records.with_words(words, *settings.options)
     scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
     with only_here(order.out, command, again=settings.again) as lock:
         job = scheduler.submit(order, keep=(lock,))
@@ -94,7 +115,7 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
     """Run a user's job script to its end; merge where it is known where the results are."""
     text, command = script_text(order.script, world), _command_of(order, settings, world)
     request, world, out = _read_order(order, text, world)
-    world = _with_devices(text, request, settings.stand_in, order.script, world)
+    world = _with_arguments(text, request, order, world)
     if (line := find_srun(text)) is not None:
         why = "srun, if it is there at all, knows nothing of an emulated job"
         tell(f"line {line} of the script calls srun, and {why}: expect it to fail (badcjobs guide local)")
@@ -131,7 +152,6 @@ class LocalScheduler:
             "mem": order.mem,
             "time": order.time_min,
             "account": order.account,
-            "partition": order.partition,
             "constraint": order.constraint,
             "signal": f"B:USR1@{order.warning_s}",
             "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
@@ -236,15 +256,13 @@ def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
     """Return the command that emulates a script once more."""
-    devices = settings.stand_in
-    flags = {"out": order.out, "simulate-script": devices.script, "replay": devices.replay}
+    sources = [] if order.source is None else [str(world.cwd / order.source)]
     return (
-        *("badcjobs", "submit", *([] if order.source is None else [str(world.cwd / order.source)])),
-        *("--cluster=local", f"--script={world.cwd / order.script}"),
-        *(f"--{name}={world.cwd / path}" for name, path in flags.items() if path is not None),
-        *([] if devices.simulate is None else [f"--simulate={devices.simulate}"]),
-        *(f"--sbatch={shlex.quote(option)}" for option in order.options),
+        *("badcjobs", "submit", str(world.cwd / order.script), *sources, "--cluster=local"),
+        *([] if order.out is None else [f"--out={world.cwd / order.out}"]),
+        *(f"--sbatch={option}" for option in order.options),
         *settings.options,
+        *(["--", *order.arguments] if order.arguments else []),
     )
 
 
@@ -277,28 +295,28 @@ def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest
     return request, world, None if not out else world.cwd / out
 
 
-def _with_devices(text: str, request: JobRequest, devices: StandIn, script: Path, world: World) -> World:
-    """Return the world in which the badcjobs inside a script knows the devices that stand in for real ones.
+def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: World) -> World:
+    """Return the world in which the badcjobs inside a script gets these options of run: through BADCJOBS_ARGS.
 
-    Otherwise it would find none of the devices that its task is given, and record nothing. Our templates take it from a
-    variable; another script has to say it itself, and is refused where it does not.
+    Our templates use that variable; a script that does not is refused, unless it names its simulated devices itself.
     """
-    given = {"simulate": devices.simulate, "simulate-script": devices.script, "replay": devices.replay}
-    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    words = order.arguments
     environ = {**world.environ, **request.exports}
-    said = f"{text} {environ.get(_ARGUMENTS, '')}"
-    if not words or not request.gpus or _NAMES_DEVICES.search(said):
+    if not words or (len(words) == 1 and words[0].startswith("--simulate=") and _NAMES_DEVICES.search(text)):
         return world
     if _ARGUMENTS in text and not any(re.search(r"\s", word) for word in words):
-        told = " ".join([*world.environ.get(_ARGUMENTS, "").split(), *words])
-        return replace(world, environ={**world.environ, _ARGUMENTS: told})
-    if not (starts := read_script(text, str(script), environ).starts):
-        return world
-    option = words[0].partition("=")[0]
+        given = " ".join([*environ.get(_ARGUMENTS, "").split(), *words])
+        return replace(world, environ={**world.environ, _ARGUMENTS: given})
+    starts = read_script(text, str(order.script), environ).starts
+    where = f"{order.script}, line {starts[0].line}" if starts else str(order.script)
+    if _ARGUMENTS in text:
+        why = f"{_ARGUMENTS} is split at spaces, and one of these options has a space in it"
+    else:
+        why = f"options after -- reach a script in the variable {_ARGUMENTS}, which this one does not use"
     raise BadInput(
-        f"{script}, line {starts[0].line}: the badcjobs there knows nothing of {option}",
-        why="it would find none of the devices that its task is given, and record nothing of them",
-        fix=f"add {shlex.join(words)} to that line, or take {option} away to use this machine's own devices",
+        f"{where}: the badcjobs there would not get {shlex.join(words)}",
+        why=why,
+        fix=f"add {shlex.join(words)} to its line   (or: badcjobs run … ${_ARGUMENTS})",
     )
 
 

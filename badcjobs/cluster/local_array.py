@@ -44,9 +44,9 @@ class LocalSettings:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The same as options of ``badcjobs submit``, as far as ``run`` has no such option."""
-        sharing = ("--share-gpus",) if self.share_gpus else ()
-        waiting = () if self.kill_wait_s == 30.0 else (f"--kill-wait={self.kill_wait_s}",)
+        """The same as options of ``badcjobs submit``."""
+        sharing = ("--config=submit.share_gpus=true",) if self.share_gpus else ()
+        waiting = () if self.kill_wait_s == 30.0 else (f"--config=submit.kill_wait_s={self.kill_wait_s:g}",)
         return *sharing, *waiting
 
 

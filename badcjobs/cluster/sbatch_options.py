@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from badcjobs.model import ArrayShape
+from badcjobs.settings import SubmitSettings
 
 T = TypeVar("T")
 
@@ -77,6 +78,22 @@ def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
             value = left.pop(0)
         given[name] = value
     return given
+
+
+def submit_words(settings: SubmitSettings) -> list[str]:
+    """Return what ``badcjobs submit`` was given as options of sbatch; those of --sbatch come last and win."""
+    given = {
+        "array": None if settings.tasks is None else f"0-{settings.tasks - 1}",
+        "cpus-per-task": settings.cpus,
+        "mem": settings.mem,
+        "time": settings.time,
+        "account": settings.account,
+        "constraint": settings.constraint,
+    }
+    if settings.gpus_per_task is not None:  # replaces every way in which a script may ask for GPUs
+        given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [*words, *(word for option in settings.sbatch for word in shlex.split(option))]
 
 
 def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Sequence[str] = ()) -> str:

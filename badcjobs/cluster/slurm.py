@@ -411,7 +411,6 @@ def _parameters(order: ArrayOrder) -> dict[str, Any]:
         "gpus_per_node": order.gpus_per_task or None,
         "mem": order.mem,
         "account": order.account,
-        "partition": order.partition,
         "constraint": order.constraint,
         "signal_delay_s": order.warning_s,
         "stderr_to_stdout": True,

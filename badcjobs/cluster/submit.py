@@ -7,6 +7,37 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import make_order
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import SlurmSilent
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import keep_script
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import Submitted
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import AUTO
+from badcjobs.settings import RunSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun
+from badcjobs.run_toml import check_against
+from badcjobs.settings import SubmitSettings
+
 import shlex
 import shutil
 import tempfile
@@ -15,29 +46,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.array_options import ArrayOptions, make_order
-from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, has_ended, keep_script
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import ArrayOrder, Submitted
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, Config, FrozenRun, RunSettings, check_against, make_settings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 
 _LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lustre an hour
-_OF_ONE_TASK = ("shard", "free", "stop_after")
+_OF_ONE_TASK = ("shard", "stop_after")
 
 
-# What each task is called with: --out, the flags of ``badcjobs run`` by TOML name (None: not given), and --config.
-RunCommand = tuple[Path, Mapping[str, Any], Config]
+# What each task is called with: the options of ``badcjobs run`` by key (None: not given), and the project file.
+RunCommand = tuple[Mapping[str, Any], Project]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class ArrayPlan:
 
 def make_plan(
     command: RunCommand,
-    options: ArrayOptions,
+    options: SubmitSettings,
     cwd: Path,
     clock: Clock,
     progress: Progress,
@@ -78,10 +95,10 @@ def make_plan(
     ``find``: the source of a job that is there already was checked when that was submitted.
     ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
     """
-    out, flags, config = cwd / command[0], *command[1:]
-    mistakes: list[str] = []
+    flags, project = command
+    out, mistakes = cwd / str(flags.get("out") or project.get("run", "out")), list[str]()
     try:
-        settings = make_settings(out, flags, config)
+        settings = project.make(RunSettings, flags, "submit")
     except BadInput as error:
         settings = None
         mistakes += (error.why or error.what).splitlines()
@@ -95,7 +112,7 @@ def make_plan(
         chunks, looked_at, listed = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
-    arguments = run_arguments(out, flags, config, cwd)
+    arguments = run_arguments(out, flags, project, cwd)
     order = make_order(options, frozen, listed, out=out, run_arguments=arguments, mistakes=mistakes)
     if frozen is not None and settings is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
@@ -120,12 +137,12 @@ def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[i
     return rows, looked_at, sources.manifests_listed
 
 
-def run_arguments(out: Path, flags: Mapping[str, Any], config: Config, cwd: Path) -> tuple[str, ...]:
+def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Path) -> tuple[str, ...]:
     """Return what each task's badcjobs is called with; paths are absolute, so that tasks may start anywhere."""
-    usual = {} if "workers_per_gpu" in config.table("run") else {"workers_per_gpu": AUTO}
+    usual = {} if project.get("run", "workers_per_gpu") else {"workers_per_gpu": AUTO}
     given = {**usual, **{key: value for key, value in flags.items() if value is not None}}
-    sources = [str(cwd / path) for path in given.get("source", ())]
-    return ("run", *sources, f"--out={out}", *config.run_words(given, cwd))
+    sources = given.get("source") or project.get("run", "source") or ()
+    return ("run", *(str(cwd / path) for path in sources), f"--out={out}", *project.run_words(given, cwd))
 
 
 def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:

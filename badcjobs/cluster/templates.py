@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from badcjobs.cluster.sbatch_options import (
     range_instead,
 )
 from badcjobs.errors import BadInput
+from badcjobs.project import Project
 from badcjobs.store.atomic_write import cannot_write
 
 _ENDING = ".sbatch"
@@ -66,23 +67,53 @@ def list_templates() -> list[Template]:
     return [Template(path.stem, path.read_text(encoding="utf-8")) for path in found]
 
 
-def fill_template(name: str, settings: list[str], *, complete: bool) -> Template:
-    """Return one of them with these ``KEY=VALUE`` in it; ``complete``: nothing that is required may be missing."""
+# Keys of templates that have another name in [submit].
+_OF_SUBMIT = {
+    "account": "account", "constraint": "constraint", "mem": "mem", "time": "time", "cpus-per-task": "cpus",
+    "gpus-per-node": "gpus_per_task",
+}  # fmt: skip
+
+
+def fill_template(name: str, settings: Sequence[str], project: Project, *, complete: bool) -> Template:
+    """Return a template filled in with ``KEY=VALUE`` texts and, for the other keys, from the project file.
+
+    ``complete``: no required value may be missing.
+    """
     texts = {one.name: one.text for one in list_templates()}
     name = name.removesuffix(_ENDING)
     if name not in texts:
         why = f"templates are {', '.join(texts)}"
         raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
-    return Template(name, fill(texts[name], parse_settings(texts[name], settings, name, complete=complete)))
+    known, said = {key.name for key in keys_of(texts[name])}, {one.partition("=")[0].strip() for one in settings}
+    more = [word for key, word in _from_project(project) if key in known and key not in said]
+    given = parse_settings(texts[name], [*more, *settings], name, complete=complete)
+    return Template(name, fill(texts[name], given))
 
 
-def write_script(path: Path, text: str, *, force: bool) -> None:
-    """Write a script; never over a file that is there, unless that is wanted."""
+def _from_project(project: Project) -> Iterator[tuple[str, str]]:
+    """Yield keys of templates, each with its ``KEY=VALUE``, that the project file gives."""
+    for key, ours in _OF_SUBMIT.items():
+        if (value := project.get("submit", ours)) is not None:
+            yield key, f"{key}={value}"
+    if (tasks := project.get("submit", "tasks")) is not None:
+        parallel = project.get("submit", "parallel")
+        yield "array", f"array=0-{tasks - 1}" + (f"%{parallel}" if parallel else "")
+    yield from (("setup", f"setup={line}") for line in project.get("submit", "setup") or ())
+    sources: Sequence[str] = project.get("run", "source") or ()
+    if len(sources) == 1:
+        yield "source", f"source={sources[0]}"
+    if (out := project.get("run", "out")) is not None:
+        yield "out", f"out={out}"
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write a script; never replace a file."""
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise BadInput(f"{path} exists already", why="it may have been edited", fix="add --force") from error
+        another = path.with_stem(f"{path.stem}-2")
+        raise BadInput(f"{path} exists already", why="it may have been edited", fix=f"--out {another}") from error
     except OSError as error:
         raise cannot_write(path, error) from error
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from badcjobs.devices.simulated import SimulatedReader, load_script
-from badcjobs.errors import BadInput
 from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -43,25 +42,13 @@ def open_reader(
     BadInput, for a stand-in that cannot be used; starts NVML at most once.
     """
     if stand_in.replay is not None:
-        if stand_in.simulate is not None:
-            raise BadInput(
-                "--replay and --simulate cannot be used together",
-                why="each of them replaces the devices of this machine",
-                fix=f"--replay {stand_in.replay}   (without --simulate)",
-            )
         from badcjobs.devices.replay import ReplayReader
 
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
-    script = () if stand_in.script is None else load_script(Path(stand_in.script))
-    if stand_in.simulate is not None:
+    if stand_in.simulate is not None or stand_in.script is not None:
+        count, script = (stand_in.simulate or 0, ()) if stand_in.script is None else load_script(Path(stand_in.script))
         ledger = None if stand_in.ledger is None else Path(stand_in.ledger)
-        return SimulatedReader(stand_in.simulate, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
-    if stand_in.script is not None:
-        raise BadInput(
-            "--simulate-script needs --simulate",
-            why="the script describes devices; --simulate sets their number",
-            fix=f"--simulate {max((device.index for device in script), default=0) + 1}",
-        )
+        return SimulatedReader(count, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
     return _first_that_works(clock, search_path, machine)
 
 

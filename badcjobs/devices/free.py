@@ -81,8 +81,8 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
         twice = [worse_of(one, other) for one, other in zip(earlier, opened.now(), strict=True)]
         picked, refused = lock_best(twice, request, locks)
         if picked:
-            chosen = f"chosen by --free {request.count}: score"
-            return [replace(device, why=f"{device.why}; {chosen} {device.score:.2f}") for device in picked]
+            words = f"one of the {request.count} most free GPUs: score"
+            return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked]
         left_s = deadline_s - waiting.clock.monotonic_s()
         if left_s <= 0:
             waited = f" in {request.wait_s:.0f} s" if request.wait_s else ""

@@ -172,8 +172,8 @@ def _check_tables(db: sqlite3.Connection, path: Path) -> None:
     if "source_file" in tables:
         raise BadInput(
             f"{path} is a job database, which cannot be replayed",
-            why="it has the devices of many tasks, recorded at different times",
-            fix=f"--replay {path.parent / 'tasks'}/…   (one of its task databases)",
+            why="its devices are those of many tasks, at different times",
+            fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
         )
     if absent := [table for table in _TABLES if table not in tables]:
         why = f"it has no table {' and no table '.join(absent)}"

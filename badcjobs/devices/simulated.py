@@ -36,8 +36,8 @@ class SimulatedDevice:
     fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
 
 
-def load_script(path: Path) -> tuple[SimulatedDevice, ...]:
-    """Read a simulation script, a TOML file with the devices that differ from the default."""
+def load_script(path: Path) -> tuple[int, tuple[SimulatedDevice, ...]]:
+    """Read a simulation script from a TOML file: how many devices there are, and those that differ from the default."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -51,10 +51,15 @@ def load_script(path: Path) -> tuple[SimulatedDevice, ...]:
     return parse_script(document, str(path))
 
 
-def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> tuple[SimulatedDevice, ...]:
-    """Return the devices of a script; raise one BadInput with all mistakes."""
-    tables = document.get("device", [])
-    mistakes = [f"unknown key {key!r}; only [[device]] tables are allowed" for key in document if key != "device"]
+def parse_script(
+    document: Mapping[str, Any], source: str = "the simulation script"
+) -> tuple[int, tuple[SimulatedDevice, ...]]:
+    """Return the number of devices and those that a script describes; raise BadInput that names every mistake."""
+    tables, count = document.get("device", []), document.get("devices")
+    known = ("device", "devices")
+    mistakes = [f"unknown key {key!r}; known are devices and [[device]]" for key in document if key not in known]
+    if count is not None and not _is_count(count, 1):
+        mistakes.append(f"devices = {count!r} must be a whole number from 1")
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         mistakes.append("'device' is not a list of tables: write [[device]] above each device")
         tables = []
@@ -63,9 +68,9 @@ def parse_script(document: Mapping[str, Any], source: str = "the simulation scri
     indices = [table["index"] for table in tables if _is_count(table.get("index"))]
     mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
-        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise BadInput(f"{source} has {count}", why="\n".join(mistakes))
-    return tuple(SimulatedDevice(**_frozen(table)) for table in tables)
+        many = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        raise BadInput(f"{source} has {many}", why="\n".join(mistakes))
+    return count or max(indices, default=0) + 1, tuple(SimulatedDevice(**_frozen(table)) for table in tables)
 
 
 def _frozen(value: Any) -> Any:
@@ -175,9 +180,9 @@ class SimulatedReader(GpuReader):
         unknown = [str(index) for index in scripted if index >= count]
         if unknown:
             raise BadInput(
-                f"the simulation script has unknown devices: {', '.join(unknown)}",
-                why=f"--simulate {count}: the devices are numbered from 0",
-                fix=f"--simulate {max(scripted) + 1}",
+                f"the simulation script describes device {', '.join(unknown)}",
+                why=f"{count} devices are simulated, counted from 0",
+                fix=f"devices = {max(scripted) + 1}",
             )
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
         self._clock = clock

@@ -59,7 +59,7 @@ def bind(
     address = _address(str(where[0]))
     if not address.is_loopback and not token:
         raise BadInput(
-            f"--host {host} needs --token",
+            f"--host {host} without BADCJOBS_TOKEN",
             why="everyone who can reach this machine could read the page",
             fix=f"{with_token(command)} --host {shlex.quote(host)} --port {port}",
         )

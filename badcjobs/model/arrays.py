@@ -135,7 +135,6 @@ class ArrayOrder:
     warning_s: int = 180  # how long before the time limit Slurm sends the warning signal
     requeues: int = 10  # how often a task that stopped with work left is started again
     account: str | None = None
-    partition: str | None = None
     constraint: str | None = None
     extra_sbatch: tuple[str, ...] = ()  # more sbatch options for the array: "--qos=high"
     name: str = "badcjobs"
@@ -158,6 +157,12 @@ class ArrayOrder:
         """The value of ``sbatch --array=``."""
         indices = ",".join(map(str, self.only)) or str(self.shape)
         return indices if self.parallel is None else f"{indices}%{self.parallel}"
+
+    @property
+    def partition(self) -> str | None:
+        """The partition that the options of sbatch name; the merge job runs there, too."""
+        named = (option.removeprefix("--partition=") for option in self.extra_sbatch)
+        return next((name for name, option in zip(named, self.extra_sbatch, strict=True) if name != option), None)
 
     @property
     def logs(self) -> Path:
@@ -271,17 +276,18 @@ def is_silent(heard_at_ms: int | None, after_s: float | None, now_ms: int | None
 
 
 _MINUTES = re.compile(r"[0-9]{1,8}(\.[0-9]*)?")
-_CLOCK = re.compile(
-    r"(?:(?:(?P<days>[0-9]{1,5})-)?(?P<hours>[0-9]{1,7}):)?(?P<minutes>[0-9]{1,7}):(?P<seconds>[0-5]?[0-9])"
-)
+_CLOCK = re.compile(r"[0-9]{1,5}-[0-9]{1,7}(?::[0-9]{1,2}){0,2}|[0-9]{1,7}(?::[0-9]{1,2}){1,2}")
 
 
 def parse_stop_after(text: str) -> float | None:
-    """Parse minutes, ``M:S``, ``H:M:S`` or ``D-H:M:S``, as for sbatch, into seconds; None: none of these."""
+    """Read minutes, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``, as sbatch does; return seconds, or None."""
     if _MINUTES.fullmatch(text):
         return 60 * float(text)
-    parts = _CLOCK.fullmatch(text)
-    if parts is None or (parts["hours"] is not None and int(parts["minutes"]) > 59):
+    if not _CLOCK.fullmatch(text):
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in parts.group("days", "hours", "minutes", "seconds"))
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if any(part > 59 for part in parts[1:]):
+        return None
+    hours, minutes, seconds = (*parts, 0, 0)[:3] if dash else (*(0,) * (3 - len(parts)), *parts)
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
@@ -215,15 +216,22 @@ class ChartData:
 # --- alerts -----------------------------------------------------------------------------------------------------------
 
 
+def _limit(default: float | None, help: str) -> Any:
+    """Describe a key of the table [alerts]."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True, slots=True)
 class AlertLimits:
     """The limits for alerts; the fields are the keys of the table [alerts]."""
 
-    temperature_c: float | None = None  # None: the slowdown temperature of the device, else 83
-    memory_percent: float = 90.0
-    power_percent: float = 95.0
-    idle_s: float = 300.0  # idle for this long while work waits
-    energy_percent: float = 5.0  # difference between energy counter and integrated power
+    temperature_c: float | None = _limit(
+        None, "alert above this temperature; default: where the GPU slows down, else 83"
+    )
+    memory_percent: float = _limit(90.0, "alert above this share of the GPU's memory")
+    power_percent: float = _limit(95.0, "alert above this share of the power limit")
+    idle_s: float = _limit(300.0, "alert when a GPU has no work for this long, while work is waiting")
+    energy_percent: float = _limit(5.0, "alert when energy counter and integrated power differ by this much")
 
     def problems(self) -> list[str]:
         """Return the mistakes in these limits, a sentence each."""
@@ -245,8 +253,10 @@ class AlertHooks:
     The command line may contain a secret: it is never logged and never stored.
     """
 
-    command: str | None = field(default=None, repr=False)
-    min_interval_s: float = 600.0  # between two calls for the same kind of alert on one device
+    command: str | None = field(
+        default=None, repr=False, metadata={"help": "called when an alert begins or ends; JSON on stdin"}
+    )
+    min_interval_s: float = _limit(600.0, "at most one call per kind of alert and device in this time")
 
     def problems(self) -> list[str]:
         """Return the mistakes, a sentence each, without secrets."""

@@ -104,7 +104,6 @@ def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> Campa
     most, waves_why = most_tasks(sizing, site)
     gpus, gpus_why = gpus_at_a_time(sizing, wish, site, most)
     waves = make_waves(sizing, speed, margin, most, gpus)
-    at_a_time = wish.gpus and max(1, wish.gpus // sizing.gpus)
     plan = CampaignPlan(
         survey=survey,
         speed=speed,
@@ -115,7 +114,7 @@ def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> Campa
         waves_why=waves_why,
         gpus=gpus,
         gpus_why=gpus_why,
-        parallel=at_a_time if at_a_time and at_a_time < waves[0].tasks else None,
+        parallel=wish.parallel if wish.parallel and wish.parallel < waves[0].tasks else None,
         site=site,
         files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
@@ -258,7 +257,9 @@ def _speed(plan: CampaignPlan) -> Cases:
         "is_below": is_below(speed.curve, chunk_s),
         "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
         "shortest_s": speed.curve[0][0] if speed.curve else None,
-        "again": "" if speed.remedy is None else f"{speed.remedy} --start-length {chunk_s:.3g} --again",
+        "again": (speed.remedy or "").replace(
+            " AUDIO", f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'", 1
+        ),
         "planned_hours": plan.work_gpu_hours,
     }
 

@@ -1,9 +1,9 @@
 """``badcjobs plan``: the site → sources → speed → reading → plan → shards and scripts; and the plan as text.
 
-With --write DIR:
+With --out DIR:
 
     DIR/plan.json             what badcjobs plan --json says
-    DIR/wave-1.sbatch         the job script of the first wave; its results go to OUT/wave-1
+    DIR/wave-1.sbatch         the job script of the first wave; results: OUT/wave-1 with [run] out, else DIR/results
     DIR/wave-1/tasks.txt      the manifests of its tasks: each array task takes one line
     DIR/wave-1/task-0000.csv  the rows of one task
     DIR/left-out.txt          rows that cannot be planned, each with its reason; only where there are any
@@ -36,9 +36,10 @@ from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, read_sources
 from badcjobs.planning.plan_tasks import Asking, PlanWish, Sizing, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
+from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, say
 from badcjobs.report.words import count, duration, number
-from badcjobs.settings import AUTO, Config, make_settings
+from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
 from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.survey import PlannedRow
@@ -48,18 +49,16 @@ _SAID_BY_ROWS = ("source", "root", "chunk_length", "overlap")
 
 @dataclass(frozen=True, slots=True)
 class PlanOrder:
-    """What ``badcjobs plan`` was told; None: not said."""
+    """What ``badcjobs plan`` was given; None: not set."""
 
-    flags: Mapping[str, Any]  # of badcjobs run, by their names in TOML: source, root, engine, chunk_length, …
-    config: Config = field(default_factory=Config)
+    flags: Mapping[str, Any]  # options of run by key: source, root, engine, chunk_length, …
+    project: Project = field(default_factory=Project)
+    submit: SubmitSettings = field(default_factory=SubmitSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
     site: str | None = None
     rate: float | None = None
     speed_from: Path | None = None
-    wish: PlanWish = field(default_factory=PlanWish)
-    write: Path | None = None
-    out: Path | None = None
-    template: str | None = None
-    keys: tuple[str, ...] = ()  # KEY=VALUE of the template
+    out: Path | None = None  # for shards and scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +77,24 @@ def plan_sources(
 ) -> Planned:
     """Read the sources once, from end to end, and plan them; everything that can be refused is refused before."""
     site = Site("") if order.site is None else find_site(order.site, cwd)
-    check_wish(order.wish, site)
-    settings = make_settings(Path("results"), order.flags, order.config, "plan")
-    if "workers_per_gpu" not in order.config.table("run"):
+    wish = PlanWish.of(order.submit, order.plan)
+    check_wish(wish, site)
+    settings = order.project.make(RunSettings, order.flags, "plan")
+    if "workers_per_gpu" not in {*order.flags, *order.project.values.get("run", ())}:
         settings = replace(settings, workers_per_gpu=AUTO)  # as the scripts say
-    scripts = None if order.write is None else _scripts(order, cwd / order.write, site, cwd)
+    scripts = None if order.out is None else _scripts(order, cwd / order.out, site, cwd)
     root = None if settings.root is None else cwd / settings.root
     sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
-    make_margin(speed, order.wish.margin).work_s(order.wish.longest_s(site))
-    if order.write is None or scripts is None:
-        return Planned(make_plan(read_sources(sources, None, progress), speed, order.wish, site), descriptions)
-    target = cwd / order.write
+    make_margin(speed, wish.margin).work_s(wish.longest_s(site))
+    if order.out is None or scripts is None:
+        return Planned(make_plan(read_sources(sources, None, progress), speed, wish, site), descriptions)
+    target = cwd / order.out
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
-            plan = make_plan(read_sources(sources, rows, progress, draft), speed, order.wish, site)
+            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site)
             written = write_plan(plan, rows, draft, target, scripts)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
     return Planned(plan, descriptions, target, written, left_out)
@@ -201,9 +201,8 @@ class Scripts:
         }  # fmt: skip
         words = [*self.run_arguments, *([] if root is None else [f"--root={root}"])]
         given = [*(f"{key}={value}" for key, value in values.items()), *self.settings]
-        return fill_template(
-            self.template, [*given, *(f"args={shlex.quote(word)}" for word in words)], complete=True
-        ).text
+        more = [f"args={shlex.quote(word)}" for word in words]
+        return fill_template(self.template, [*given, *more], Project(), complete=True).text
 
 
 @contextmanager
@@ -213,7 +212,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         raise BadInput(
             f"{target} is there already",
             why="its shards may be in use by jobs that run or wait",
-            fix=f"--write {shlex.quote(str(target.with_name(target.name + '-2')))}",
+            fix=f"--out {shlex.quote(str(target.with_name(target.name + '-2')))}",
         )
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -222,7 +221,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         draft.rename(target)
     except OSError as error:
         why = error.strerror or str(error)
-        raise BadInput(f"{target} cannot be written", why=why, fix="--write DIR in a folder of yours") from error
+        raise BadInput(f"{target} cannot be written", why=why, fix="--out DIR in a folder of yours") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -257,24 +256,21 @@ def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
     """Return how scripts are filled in; one is, with values that will do: a mistake is found before a long reading."""
     own = f"{site.name}-array"
     usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
-    out = target / "results" if order.out is None else cwd / order.out
-    scripts = Scripts(order.template or usual, out, order.keys, _run_words(order, cwd))
+    out = Path(order.project.get("run", "out") or target / "results")
+    keys = [("account", order.submit.account), ("constraint", order.submit.constraint)]
+    keys += [("setup", line) for line in order.submit.setup]
+    given = tuple(f"{key}={value}" for key, value in keys if value)
+    scripts = Scripts(order.plan.template or usual, cwd / out, given, _run_words(order, cwd))
     scripts.fill("0-0", Sizing(1, 3600, False, (), 0.0, 0.0, 0.0), Asking(1, "", 1, ""), target, out)
     return scripts
 
 
 def _run_words(order: PlanOrder, cwd: Path) -> tuple[str, ...]:
     """Return the options of ``badcjobs run`` that a task needs; where chunks begin and end, its rows say."""
-    said = order.config.table("run")
-    if taken := [key for key in _SAID_BY_ROWS if key in said]:
-        raise BadInput(
-            f"[run] {taken[0]} cannot be used with --write",
-            why="the rows that are written say it; badcjobs run would refuse it beside them",
-            fix=f"take it out of --config; --{taken[0].replace('_', '-')} {said[taken[0]]} on this command line",
-        )
+    others = {key: value for key, value in order.project.keys.items() if key.removeprefix("run.") not in _SAID_BY_ROWS}
     given = {key: value for key, value in order.flags.items() if key not in _SAID_BY_ROWS}
-    workers = said.get("workers_per_gpu")  # templates say auto before; the last counts
-    return tuple(order.config.run_words({"workers_per_gpu": workers, **given}, cwd))
+    workers = order.project.get("run", "workers_per_gpu")  # the templates say auto before; the last counts
+    return tuple(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
 
 
 # --- plan words -------------------------------------------------------------------------------------------------------
@@ -340,9 +336,7 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
     measured = f" ({count(plan.speed.tasks, 'task')}, {number(gpu_hours, 2)} GPU-hours without start-up)"
     if running_s is None:
         alone = span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s)
-        finished = (
-            f"not known: say with --gpus N how many GPUs there are at a time; 1 GPU takes {alone}, start-up included"
-        )
+        finished = f"not known; --parallel N says how many tasks run at a time; 1 GPU takes {alone}, start-up included"
     else:
         gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
         finished = f"after {span(running_s)} of running with {gpus}; waiting in the queue comes on top"

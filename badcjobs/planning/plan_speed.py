@@ -19,7 +19,7 @@ from badcjobs.report.completeness import merge_again
 from badcjobs.report.headlines import news_words
 from badcjobs.report.job import find_job_database
 from badcjobs.report.words import count
-from badcjobs.settings import RunSettings
+from badcjobs.settings import RunSettings, option_words
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts
 from badcjobs.workers.engines import choose_engine
@@ -160,17 +160,17 @@ def probe_line(settings: RunSettings, workers: int | None, store: str | None) ->
 
     ``workers`` None: any number will do; ``store`` None: the file in the user's cache.
     """
-    options = {
-        "--engine": None if settings.engine == _USUAL else settings.engine,
-        "--command": settings.command,
-        "--hawkears-python": settings.hawkears_python,
-        "--hawkears-root": settings.hawkears_root,
-        "--workers-per-gpu": None if workers in (None, 1) else str(workers),
-        "--store": store,
+    values = {
+        "engine": None if settings.engine == _USUAL else settings.engine,
+        "hawkears_python": settings.hawkears_python,
+        "hawkears_root": settings.hawkears_root,
+        "engine_arg": settings.engine_args,
+        "command": settings.command,
+        "workers_per_gpu": None if workers in (None, 1) else workers,
     }
-    words = [word for name, value in options.items() if value is not None for word in (name, value)]
-    arguments = [f"--engine-arg={one}" for one in settings.engine_args]
-    return shlex.join(["badcjobs", "probe", "AUDIO", *words, *arguments])
+    words = list(option_words(values))
+    file = [] if store is None else [f"--out={store}"]
+    return shlex.join(["badcjobs", "probe", "AUDIO", *file, *(["--", *words] if words else [])])
 
 
 def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> str | None:

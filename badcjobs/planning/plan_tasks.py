@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from badcjobs.cluster.sbatch_options import parse_memory, parse_minutes
 from badcjobs.errors import BadInput
 from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.site import Site
-from badcjobs.settings import refuse
+from badcjobs.settings import PlanSettings, SubmitSettings, refuse
 
 # Three minutes before the end Slurm's warning comes, and nothing new is begun; then the last results are published.
 END_S = 300.0
@@ -22,14 +23,24 @@ USUAL_TIME_S = 12 * 3600  # as of badcjobs submit
 
 @dataclass(frozen=True, slots=True)
 class PlanWish:
-    """What the command line says."""
+    """What the tasks of a plan are to be like; None: not set."""
 
     time_s: int | None = None
     gpus_per_task: int | None = None
-    gpus: int | None = None  # at a time
+    parallel: int | None = None  # tasks at a time
     margin: float | None = None
     cpus: int | None = None
     mem_gb: float | None = None
+
+    @classmethod
+    def of(cls, submit: SubmitSettings, plan: PlanSettings) -> PlanWish:
+        """Read the tables [submit] and [plan]."""
+        try:
+            time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
+            mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
+        except ValueError as error:
+            raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
+        return cls(time_s, submit.gpus_per_task, submit.parallel, plan.margin, submit.cpus, mem_gb)
 
     def longest_s(self, site: Site) -> float:
         """Return the most time that a task may ask for."""
@@ -37,7 +48,7 @@ class PlanWish:
 
     def task_gpus(self, site: Site) -> int:
         """Return the GPUs of each task: all of a node, where the site says how many that are."""
-        return self.gpus_per_task or min(site.node_gpus or 1, self.gpus or site.node_gpus or 1)
+        return self.gpus_per_task or site.node_gpus or 1
 
 
 def check_wish(wish: PlanWish, site: Site) -> None:
@@ -47,24 +58,17 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
         text = f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {site.time_h:g} h"
         mistakes.append((text, f"--time {site.time_h:g}:00:00"))
-    if wish.margin is not None and not 1 <= wish.margin < math.inf:
-        text = f"--margin {wish.margin:g} must be a number from 1: how many times as slow a task may be"
-        mistakes.append((text, "--margin 1.5"))
-    for name, value in (("--gpus", wish.gpus), ("--gpus-per-task", wish.gpus_per_task), ("--cpus", wish.cpus)):
-        if value is not None and value < 1:
-            mistakes.append((f"{name} {value} must be at least 1", f"{name} 1"))
+    if wish.gpus_per_task == 0:
+        mistakes.append(("--gpus-per-task 0: only tasks with GPUs can be planned", "--gpus-per-task 1"))
     for option, wanted, most, unit in (
-        ("--gpus-per-task", gpus, site.node_gpus, "GPUs"),
-        ("--cpus", wish.cpus, site.node_cpus, "cores"),
-        ("--mem", wish.mem_gb, site.node_memory_gb, "GB"),
+        ("--gpus-per-task ", gpus, site.node_gpus, "GPUs"),
+        ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores"),
+        ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB"),
     ):
         if wanted and most and wanted > most:
             size = f"{most:g}G" if unit == "GB" else f"{most:g}"
             text = f"a task of {wanted:g} {unit}, but a node of {where} has {most:g}"
-            mistakes.append((text, f"{option} {size}"))
-    if wish.gpus and wish.gpus < gpus:
-        text = f"--gpus {wish.gpus} at a time are fewer than the {gpus} of one task"
-        mistakes.append((text, f"--gpus-per-task {wish.gpus}"))
+            mistakes.append((text, f"{option}{size}"))
     if site.gpu_hours and gpus * longest_h > site.gpu_hours:
         text = f"one task of {gpus} GPUs × {longest_h:g} h is {gpus * longest_h:,.0f} GPU-hours"
         text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
@@ -105,7 +109,7 @@ class Margin:
 def make_margin(speed: Speed, wanted: float | None) -> Margin:
     """Return what to keep back, by what was measured and, of the slowness, what somebody wants instead."""
     if wanted is not None:
-        factor, why = wanted, "as --margin says"
+        factor, why = wanted, "as [plan] margin says"
     elif speed.slowness is None:
         factor, why = UNMEASURED_FACTOR, "no spread of speeds is known, so half as much again"
     else:
@@ -200,8 +204,8 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
     whole_s = lengths.total_ms / 1000 / rate / gpus  # as one task
     # More, to have all GPUs at work at a time, as far as that is worth their start-up.
     worth = whole_s / (_WORTH_A_START * max(margin.start_up_s, 1.0))
-    for_all_gpus = int(min((wish.gpus or site.plan_gpus or 0) // gpus, worth))
-    at_least = max(1, math.ceil(lengths.total_ms / room_ms), for_all_gpus)
+    at_a_time = int(min(wish.parallel or (site.plan_gpus or 0) // gpus, worth))
+    at_least = max(1, math.ceil(lengths.total_ms / room_ms), at_a_time)
     shares = _share_out(lengths, min(at_least, lengths.rows), room_ms)
     fullest_s = max(share.audio_ms for share in shares) / 1000 / rate / gpus
     needed_s = round_up(margin.time_s(fullest_s + tail_s))
@@ -278,14 +282,14 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
 
 def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
     """Return how many GPUs work at the same time, and who says so; None: not known, nor when all is finished."""
-    if wish.gpus is not None:
-        return wish.gpus, "as --gpus says"
+    if wish.parallel is not None:
+        return wish.parallel * sizing.gpus, "as --parallel says"
     if site.plan_gpus is not None:
         return max(site.plan_gpus, sizing.gpus), f"as the site file of {site.name} says"
     if site.gpu_hours is not None:
         largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
         return largest * sizing.gpus, "all tasks of a wave at once, which is the most that the cap allows"
-    return None, "say how many with --gpus N"
+    return None, "add --parallel N"
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -319,9 +323,9 @@ def ask_for(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> Asking:
     if (free := int((site.free_cores_per_gpu or 0.0) * gpus)) > cpus:
         cpus, cpus_why = free, f"they cost no more than the GPUs do at {site.name}; needed are {cpus} ({cpus_why})"
     if wish.cpus is not None:
-        cpus, cpus_why = wish.cpus, "as --cpus says"
+        cpus, cpus_why = wish.cpus, "as [submit] cpus says"
     if wish.mem_gb is not None:
-        mem_gb, mem_why = math.ceil(wish.mem_gb), "as --mem says"
+        mem_gb, mem_why = math.ceil(wish.mem_gb), "as [submit] mem says"
     if site.node_cpus and cpus > site.node_cpus:
         cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be asked for: {cpus_why})"
     if site.node_memory_gb and mem_gb > site.node_memory_gb:

@@ -160,7 +160,7 @@ def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     return None, (written_ms - nearest_ms) / 1000
 
 
-def ask_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
+def query_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
     before_s = clock.now_ms() / 1000
     try:
@@ -178,7 +178,7 @@ def ask_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"), skew_s)
 
 
-def ask_nodes(environ: Mapping[str, str]) -> Cluster | None:
+def query_nodes(environ: Mapping[str, str]) -> Cluster | None:
     """Ask sinfo for the nodes; None: it is not there, too busy to answer, or shows this user nothing."""
     try:
         cluster = parse_sinfo(query_sinfo(environ))
@@ -187,7 +187,7 @@ def ask_nodes(environ: Mapping[str, str]) -> Cluster | None:
     return cluster if cluster.nodes else None
 
 
-def try_script(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
+def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Let sbatch say what it thinks of a script, which submits nothing; None: nobody can ask it."""
     program = shutil.which("sbatch", path=environ.get("PATH"))
     if program is None:
@@ -211,7 +211,7 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
     return (refusal, *(line for line in lines if refusal not in line))
 
 
-def try_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
+def load_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
     try:
         done = _run([shutil.which("bash", path=environ.get("PATH")) or "bash", "-lc", _LOAD, "bash", *wanted], environ)

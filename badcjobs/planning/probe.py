@@ -26,7 +26,7 @@ from badcjobs.planning.probe_search import Bounds, ProbeStep, judge, next_step, 
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Engine
-from badcjobs.settings import AUTO, RunSettings
+from badcjobs.settings import AUTO, ProbeSettings, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.store.live_files import read_memory_peaks
@@ -54,16 +54,13 @@ _FASTER_THAN_ANYTHING = 1e6  # times real time
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """What somebody wants to know."""
+    """What ``badcjobs probe`` was given."""
 
     settings: RunSettings  # the engine, the devices, and the audio as its source
-    bounds: Bounds = field(default_factory=Bounds)
-    margin_percent: float = 10.0
-    most_s: float = 600.0  # that it may take
-    trial_s: float = 3.0  # that the chunks of one trial shall take
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    most_s: float = 600.0  # time limit
     store: Path | None = None  # None: in the user's cache
-    keep: Path | None = None  # where the task database of the trials goes; None: nowhere
-    again: bool = False  # forget what was found before
+    again: bool = False  # discard earlier results
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     allocation = read_allocation(world)
     with make_workplace(allocation) as workplace:
         paths = [world.cwd / path for path in settings.source]
-        sounds = prepare_sounds(paths, cutter, workplace, order.bounds.longest_s)
+        sounds = prepare_sounds(paths, cutter, workplace, order.probe.lengths_s[1])
         grant = find_grant(settings, world)
         if settings.engine == "demo" and settings.simulate is not None:  # it says what it has of a simulated device
             settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={workplace / 'memory'}"))
@@ -125,8 +122,8 @@ def find_grant(settings: RunSettings, world: World) -> Grant:
     if not grant.devices and settings.cpu_workers == 0:
         raise NotHere(
             "there is no GPU here to probe",
-            why=f"{grant.why}\nwith --cpu-workers 1 the CPU is measured instead: time, and memory of the node",
-            fix="srun --gpus-per-node=1 badcjobs probe …   (or --cpu-workers 1, or --simulate 1 to try it out)",
+            why=f"{grant.why}\n--cpu-workers 1 measures the CPU instead: time, and memory of the node",
+            fix="srun --gpus-per-node=1 badcjobs probe …   (or badcjobs probe … -- --cpu-workers 1)",
         )
     return Grant(grant.devices[: settings.max_gpus], grant.why)
 
@@ -135,7 +132,7 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
     """Return the file that results are kept in; that it cannot be written is said before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
-        raise BadInput("there is nowhere to keep the result", why="HOME is not set", fix="--store probe.toml")
+        raise BadInput("there is nowhere to keep the result", why="HOME is not set", fix="--out probe.toml")
     store = ProbeStore(world.cwd / file)
     try:
         return store, store.open()
@@ -143,7 +140,7 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
         raise BadInput(
             f"the result cannot be kept in {store.file}",
             why=error.strerror or str(error),
-            fix="--store OUT/probe.toml   (in the folder of a run, which finds it there)",
+            fix="--out RUN/probe.toml   (in the folder of a run, which finds it there)",
         ) from error
 
 
@@ -156,7 +153,7 @@ def make_searches(
         raise BadInput(
             "--workers-per-gpu auto cannot be probed",
             why="how long a chunk may be depends on how many workers share the device",
-            fix="badcjobs probe … --workers-per-gpu 1",
+            fix="badcjobs probe … -- --workers-per-gpu 1",
         )
     workers = int(settings.workers_per_gpu) if grant.devices else settings.cpu_workers
     models: dict[tuple[str, int | None], list[Device | None]] = {}
@@ -186,12 +183,13 @@ def open_records(
 ) -> Iterator[Records]:
     """Open a task database for the trials, and record the devices meanwhile, as a run does."""
     settings = order.settings
-    out = RunFolder((order.keep or workplace / "run").absolute())
+    keep = order.probe.keep
+    out = RunFolder(workplace / "run" if keep is None else world.cwd / keep)
     out.create()
     key = out.claim(allocation.key)
     records = Records(key, out.task_database(key), allocation, world, live_mode=settings.live_mode)
     verdict = "failed"
-    if order.keep is not None:
+    if keep is not None:
         world.log_to(out.task_log(key))
     try:
         records.begin(engine=engine.name, telemetry=settings.telemetry)
@@ -242,7 +240,7 @@ def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
     why = f"stopped by {stop.name}" if stop.requested else "the time is over"
     if something_is_kept:
         return f"{why}; what was tried is kept, and the same command goes on"
-    begins = "so the same command begins anew" + ("" if stop.requested else ": give it more time with --max-minutes")
+    begins = "so the same command begins anew" + ("" if stop.requested else ": give it more time with --time")
     return f"{why} before a trial that counts had come to its end; nothing is kept, {begins}"
 
 
@@ -265,8 +263,8 @@ class ModelSearch:
         self.in_flight: list[ProbeStep] = []
         self._at = before.at
         self._store = store
-        self._bounds = order.bounds
-        self._margin_percent, self._trial_s = order.margin_percent, order.trial_s
+        self._bounds = Bounds(*order.probe.lengths_s)
+        self._margin_percent, self._trial_s = order.probe.margin_percent, order.probe.trial_s
         self._start_up_s = 0.0
         self._guess: float | None = None  # how fast a trial was that was too short to count
 
@@ -350,11 +348,11 @@ class ModelSearch:
 
 def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
     """Say what failed, and what to do about it; it was not the device's memory."""
-    fix = "badcjobs probe … --keep DIR, then look into DIR/tasks/"
+    fix = "badcjobs probe … --config probe.keep=DIR   (then look into DIR/tasks/)"
     if trouble.error_class == HOST_MEMORY:
-        fix = f"ask for more memory (#SBATCH --mem=64G), or try nothing longer: --max-length {step.length_s / 2:g}"
+        fix = f"#SBATCH --mem=64G   (or shorter trials: {_shorter(step)})"
     elif trouble.error_class in _NOT_HERE:
-        fix = "badcjobs check AUDIO --engine …   (with the same options)"
+        fix = "badcjobs check AUDIO -- --engine …   (with the same options of run)"
     problem = BadcjobsError(
         f"{key.gpu}: chunks of {step.length_s:g} s failed, but not for want of its memory"
         f" ({trouble.error_class}); no result is kept",
@@ -363,6 +361,10 @@ def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
     )
     problem.exit_code = ExitCode.NOT_HERE if trouble.error_class in _NOT_HERE else ExitCode.CHUNKS_FAILED
     return problem
+
+
+def _shorter(step: ProbeStep) -> str:
+    return f"--config 'probe.lengths_s=[{min(60, step.length_s / 2):g}, {step.length_s / 2:g}]'"
 
 
 # --- all searches together --------------------------------------------------------------------------------------------
@@ -427,7 +429,7 @@ class Round:
             raise BadInput(
                 f"no audio of {step.length_s:g} s can be made: {problem}",
                 why=f"it is written to {self._bench.records.local.path}",
-                fix=f"export TMPDIR=/a/local/folder/with/space, or --max-length {step.length_s / 2:g}",
+                fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
             ) from problem
         self._running.append((search, run))
 

@@ -232,9 +232,7 @@ def _billing(facts: PreflightFacts) -> Cases:
 
 _NODES_AND_COST = (
     rules("GPUs")(
-        warning_if(
-            "the script asks Slurm for no GPU", "#SBATCH --gpus-per-node=1", lambda f: f.asked.gpus_per_task == 0
-        )
+        warning_if("the job asks Slurm for no GPU", "#SBATCH --gpus-per-node=1", lambda f: f.asked.gpus_per_task == 0)
     ),
     rules("{subject}", _node)(
         problem_if("a task asks for {wanted:,.4g} {unit} on a node, but a node of {whose} has {most:,.4g}", "{fix}")
@@ -272,14 +270,14 @@ _NODES_AND_COST = (
 def _account(facts: PreflightFacts) -> Cases:
     """Compare the account with the site's rule for GPU jobs; others, such as a merge, are often paid by another."""
     asked, ending = facts.asked, facts.site.account_ends_with
-    if ending and (asked.account is not None if facts.script is None else asked.gpus_per_task is not None):
+    if ending and (asked.gpus_per_task is not None or (facts.script is None and asked.account is not None)):
         yield {"account": asked.account, "ending": ending}
 
 
 def _merge_account(facts: PreflightFacts) -> Cases:
     """Find a merge, which has no GPU, that the account of GPU jobs would pay: in a script, or of ``submit``."""
     asked, script, ending = facts.asked, facts.script, facts.site.account_ends_with
-    account, option = asked.merge_account or asked.account, "badcjobs submit … --merge-account "
+    account, option = asked.merge_account or asked.account, "badcjobs submit … --config submit.merge_account="
     if script is not None:
         if script.start or asked.gpus_per_task or "merge" not in {call.command for call in script.calls}:
             return
@@ -291,7 +289,7 @@ def _merge_account(facts: PreflightFacts) -> Cases:
 _PAYING = (
     rules("account", _account)(
         problem_if(
-            "the script names no account; on {site.name} GPU jobs need one that ends in {ending}",
+            "no account is named; GPU jobs on {site.name} need one that ends in {ending}",
             "#SBATCH --account=<your allocation>{ending}",
             lambda f: f.account is None or "<" in f.account,
         ),

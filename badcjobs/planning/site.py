@@ -93,7 +93,7 @@ def find_site(name: str, cwd: Path) -> Site:
             )
     if not path.exists():
         raise BadInput(f"{path} does not exist", fix="badcjobs guide check   (how to write a site file)")
-    return parse_site(read_toml(path), str(path))
+    return parse_site(read_toml(path)[0], str(path))
 
 
 def parse_site(document: Mapping[str, Any], where: str) -> Site:

@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import NamePattern
+from badcjobs.report.completeness import find_news
+from badcjobs.report.job import find_job_database
+from badcjobs.sources.recording_names import NameReader
+from badcjobs.sources.recording_names import gap_lines
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.atomic_write import make_folder
+from badcjobs.store.export_badc import area_names
+from badcjobs.store.export_badc import write_chunks
+from badcjobs.store.export_badc import write_resume_summary
+from badcjobs.store.export_badc import write_telemetry
+from badcjobs.store.export_tables import COLUMNS
+from badcjobs.store.export_tables import VIEW
+from badcjobs.store.export_tables import DetectionFilter
+from badcjobs.store.export_tables import JobDetections
+from badcjobs.store.export_tables import Row
+from badcjobs.store.export_tables import Write
+from badcjobs.store.export_tables import check_tables
+from badcjobs.store.export_tables import list_tables
+from badcjobs.store.export_tables import load_pyarrow
+from badcjobs.store.export_tables import open_for_export
+from badcjobs.store.export_tables import read_table
+from badcjobs.store.export_tables import rows_written_to
+
+
+
 import math
 import shlex
 import sqlite3
@@ -11,28 +39,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import NamePattern
-from badcjobs.report.completeness import find_news
-from badcjobs.report.job import find_job_database
-from badcjobs.settings import Config
-from badcjobs.sources.recording_names import NameReader, gap_lines
-from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
-from badcjobs.store.export_tables import (
-    COLUMNS,
-    VIEW,
-    DetectionFilter,
-    JobDetections,
-    Row,
-    Write,
-    check_tables,
-    list_tables,
-    load_pyarrow,
-    open_for_export,
-    read_table,
-    rows_written_to,
-)
 
 Progress = Callable[[str, int], None]  # table, rows so far
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
@@ -48,27 +54,26 @@ class ExportOrder:
     source: Path
     form: str
     output: Path | None
-    # Tables as they are
-    tables: tuple[str, ...] = ()
-    everything: bool = False
-    # Detections in the time of the recordings
+    tables: tuple[str, ...] = ()  # as they are; "all": every table and view
+    # Without tables: detections in the time of the recordings
     by_study_area: bool = False
     wanted: DetectionFilter = field(default_factory=DetectionFilter)
-    patterns: tuple[NamePattern, ...] = ()  # read the paths of the recordings again
-    config: Config = field(default_factory=Config)  # where the patterns come from
-    force: bool = False
+    patterns: tuple[NamePattern, ...] = ()  # of the project file: read the paths of the recordings again
 
     @property
-    def heard(self) -> bool:
-        """Whether to export detections in the time of the recordings."""
-        return self.by_study_area or self.wanted != DetectionFilter() or self.config != Config()
+    def everything(self) -> bool:
+        """Whether every table is wanted."""
+        return "all" in self.tables
+
+    @property
+    def of_detections(self) -> bool:
+        """Whether to export detections in the time of the recordings, not tables as they are."""
+        return not self.tables and self.form != "badc"
 
     @property
     def needs_folder(self) -> bool:
-        """Whether the output is a folder; for detections also if its name has no known file ending."""
-        if self.heard:
-            return self.by_study_area or (self.output is not None and self.output.suffix.lower() not in ENDINGS)
-        return self.everything or len(self.tables) > 1 or self.form == "badc"
+        """Whether several files are wanted."""
+        return self.by_study_area or self.everything or len(self.tables) > 1 or self.form == "badc"
 
     def command_line(self) -> str:
         """Return the command for this export, ready to paste."""
@@ -76,12 +81,16 @@ class ExportOrder:
             ("--table", self.tables),
             ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
             ("--min-score", () if self.wanted.min_score is None else (f"{self.wanted.min_score:g}",)),
-            ("--config", self.config.words()),
         )
-        flags = (("--all", self.everything), ("--by-study-area", self.by_study_area), ("--force", self.force))
         words = ["badcjobs", "export", str(self.source), "--format", self.form]
         words += [word for option, given in values for value in given for word in (option, value)]
-        return shlex.join([*words, *(flag for flag, wanted in flags if wanted), "-o", str(self.output or "-")])
+        words += ["--by-study-area"] if self.by_study_area else []
+        return shlex.join([*words, "--out", str(self.output or "-")])
+
+
+def form_of(out: Path) -> str:
+    """Return the format that a file's ending stands for; csv where it stands for none."""
+    return {".json": "json", ".jsonl": "json", ".parquet": "parquet"}.get(out.suffix.lower(), "csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class ExportedFile:
     rows: int
 
 
-Exported = tuple[list[ExportedFile], list[str], list[str]]  # files, notes, and wanted species without detections
+Exported = tuple[list[ExportedFile], list[str]]  # also notes
 
 
 def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> Exported:
@@ -104,35 +113,34 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
         load_pyarrow()
     with open_for_export(database) as db:
         news = find_news(db, database)
-        if order.heard:
+        if order.of_detections:
             return _export_heard(db, order, database, news, stdout, progress)
         if order.form == "badc":
             files = _export_badc(db, order, progress)
         else:
             files = _export_tables(db, order, database, stdout, progress)
-        return files, [news] if news else [], []
+        return files, [news] if news else []
 
 
 def _check(order: ExportOrder, database: Path) -> None:
     """Refuse options that do not go together, all mistakes in one error."""
-    output, mistakes = order.output, []
-    given = {"--table": order.tables, "--all": order.everything}
-    if order.heard:
-        mistakes += [f"{name} is for tables, not for detections of recordings" for name in given if given[name]]
-        if order.form == "badc":
-            mistakes.append("--format badc has its own files, with all detections")
-        if "" in order.wanted.species:
-            mistakes.append("--species contains an empty name")
-        if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
-            mistakes.append(f"--min-score {order.wanted.min_score} is not a finite number")
-    elif order.form == "badc" and (order.tables or order.everything):
-        mistakes.append("--format badc has its own files: it takes no --table or --all")
-    elif order.everything and order.tables:
-        mistakes.append("--all and --table exclude each other")
-    if output is None and order.needs_folder and not order.heard:
-        mistakes.append("several files cannot go to stdout: -o must be a folder")
+    output = order.output
+    given = {"--by-study-area": order.by_study_area, "--species": order.wanted.species,
+             "--min-score": order.wanted.min_score is not None}  # fmt: skip
+    mistakes = []
+    if not order.of_detections:
+        of_what = "--table" if order.tables else "--format badc"
+        mistakes += [f"{name} is for detections: not with {of_what}" for name in given if given[name]]
+    if order.form == "badc" and order.tables:
+        mistakes.append("--format badc has its own files: it takes no --table")
+    if "" in order.wanted.species:
+        mistakes.append("--species contains an empty name")
+    if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
+        mistakes.append(f"--min-score {order.wanted.min_score} is not a finite number")
+    if output is None and order.needs_folder and not order.by_study_area:
+        mistakes.append("several files cannot go to stdout: --out must be a folder")
     if output is not None and output.exists() and output.samefile(database):
-        mistakes.append(f"-o {output} is the database itself")
+        mistakes.append(f"--out {output} is the database itself")
     if mistakes:
         raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
     if order.by_study_area and (output is None or output.suffix.lower() in ENDINGS):
@@ -140,7 +148,7 @@ def _check(order: ExportOrder, database: Path) -> None:
         folder = Path("detections") if output is None else output.with_suffix("")
         raise BadInput(
             f"--by-study-area writes several files, not {said}",
-            why=f"-o must be a folder; {ALL}.{order.form} in it has all detections in one file",
+            why=f"--out must be a folder; {ALL}.{order.form} in it has all detections in one file",
             fix=replace(order, output=folder).command_line(),
         )
     if order.needs_folder and output is not None and output.exists() and not output.is_dir():
@@ -226,12 +234,13 @@ def _export_heard(
     if order.needs_folder:
         files = _write_areas(heard, order, progress)
     else:
-        if order.output is not None:
-            _refuse_to_overwrite(order, [order.output])
+        target = order.output
+        if target is not None and target.is_dir():
+            target /= f"detections.{order.form}"
         batches = (batch for _, batch in heard.batches(order.wanted, order.form))
-        files = [_write_file(order, order.output, VIEW, COLUMNS, batches, stdout, progress)]
+        files = [_write_file(order, target, VIEW, COLUMNS, batches, stdout, progress)]
     never_heard = heard.never_heard(order.wanted.species)
-    return files, list(_notes(heard, order, files, never_heard, news)), never_heard
+    return files, list(_notes(heard, order, files, never_heard, news))
 
 
 def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
@@ -248,7 +257,6 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
     targets = {area: folder / f"{name}.{order.form}" for area, name in names.items()}
     make_folder(folder)
     all_of_them = folder / f"{ALL}.{order.form}"
-    _refuse_to_overwrite(order, [all_of_them, *targets.values()])
     batches = heard.batches(order.wanted, order.form)
     files, total = list[ExportedFile](), 0
     with _writer(order, all_of_them, COLUMNS) as write_all:
@@ -266,17 +274,6 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
                     area, batch = next(batches, (None, None))
             files.append(ExportedFile(str(targets[current]), VIEW, rows))
     return [ExportedFile(str(all_of_them), VIEW, total), *files]
-
-
-def _refuse_to_overwrite(order: ExportOrder, targets: Sequence[Path]) -> None:
-    there = [] if order.force else [target for target in targets if target.is_file()]
-    if there:
-        more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
-        raise BadInput(
-            f"{', '.join(map(str, there[:_NAMED]))}{more}: already there",
-            why="files of an earlier export are overwritten only with --force",
-            fix=replace(order, force=True).command_line(),
-        )
 
 
 def _notes(

@@ -7,6 +7,19 @@ found in Slurm by that name. An emulation keeps the states of its tasks in ``log
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import CutShort
+from badcjobs.model import Submitted
+from badcjobs.model import default_cpus
+from badcjobs.model import default_mem
+from badcjobs.store.run_lock import emulated_command
+from badcjobs.store.run_lock import is_emulated_now
+from badcjobs.settings import value_text
+
+
+
+
 import json
 import os
 import shlex
@@ -15,9 +28,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
-from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
 NO_NOTE = "no information"
@@ -118,23 +128,22 @@ def _record_of(values: dict[str, Any]) -> Record:
 
 
 def asked_of(order: ArrayOrder) -> dict[str, Any]:
-    """Return an order as options of submit; times are in minutes, as in sbatch."""
+    """Return the options and keys of submit that an order stands for; times are in minutes, as sbatch takes them."""
     return {
-        "--array": order.spec,
+        "--sbatch=--array": order.spec,
         "--gpus-per-task": order.gpus_per_task,
         "--cpus": order.cpus,
         "--mem": order.mem,
         "--time": order.time_min,
         "--account": order.account,
-        "--partition": order.partition,
         "--constraint": order.constraint,
         "--sbatch": list(order.extra_sbatch),
-        "--job-name": order.name,
-        "--setup": list(order.setup),
-        "--requeues": order.requeues,
-        "--merge-account": order.merge_account,
-        "--merge-mem": order.merge_mem,
-        "--merge-time": order.merge_time_min,
+        "--sbatch=--job-name": order.name,
+        "submit.setup": list(order.setup),
+        "submit.requeues": order.requeues,
+        "submit.merge_account": order.merge_account,
+        "submit.merge_mem": order.merge_mem,
+        "submit.merge_time": order.merge_time_min,
     }
 
 
@@ -151,15 +160,24 @@ def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[st
     """Return the ``badcjobs submit`` that repeats a submission, without options that have their default value."""
     gpus = asked["--gpus-per-task"]  # the defaults of cores and memory depend on it
     defaults = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
-    return (
-        *("badcjobs", "submit", *run_arguments[1:], f"--cluster={cluster}"),
-        *(
-            f"{option}={one}"
-            for option, value in asked.items()
-            if value is not None and value != defaults.get(option)
-            for one in (value if isinstance(value, list) else [value])
-        ),
-    )
+    words, of_run = list[str](), list[str]()
+    for word in run_arguments[1:]:  # SOURCE, --out and --config stand before --, other options of run after it
+        (words if not word.startswith("--") or word.startswith(("--out=", "--config=")) else of_run).append(word)
+    words.append(f"--cluster={cluster}")
+    for option, value in asked.items():
+        if value is None or value == defaults.get(option):
+            continue
+        if option.startswith("submit."):
+            words.append(f"--config={option}={value_text(value)}")
+        else:
+            words += [f"{option}={one}" for one in (value if isinstance(value, list) else [value])]
+    return ("badcjobs", "submit", *words, *(["--", *of_run] if of_run else []))
+
+
+def with_words(command: Sequence[str], *more: str) -> tuple[str, ...]:
+    """Return a ``badcjobs submit`` with more options of its own: before --."""
+    at = command.index("--") if "--" in command else len(command)
+    return (*command[:at], *more, *command[at:])
 
 
 def _option_text(value: Any) -> str:
@@ -181,8 +199,8 @@ class Trace:
     notes: Mapping[int, str] = field(default_factory=dict)  # what an emulation has written about each array index
 
     def line(self, *more: str) -> str:
-        """Return the command to paste, with more arguments at its end; empty: not known."""
-        return shlex.join([*self.command, *more]) if self.command else ""
+        """Return the command to paste, with more options; empty: it is not known."""
+        return shlex.join(with_words(self.command, *more)) if self.command else ""
 
     def log_of(self, index: int) -> str | None:
         """Return the log of an array task; None: not known, or not readable."""

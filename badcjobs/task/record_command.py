@@ -118,7 +118,7 @@ def _check_options(options: RecordingOptions, duration_s: float | None, out: Pat
     replay = options.stand_in.replay
     if replay is not None and out.exists() and Path(replay).exists() and out.samefile(replay):
         raise BadInput(
-            f"{out} is the recording that --replay plays",
+            f"{out} is the recording that --simulate plays",
             why="it would be overwritten before it is read",
             fix=f"the same command with --out {out.with_stem(out.stem + '-again')}",
         )
@@ -132,8 +132,8 @@ def check_target(out: Path, *, overwrite: bool) -> None:
     try:
         if out.exists() and not overwrite:
             why, fix = (
-                "recordings are not overwritten without --overwrite",
-                "another name, or --overwrite (overwrite=True)",
+                "recordings are not overwritten without --force",
+                "another name, or --force (overwrite=True)",
             )
             raise BadInput(f"{out} already exists", why=why, fix=fix)
         if not out.absolute().parent.is_dir():

@@ -267,9 +267,9 @@ class ProbeStore:
                 begin = self.file.read_bytes()[: len(_HEAD)]
                 if self.file.name != STORE and begin and not begin.startswith(_HEAD[:30].encode()):
                     raise BadInput(
-                        f"--store {self.file} is not a probe file",
+                        f"--out {self.file} is not a probe file",
                         why=f"the file exists, and badcjobs probe did not write it ({error})",
-                        fix=f"the same command with --store {STORE}",
+                        fix=f"the same command with --out {STORE}",
                     ) from error
                 aside = damaged_name(self.file)
                 log.warning("%s is damaged (%s); renamed to %s", self.file, error, aside.name)

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         db.execute("UPDATE attempt SET chunk_id = ? WHERE ended_at_ms IS NULL", (NASTY,))
     with closing(sqlite3.connect(files[2])) as db, db:
         db.execute("UPDATE alert SET message = ?", (NASTY,))
-    with LiveServer(folder.parent, folder, "--interval", "0.2") as server:
+    with LiveServer(folder.parent, folder, interval_s=0.2) as server:
         yield server
 
 
@@ -110,7 +110,7 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         )
         replace(task, ended_at_ms=begun_ms + 60_000, chunk_ended_at_ms=begun_ms + 5_000).write()
     (tmp_path / "run" / "run.toml").write_text('[run]\nsource = ["/data/m.csv"]\n')
-    with LiveServer(tmp_path, tmp_path / "run", "--interval", "0.1") as server:
+    with LiveServer(tmp_path, tmp_path / "run", interval_s=0.1) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")  # it was asked for
         assert texts(page, ".card .task") == ["task 4821_2, ended", "task 4821_1, ended", "task 4821_0, ended"]
@@ -197,7 +197,7 @@ def test_the_page_follows_a_task_database_that_is_replaced_and_says_when_the_ser
 ) -> None:
     task = TaskFile(tmp_path / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None)
     task.write()
-    with LiveServer(tmp_path, tmp_path / "run", "--interval", "0.1") as server:
+    with LiveServer(tmp_path, tmp_path / "run", interval_s=0.1) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         assert texts(page, "#progress b") == ["50 %"]
         page.evaluate("document.querySelector('#tasks th button').focus()")
@@ -223,7 +223,7 @@ def test_with_a_token_the_address_forgets_it_and_the_page_is_live(browser: Brows
 
 
 def test_this_machines_devices_are_shown_without_tasks(browser: Browser, tmp_path: Path) -> None:
-    with LiveServer(tmp_path, "--simulate", "2", "--interval", "0.2") as server:
+    with LiveServer(tmp_path, "--simulate", "2", interval_s=0.2) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")
         assert len(texts(page, ".card")) == 2

@@ -313,7 +313,7 @@ LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load i
 def steady(site: FixedSite, many: int) -> tuple[object, ...]:
     """Return the options for simulated devices that always have the same load."""
     (site.folder / "loads.toml").write_text("".join(LOADS.partition(f"[[device]]\nindex = {many}\n")[:1]))
-    return ("--simulate", many, "--simulate-script", "loads.toml")
+    return ("--simulate", "loads.toml")
 
 
 def test_devices(site: FixedSite, pinned: Pinned) -> None:

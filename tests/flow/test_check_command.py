@@ -58,24 +58,33 @@ load = ["gcc", "cuda"]
 
 # name → arguments, which of the machines below
 ASKED: dict[str, tuple[str, str]] = {
-    "good": ("manifest.csv --script good.sbatch", "bare"),
-    "bad, on sockeye": ("manifest.csv --script bad.sbatch --site sockeye", "bare"),
-    "with Slurm and modules": ("--script good.sbatch --site mine.toml", "cluster"),
-    "a silent Slurm": ("--engine demo", "silent"),
+    "good": ("good.sbatch manifest.csv", "bare"),
+    "bad, on sockeye": ("bad.sbatch manifest.csv --site sockeye", "bare"),
+    "with Slurm and modules": ("good.sbatch --site mine.toml", "cluster"),
+    "a silent Slurm": ("-- --engine demo", "silent"),
     "no HawkEars": ("--out results", "bare"),
-    "no models": ("--hawkears-root {folder} --out results", "hawkears"),
-    "HawkEars": ("--hawkears-root {folder}/hawkears --out results", "hawkears"),
-    "broken source": ("broken.csv --engine demo --json", "bare"),
-    "broken source, quick": ("broken.csv --engine demo --quick --json", "bare"),
-    "twice, quick": ("twice.csv --engine demo --quick --json", "bare"),
-    "json": ("manifest.csv --out results --engine demo --tasks 2 --json", "bare"),
-    "quick": ("manifest.csv --engine demo --quick --json", "bare"),
-    "unwritable": ("--out /proc/results --engine demo --json", "bare"),
-    "another run": ("manifest.csv --out used --engine demo --tasks 9 --json", "bare"),
-    "another source": ("broken.csv --out used --engine demo --quick --json", "bare"),
+    "no models": ("--out results -- --hawkears-root {folder}", "hawkears"),
+    "HawkEars": ("--out results -- --hawkears-root {folder}/hawkears", "hawkears"),
+    "broken source": ("broken.csv --json -- --engine demo", "bare"),
+    "broken source, quick": ("broken.csv --quick --json -- --engine demo", "bare"),
+    "twice, quick": ("twice.csv --quick --json -- --engine demo", "bare"),
+    "json": ("manifest.csv --out results --tasks 2 --json -- --engine demo", "bare"),
+    "quick": ("manifest.csv --quick --json -- --engine demo", "bare"),
+    "unwritable": ("--out /proc/results --json -- --engine demo", "bare"),
+    "another run": ("manifest.csv --out used --tasks 9 --json -- --engine demo", "bare"),
+    "another source": ("broken.csv --out used --quick --json -- --engine demo", "bare"),
+    "line of submit": (
+        "manifest.csv -o x --cluster local --root . --again --dry-run --wait --tasks 200 --parallel 2 --gpus-per-task 4"
+        " --cpus 8 --mem 64G --time 72:00:00 --constraint gpu_mem_32 --sbatch=--partition=gpu --site sockeye --json"
+        " -- --engine demo",
+        "bare",
+    ),
+    "variables": ("own.sbatch manifest.csv --out results --time 30 --json -- --engine demo", "bare"),
+    "no variable": ("good.sbatch -- --engine demo", "bare"),
+    "before the dashes": ("manifest.csv --engine demo", "bare"),
     "no such site": ("--site atlantis", "bare"),
-    "no such script": ("--script nowhere.sbatch", "bare"),
-    "no such engine": ("--engine kazoo", "bare"),
+    "no such script": ("nowhere.sbatch", "bare"),
+    "no such engine": ("-- --engine kazoo", "bare"),
     "no such time": ("--time noon", "bare"),
     "wrong site": ("--site wrong.toml", "bare"),
 }
@@ -98,6 +107,9 @@ def answers(shared_site: Site) -> dict[str, Outcome]:
     folder = shared_site.folder
     shared_site.manifest(6)
     files = {"good.sbatch": GOOD_SCRIPT, "bad.sbatch": BAD_SCRIPT, "mine.toml": OWN_SITE}
+    files["own.sbatch"] = GOOD_SCRIPT.replace(
+        "manifest.csv --out results --engine demo", '"$SOURCE" --out "$OUT" $BADCJOBS_ARGS'
+    )
     files["wrong.toml"] = 'name = "x"\n[limits]\nbirds = 3\n'
     files["broken.csv"] = "\n".join([MANIFEST_HEADER, *(f"r,c{i},gone{i}.wav,0,600,0,," for i in range(30))]) + "\n"
     files["twice.csv"] = "\n".join([MANIFEST_HEADER, *["r,c,gone.wav,0,600,0,,"] * 3]) + "\n"
@@ -221,6 +233,30 @@ def test_the_document_has_the_verdict_what_was_asked_and_every_finding(answers: 
     assert found.json["warnings"] == sum(one["severity"] == "warning" for one in found.json["findings"])
 
 
+def test_the_line_of_submit_is_judged_and_fixes_are_options_of_submit(answers: dict[str, Outcome]) -> None:
+    found = answers["line of submit"]
+    assert found.exit_code == 1, found.stderr
+    asked = found.json["asked"]
+    assert (asked["tasks"], asked["gpus_per_task"], asked["cpus"], asked["time_s"]) == (200, 4, 8, 72 * 3600)
+    assert (asked["partition"], asked["constraint"]) == ("gpu", "gpu_mem_32")
+    problems = findings(found, "problem")
+    assert problems["account"]["fix"] == "--account <your allocation>-gpu"
+    assert problems["GPU-hours"]["fix"].startswith("--time 3:00:00 ")
+    assert findings(found, "warning")["billing"]["fix"].startswith("--mem 16G ")
+    usual = answers["quick"].json["asked"]
+    assert (usual["gpus_per_task"], usual["cpus"], usual["memory_gb_per_node"], usual["time_s"]) == (1, 2, 4, 43200)
+
+
+def test_source_out_and_run_options_reach_a_script_in_its_variables(answers: dict[str, Outcome]) -> None:
+    found = answers["variables"]
+    assert found.exit_code == 0, found.stdout
+    fine = findings(found, "fine")
+    assert "6 chunks" in fine["source"]["text"]
+    assert "/results can be written here" in fine["out"]["text"]
+    assert fine["engine"]["text"] == "demo can be started here"
+    assert found.json["asked"]["time_s"] == 1800
+
+
 def test_a_folder_that_cannot_be_written_here_is_a_problem_with_the_reason(answers: dict[str, Outcome]) -> None:
     assert answers["unwritable"].exit_code == 1
     assert "/proc/results cannot be written here: " in findings(answers["unwritable"], "problem")["out"]["text"]
@@ -237,7 +273,9 @@ def test_a_folder_with_another_run_in_it_is_a_problem(answers: dict[str, Outcome
         ("no such site", ("atlantis", "sockeye")),
         ("no such script", ("nowhere.sbatch",)),
         ("no such engine", ("kazoo", "hawkears")),
-        ("no such time", ("--time=noon",)),
+        ("no such time", ("--time", "noon", "H:M:S")),
+        ("no variable", ("good.sbatch does not use BADCJOBS_ARGS", "--engine=demo")),
+        ("before the dashes", ("No such option: --engine", "badcjobs check … -- --engine demo")),
         ("wrong site", ("birds", "array_tasks")),
     ],
 )

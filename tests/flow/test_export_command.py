@@ -40,20 +40,18 @@ def test_every_form_is_written_and_named_on_stdout(site: Site, database: Path) -
     assert pyarrow.parquet.read_table(files["parquet"])["label"].to_pylist() == labels
 
 
-def test_json_says_what_was_written(site: Site, database: Path) -> None:
-    folder = site.folder / "tables"
-    done = site.badcjobs(
-        "export", database, "--format", "csv", "--table", "chunk", "--table", "task", "-o", folder, "--json"
+def test_several_tables_are_files_of_a_folder_and_all_means_every_one(site: Site, database: Path) -> None:
+    folder, everything = site.folder / "tables", site.folder / "all"
+    two, every = site.badcjobs_each(
+        [
+            ("export", database, "--table", "chunk", "--table", "task", "-o", folder),
+            ("export", database, "--table", "all", "--format", "json", "-o", everything),
+        ]
     )
-    assert done.json == {
-        "format": "csv",
-        "files": [
-            {"path": str(folder / "chunk.csv"), "table": "chunk", "rows": 5},
-            {"path": str(folder / "task.csv"), "table": "task", "rows": 2},
-        ],
-        "notes": [],
-    }
-    assert done.stderr == ""
+    assert two.stdout == f"{folder / 'chunk.csv'}: 5 rows (chunk)\n{folder / 'task.csv'}: 2 rows (task)\n"
+    assert two.stderr == ""
+    assert every.exit_code == 0, every.stderr
+    assert {"chunk.json", "sample.json", "job_summary.json"} <= {path.name for path in everything.iterdir()}
 
 
 def test_stdout_is_utf_8_whatever_the_locale_and_holds_nothing_else(site: Site) -> None:
@@ -64,8 +62,8 @@ def test_stdout_is_utf_8_whatever_the_locale_and_holds_nothing_else(site: Site) 
         "badcjobs",
         "export",
         str(task),
-        "--format",
-        "csv",
+        "--table",
+        "detection",
         "-o",
         "-",
     ]
@@ -114,11 +112,11 @@ def test_a_reader_who_leaves_early_is_no_failure(site: Site, form: str) -> None:
 
 def test_badc_files_are_made_for_a_job(site: Site, database: Path) -> None:
     out = site.folder / "for-badc"
-    done = site.badcjobs("export", site.out, "--format", "badc", "-o", out, "--json")
-    assert [(Path(file["path"]).name, file["table"], file["rows"]) for file in done.json["files"]] == [
-        ("for-badc", "chunk", 4),
-        ("telemetry.jsonl", "attempt", 8),
-        ("telemetry.jsonl.summary.json", "chunk", 4),
+    done = site.badcjobs("export", site.out, "--format", "badc", "-o", out)
+    assert done.stdout.splitlines() == [
+        f"{out}: 4 rows (chunk)",
+        f"{out}/telemetry.jsonl: 8 rows (attempt)",
+        f"{out}/telemetry.jsonl.summary.json: 4 rows (chunk)",
     ]
     document = json.loads((out / "rec" / "a.json").read_text())
     assert (document["chunk_id"], document["status"]) == ("a", "ok")
@@ -131,9 +129,10 @@ def test_wrong_input_is_refused_in_our_way(site: Site, database: Path) -> None:
     cases = [
         ((*export, "xml"), 2, ("xml", "parquet")),
         ((*export, "csv", "--table", "nope", "--table", "neither"), 2, ("nope, neither", "detection")),
-        (("export", site.out, "--format", "csv", "-o", "-", "--json"), 2, ("--json and -o -",)),
-        (("export", site.out, "--format", "csv"), 2, ("-o",)),
-        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is not a run folder",)),
+        (("export", site.out, "--table", "all", "-o", "-"), 2, ("several files cannot go to stdout",)),
+        (("export", "-o", "x.csv"), 2, ("DIR is missing",)),
+        (("export", site.out, "--format", "csv"), 2, ("--out",)),
+        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is no run folder",)),
         (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, ("gone does not exist",)),
         (("export", site.folder / "text.sqlite", "--format", "csv", "-o", "x"), 4, ("text.sqlite",)),
     ]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+
+
 import csv
 import json
 import sqlite3
@@ -14,8 +19,6 @@ from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
 
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder, merge
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",
@@ -101,18 +104,14 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
     assert "1 of 4 recordings has no date in the name" in done.stderr
     assert f"1 of 4 recordings has no study area in the path, e.g. {LOOSE}.wav" in done.stderr
 
-    again = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder)
-    assert_refused(again, 2, "all_study_areas.csv", "already there", "--force")
-    forced = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder, "--force")
-    assert forced.exit_code == 0, forced.stderr
-    assert read_csv(folder / "all_study_areas.csv") == everything
-    assert "did not write" not in forced.stderr
+    again = job.badcjobs("export", job.out, "--by-study-area", "-o", folder)
+    assert again.exit_code == 0, again.stderr
+    assert read_csv(folder / "all_study_areas.csv") == everything  # replaced whole
+    assert "did not write" not in again.stderr
 
     other = job.folder / "stations.toml"
     other.write_text('[recordings]\npatterns = ["Fort Smith/**/{study_area}/A/Data/*"]\n')
-    renamed = job.badcjobs(
-        "export", job.out, "--format", "csv", "--by-study-area", "--config", other, "-o", folder, "--force"
-    )
+    renamed = job.badcjobs("export", job.out, "--by-study-area", "--config", other, "-o", folder)
     assert renamed.exit_code == 0, renamed.stderr
     said = f"1 file is in {folder} that this export did not write, perhaps from an earlier one: Fort Smith.csv;"
     assert said in renamed.stderr
@@ -120,22 +119,22 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
 
 
 def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> None:
-    one, none, other = job.folder / "one.parquet", job.folder / "none", job.folder / "other.csv"
+    one, none, other = (job.folder / name for name in ("one.parquet", "none.parquet", "other.csv"))
     some, nothing, high = job.badcjobs_each([
-        ("export", job.out, "--format", "parquet", "--species", "loud,ROPT", "-o", one, "--json"),
-        ("export", job.out, "--format", "parquet", "--species", "ROPT,RUGR", "-o", none),
-        ("export", job.out, "--format", "csv", "--min-score", "0.99", "-o", other),
+        ("export", job.out, "--species", "loud,ROPT", "-o", one),
+        ("export", job.out, "--species", "ROPT,RUGR", "-o", none),
+        ("export", job.out, "--min-score", "0.99", "-o", other),
     ])  # fmt: skip
-    assert some.json["never_heard"] == ["ROPT"]
+    assert "never heard in this job: ROPT\n" in some.stderr
     table = pyarrow.parquet.read_table(one)
     assert (table.num_rows, table.column_names) == (12, COLUMNS)
     assert [str(kind) for kind in table.schema.types] == ["string"] * 3 + ["double"] * 2 + ["string"] * 2 + [
         "double", "string", "string"
     ]  # fmt: skip
     assert nothing.exit_code == 0
-    assert "no detections in this job: ROPT, RUGR" in nothing.stderr
-    assert "nothing to export: no detection has these species and scores" in nothing.stderr
-    assert pyarrow.parquet.read_table(none / "Fort Smith.parquet").column_names == COLUMNS
+    assert "never heard in this job: ROPT, RUGR" in nothing.stderr
+    assert "nothing to export: no detection is of these species and scores" in nothing.stderr
+    assert pyarrow.parquet.read_table(none).column_names == COLUMNS
     assert other.read_text() == ",".join(COLUMNS) + "\n"
     assert "nothing to export" in high.stderr
 
@@ -163,18 +162,18 @@ def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:
         )
         db.executemany(insert, [(str(number), area) for number, area in enumerate(areas)])
     out = site.folder / "deep" / "out"
-    done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out, "--json")
+    done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out)
     assert done.exit_code == 0, done.stderr
-    assert len({file["path"] for file in done.json["files"]}) == len(done.json["files"]) == 9
-    assert all(Path(file["path"]).parent == out for file in done.json["files"])
+    assert len({*done.stdout.splitlines()}) == len(done.stdout.splitlines()) == 9
+    assert all(Path(line.rpartition(": ")[0]).parent == out for line in done.stdout.splitlines())
     assert len(list(out.iterdir())) == 9
     assert [path.name for path in (site.folder / "deep").iterdir()] == ["out"]
 
 
 def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Site) -> None:
-    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--all")
-    refused = job.badcjobs("export", job.out, "--format", "csv", *words, "-o", job.folder / "nothing")
-    said = ("contains an empty name", "is not a finite number", "--table is for tables", "--all is for tables")
+    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--by-study-area")
+    refused = job.badcjobs("export", job.out, *words, "-o", job.folder / "nothing")
+    said = ("contains an empty name", "is not a finite number", "--by-study-area is for detections: not with --table")
     assert_refused(refused, 2, *said)
     assert not (job.folder / "nothing").exists()
 
@@ -182,11 +181,11 @@ def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Si
 def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: Site) -> None:
     site.out.mkdir()
     task, stdout, file = site.badcjobs_each([
-        ("export", job.task_databases()[0], "--format", "csv", "--min-score", "0", "-o", "-"),
+        ("export", job.task_databases()[0], "-o", "-"),
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", "-"),
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
     ])  # fmt: skip
     assert_refused(task, 4, f"badcjobs merge {job.out}")
-    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--by-study-area -o detections")
-    assert_refused(file, 2, "writes several files, not one file", f"--by-study-area -o {site.folder / 'july'}")
+    assert_refused(stdout, 2, "writes several files, not stdout", "all_study_areas.csv", "--by-study-area --out detections")
+    assert_refused(file, 2, "writes several files, not one file", f"--by-study-area --out {site.folder / 'july'}")
     assert not (site.folder / "july.csv").exists()

@@ -73,7 +73,7 @@ def answers(shared_site: Site) -> dict[str, Outcome]:
         "for people": "--free 3 --max-utilization 30 --min-memory-mib 9000",
         "more than there are": "--free 5 --wait 60",
     }
-    commands = [("gpus", "--simulate", 4, "--simulate-script", script, *args.split()) for args in asked.values()]
+    commands = [("gpus", "--simulate", script, *args.split()) for args in asked.values()]
     envs = [dict(locks(shared_site)) for _ in asked]
     envs[2]["CUDA_VISIBLE_DEVICES"] = "0,3"
     return dict(zip(asked, shared_site.badcjobs_each(commands, envs), strict=True))
@@ -85,7 +85,7 @@ def test_the_freest_devices_come_with_the_best_first(answers: dict[str, Outcome]
     assert uuids(found) == [SIMULATED.format(1), SIMULATED.format(2)]
     scores = [device["score"] for device in found.json["devices"]]
     assert scores == sorted(scores, reverse=True)
-    assert all("chosen by --free 2" in device["why"] for device in found.json["devices"])
+    assert all("one of the 2 most free GPUs" in device["why"] for device in found.json["devices"])
 
 
 def test_people_get_the_line_that_takes_them(answers: dict[str, Outcome]) -> None:
@@ -114,7 +114,7 @@ def test_more_devices_than_there_are_end_at_once(answers: dict[str, Outcome]) ->
 def test_gpus_waits_for_a_device_that_becomes_free_and_says_so(site: Site) -> None:
     script = loads(site, "[[0, 95], [2, 1]]")
     found = site.badcjobs(
-        "gpus", "--simulate", 1, "--simulate-script", script, "--free", 1, "--max-utilization", 10, "--wait", 30,
+        "gpus", "--simulate",  script, "--free", 1, "--max-utilization", 10, "--wait", 30,
         "--json", env=locks(site),
     )  # fmt: skip
     assert (found.exit_code, uuids(found)) == (0, [SIMULATED.format(0)]), found.stderr
@@ -139,35 +139,36 @@ def test_flags_that_contradict_each_other_are_refused(site: Site, args: str, wor
     assert words in refused.stderr
 
 
-# --- badcjobs run --free ----------------------------------------------------------------------------------------------
+# --- badcjobs run --max-gpus ------------------------------------------------------------------------------------------
 
 
 def test_a_run_takes_the_freest_devices_and_writes_down_how_they_were_chosen(site: Site) -> None:
     script = loads(site, "[[0, 95]]", "[[0, 10]]", "[[0, 60]]", "[[0, 0]]")
     done = site.run(
-        site.manifest(6), "--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", 4, "--simulate-script", script,
-        "--free", 2, "--json", env=locks(site),
+        site.manifest(6), "--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate",  script,
+        "--max-gpus", 2, "--json", env=locks(site),
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     assert (done.json["devices"], done.json["workers"]) == (2, 2)
     found = site.rows("SELECT device_index, uuid, why FROM device ORDER BY device_index")
     assert [row[:2] for row in found] == [(1, SIMULATED.format(1)), (3, SIMULATED.format(3))]
-    assert all("chosen by --free 2: score 0." in why for *_, why in found)
+    assert all("one of the 2 most free GPUs: score 0." in why for *_, why in found)
     after = site.badcjobs("gpus", "--simulate", 4, "--free", 4, "--json", env=locks(site))
     assert after.exit_code == 0, "a run that has ended still holds its devices"
 
 
-def test_max_gpus_still_caps_the_workers_of_a_run_that_picked_more(site: Site) -> None:
-    args = ("--engine", "demo", "--simulate", 4, "--free", 3, "--max-gpus", 1, "--json")
+def test_more_gpus_than_there_are_is_no_mistake(site: Site) -> None:
+    args = ("--engine", "demo", "--simulate", 2, "--max-gpus", 9, "--json")
     done = site.run(site.manifest(3), *args, env=locks(site))
-    assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 3, 1), done.stderr
+    assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 2, 2), done.stderr
 
 
-def test_inside_a_slurm_job_nothing_is_picked(site: Site) -> None:
+def test_inside_a_slurm_job_the_granted_gpus_are_used_in_their_order_and_not_locked(site: Site) -> None:
+    script = loads(site, "[[0, 95]]", "[[0, 0]]")
     env = {**array_task(0, (0, 1)), "CUDA_VISIBLE_DEVICES": "0,1", **locks(site)}
-    refused = site.run(site.manifest(3), "--engine", "demo", "--simulate", 4, "--free", 1, env=env)
-    assert_refused(refused, 2, "--free 1 cannot be used inside a Slurm job", "Slurm has chosen", "without --free")
-    assert not site.out.exists()
+    done = site.run(site.manifest(3), "--engine", "demo", "--simulate", script, "--max-gpus", 1, "--json", env=env)
+    assert (done.exit_code, done.json["workers"]) == (0, 1), done.stderr
+    assert site.rows("SELECT DISTINCT device_index FROM worker JOIN device USING (device_id)") == [(0,)]
 
 
 def test_a_run_that_finds_no_free_device_leaves_nothing(site: Site) -> None:
@@ -176,10 +177,8 @@ def test_a_run_that_finds_no_free_device_leaves_nothing(site: Site) -> None:
         "--engine",
         "demo",
         "--simulate",
-        2,
-        "--simulate-script",
         script,
-        "--free",
+        "--max-gpus",
         1,
         "--config",
         "run.max_utilization=50",
@@ -193,7 +192,7 @@ def test_a_missing_engine_is_told_before_anybody_waits_for_a_device(site: Site) 
     began_s = time.monotonic()
     refused = site.run(
         site.manifest(3), "--command", "no-such-program {input} {output}", "--simulate", 1,
-        "--free", 1, "--config", "run.max_utilization=0", "--config", "run.wait_s=50", env=locks(site),
+        "--max-gpus", 1, "--config", "run.max_utilization=0", "--config", "run.wait_s=50", env=locks(site),
     )  # fmt: skip
     assert_refused(refused, 3, "no-such-program")
     assert time.monotonic() - began_s < 45
@@ -205,10 +204,8 @@ def test_a_signal_ends_the_waiting_with_the_code_of_an_orderly_stop(site: Site) 
         "--engine",
         "demo",
         "--simulate",
-        1,
-        "--simulate-script",
         script,
-        "--free",
+        "--max-gpus",
         1,
         "--config",
         "run.max_utilization=50",
@@ -229,10 +226,8 @@ def test_the_time_spent_waiting_is_not_counted_as_gpu_time(site: Site) -> None:
         "--engine",
         "demo",
         "--simulate",
-        1,
-        "--simulate-script",
         script,
-        "--free",
+        "--max-gpus",
         1,
         "--config",
         "run.max_utilization=50",
@@ -246,11 +241,11 @@ def test_the_time_spent_waiting_is_not_counted_as_gpu_time(site: Site) -> None:
 def test_a_device_of_a_run_is_nobody_elses_until_that_run_is_killed(site: Site) -> None:
     command, seen, _ = waiting_command(site, "long")
     env = locks(site)
-    program = site.start_run(site.manifest(3), "--command", command, "--simulate", 2, "--free", 1, env=env)
+    program = site.start_run(site.manifest(3), "--command", command, "--simulate", 2, "--max-gpus", 1, env=env)
     with running(program):
         wait_for(lambda: list(seen.iterdir()), "its worker is at work")
         (mine,) = [path.name for path in seen.iterdir()]
-        other = site.badcjobs("gpus", "--simulate", 2, "--free", 1, "--json", env=env)
+        other = site.badcjobs("gpus", "--simulate", 2, "--max-gpus", 1, "--json", env=env)
         assert other.exit_code == 0, other.stderr
         assert uuids(other) != [mine]
         both = site.badcjobs("gpus", "--simulate", 2, "--free", 2, env=env)
@@ -263,7 +258,7 @@ def start_a_pair(site: Site, manifest: Path, attempt: int) -> list[set[str]]:
     """Start two runs at once, each of which keeps its devices until both have shown theirs; return what each took."""
     command, seen, enough = waiting_command(site, f"pair{attempt}")
     outs = [site.folder / f"run{attempt}-{name}" for name in ("a", "b")]
-    args = (*QUICK, "--command", command, "--simulate", 4, "--free", 2, "--no-emit-gpu-telemetry")
+    args = (*QUICK, "--command", command, "--simulate", 4, "--max-gpus", 2, "--no-emit-gpu-telemetry")
     env = locks(site, f"locks{attempt}")
     programs = [site.start("run", manifest, "--out", out, *args, env=env) for out in outs]
     with running(*programs):

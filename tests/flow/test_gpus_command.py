@@ -43,9 +43,9 @@ ASKED: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "a token nobody can read": ("--json", lambda: {**no_driver(), **tokens("5")(), **array_task(0, (0, 1))}),
     "nvml": ("--json", lambda: {**fake_nvml_environ(3), **tokens("2")()}),
     "for people": ("--simulate 2", dict),
-    "processes": ("--simulate 3 --simulate-script busy.toml --all --json", tokens("0")),
-    "processes, for people": ("--simulate 3 --simulate-script busy.toml --all", tokens("0")),
-    "a recording": ("--replay tape.sqlite --json", tokens("1")),
+    "processes": ("--simulate busy.toml --all --json", tokens("0")),
+    "processes, for people": ("--simulate busy.toml --all", tokens("0")),
+    "a recording": ("--simulate tape.sqlite --json", tokens("1")),
     "slices": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens(fake_slice_uuid(1, 1))()}),
     "a card in MIG mode": ("--json", lambda: {**fake_nvml_environ(2, mig="1:2"), **tokens("1")()}),
     "every card, whole or cut": ("--all --json", lambda: fake_nvml_environ(2, mig="1:2")),
@@ -64,6 +64,7 @@ ASKED: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
 def answers(shared_site: Site) -> dict[str, Outcome]:
     """What the program answers, asked for together because that takes half the time."""
     (shared_site.folder / "busy.toml").write_text(
+        "devices = 3\n"
         f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"  # no pid is that high
         "[[device]]\nindex = 1\nprocesses = []\n"
     )
@@ -156,7 +157,7 @@ def test_all_shows_the_processes_of_every_card_and_names_those_it_can_see(answer
     shown = answers["processes, for people"].stdout
     assert f"GPU 0   {me.pid}" in shown
     assert "900 MiB" in shown
-    assert "GPU 2: its processes are not told" in shown
+    assert "GPU 2: process list not available" in shown
 
 
 def test_which_reader_is_used_and_why_is_part_of_the_answer(answers: dict[str, Outcome]) -> None:

@@ -36,7 +36,7 @@ def finished(shared_site: Site) -> Site:
     script.write_text('[[device]]\nindex = 1\nunsupported = ["energy_j"]\nload = [[0, 20], [0.7, 90]]\n')
     programs = [
         shared_site.start_run(
-            manifest, "--engine", "demo", "--engine-arg=--burn-s=0.25", "--simulate", 2, "--simulate-script", script,
+            manifest, "--engine", "demo", "--engine-arg=--burn-s=0.25", "--simulate",  script,
             env={"CUDA_VISIBLE_DEVICES": "0,1", **array_task(index, (0, 1))},
         )
         for index in (0, 1)

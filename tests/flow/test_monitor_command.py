@@ -67,16 +67,6 @@ def test_json_is_one_document_with_everything(site: Site, run: Path) -> None:
     assert document["alerts"][0]["device_index"] == 2
 
 
-def test_one_frame_can_be_sorted_filtered_and_of_devices(site: Site, run: Path) -> None:
-    commands = [("--sort", "state"), ("--filter", "silent"), ("--devices", "--filter", "4821_3 gpu2")]
-    ends = site.badcjobs_each([("monitor", run, "--once", *words) for words in commands])
-    by_state, silent, devices = ([line for line in end.stdout.splitlines() if " 4821_" in line[:8]] for end in ends)
-    assert "failed" in by_state[0]
-    assert len(silent) == 1
-    assert len(devices) == 1
-    assert "Tesla" not in devices[0] or " 2 " in devices[0]
-
-
 def test_a_run_that_is_just_beginning_and_one_file_of_it_can_be_looked_at(site: Site, run: Path) -> None:
     (site.folder / "new").mkdir()
     one = sorted((run / "tasks").glob("*_7.*.sqlite"))[0]
@@ -88,18 +78,24 @@ def test_a_run_that_is_just_beginning_and_one_file_of_it_can_be_looked_at(site: 
 
 def test_wrong_paths_and_words_are_refused(site: Site, run: Path) -> None:
     text = site.script("letter.txt", "echo")
-    nowhere, letter, order, both = site.badcjobs_each(
+    nowhere, letter, both = site.badcjobs_each(
         [
             ("monitor", "nowhere"),
             ("monitor", text),
-            ("monitor", run, "--once", "--sort", "beauty"),
             ("monitor", run, "--simulate", "2"),
         ]
     )
     assert_refused(nowhere, 4, "nowhere does not exist")
     assert_refused(letter, 4, "letter.txt cannot be read")
-    assert_refused(order, 2, "--sort beauty is not known", f"try: badcjobs monitor {run} --sort task")
-    assert_refused(both, 2, "a run folder shows the devices of its tasks")
+    assert_refused(both, 2, "a run folder shows the GPUs of its tasks", f"try: badcjobs monitor {run}")
+
+
+def test_the_run_of_the_project_file_is_shown_where_none_is_named(site: Site, run: Path) -> None:
+    (site.folder / "badcjobs.toml").write_text(f'[run]\nout = "{run}"\n')
+    shown, machine = site.badcjobs_each([("monitor", "--once"), ("monitor", "--once", "--simulate", 2)])
+    assert "4821_7" in shown.stdout
+    assert f"showing {run}: [run] out in " in shown.stderr
+    assert "2 GPUs" in machine.stdout
 
 
 def test_this_machine_is_shown_without_an_argument(site: Site) -> None:

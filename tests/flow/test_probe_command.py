@@ -48,7 +48,7 @@ def probe(site: Site, *args: object, **options: Any) -> Outcome:
 def cards(site: Site, text: str = CARDS) -> tuple[object, ...]:
     script = site.folder / "cards.toml"
     script.write_text(text)
-    return ("--simulate", text.count("[[device]]"), "--simulate-script", script)
+    return ("--simulate", script)
 
 
 def store(site: Site) -> Path:
@@ -123,7 +123,7 @@ def test_a_later_run_cuts_what_is_too_long_before_it_fails(found: Outcome, share
     )
     script = site.folder / "small.toml"
     script.write_text(only_small)
-    options = ("--simulate", 3, "--simulate-script", script, "--max-gpus", 1)
+    options = ("--simulate", script, "--max-gpus", 1)
     done = site.run(folder, *DEMO, *options)
     assert done.exit_code == 0, done.stderr
     assert site.rows("SELECT recording_id, outcome, pieces > 1 FROM attempt ORDER BY recording_id") == [

@@ -152,7 +152,7 @@ def test_no_command_writes_over_somebodys_data(july: Path, shared_site: Site) ->
         (("export", july, "--format", "csv", "-o", settings), "-o"),
         (("probe", audio, "--engine", "demo", "--simulate", 1, "--store", settings), "--store"),
         (("template", "array", *("--set", "source=s", "--set", "out=o"), "--force", "-o", database), "-o"),
-        (("record", "--simulate", 1, "--duration", 0.1, "--overwrite", "--out", task), "--out"),
+        (("record", "--simulate", 1, "--duration", 0.1, "--force", "--out", task), "--out"),
     ]
     told = shared_site.badcjobs_each([words for words, _ in cases])
     for outcome, (_, option) in zip(told, cases, strict=True):

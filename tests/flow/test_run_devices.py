@@ -105,7 +105,8 @@ def test_the_slices_of_a_card_are_given_to_one_worker_each(site: Site) -> None:
 
 
 def test_max_gpus_caps_the_workers_but_all_granted_devices_are_recorded(site: Site) -> None:
-    done = site.run(site.manifest(6), *SLOWLY, "--simulate", 3, "--max-gpus", 2, "--json")
+    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1,2"}  # outside Slurm: test_free_run.py
+    done = site.run(site.manifest(6), *SLOWLY, "--simulate", 3, "--max-gpus", 2, "--json", env=env)
     assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 3, 2)
     assert site.rows("SELECT DISTINCT d.device_index FROM worker w JOIN device d USING (device_id) ORDER BY 1") == [
         (0,), (1,),
@@ -233,6 +234,7 @@ def faulty(shared_site: Site) -> Iterator[Site]:
     script = shared_site.folder / "faults.toml"
     script.write_text(
         """
+        devices = 3
         [[device]]
         index = 0
         unsupported = ["energy_j", "power_w"]
@@ -243,8 +245,7 @@ def faulty(shared_site: Site) -> Iterator[Site]:
         """
     )
     done = shared_site.run(
-        shared_site.manifest(12), "--engine", "demo", "--engine-arg=--burn-s=0.5", "--simulate", 3,
-        "--simulate-script", script,
+        shared_site.manifest(12), "--engine", "demo", "--engine-arg=--burn-s=0.5", "--simulate",  script,
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     yield shared_site

@@ -38,9 +38,7 @@ def test_the_log_has_heartbeats_in_the_form_that_scripts_read(site: Site) -> Non
         lost_at_s = 0
         """
     )
-    done = site.run(
-        site.manifest(9), *SLOWLY, "--simulate", 3, "--simulate-script", script, "--config", "run.heartbeat_every_s=0.2"
-    )
+    done = site.run(site.manifest(9), *SLOWLY, "--simulate", script, "--config", "run.heartbeat_every_s=0.2")
     assert done.exit_code == 0, done.stderr
     lines = heartbeats(site)
     assert len(lines) >= 3
@@ -86,7 +84,7 @@ def test_a_device_that_idles_while_work_waits_is_told_in_the_log_and_in_the_data
     """The simulated device has nothing to do although the demo engine is at work: that is what we want to hear of."""
     (site.folder / "load.toml").write_text("[[device]]\nindex = 0\nload = [[0, 0]]\n")
     (site.folder / "lab.toml").write_text("[alerts]\nidle_s = 0.4\n")
-    stand_in = ("--simulate", 1, "--simulate-script", site.folder / "load.toml", "--config", site.folder / "lab.toml")
+    stand_in = ("--simulate", site.folder / "load.toml", "--config", site.folder / "lab.toml")
     done = site.run(site.manifest(8), *SLOWLY, *stand_in)
     assert done.exit_code == 0, done.stderr
     found = site.rows("SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert")

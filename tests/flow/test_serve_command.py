@@ -80,26 +80,27 @@ def test_wrong_wishes_are_refused_with_the_fix(site: Site) -> None:
                 (*machine, "--host", "0.0.0.0", "--port", "0"),
                 (*machine, "--host", "::", "--port", "0"),
                 (*machine, "--port", port),
-                (*machine, "--host", "192.0.2.1", "--token", TOKEN),
-                (*machine, "--host", "not.a.host.invalid", "--token", TOKEN),
-                (*machine, "--token", "my secret", "--host", "0.0.0.0", "--port", "0", "--interval", "0.5", "--json"),
+                (*machine, "--host", "192.0.2.1"),
+                (*machine, "--host", "not.a.host.invalid"),
+                (*machine, "--host", "0.0.0.0", "--port", "0", "--json"),
                 ("serve", site.folder / "nothing", "--port", "0"),
                 ("serve", site.folder, "--simulate", "1", "--port", "0"),
-            ]
+            ],
+            [{}, {}, {}, {"BADCJOBS_TOKEN": TOKEN}, {"BADCJOBS_TOKEN": TOKEN}, {"BADCJOBS_TOKEN": "my secret"}, {}, {}],
         )
-    assert_refused(refused[0], 2, "--host 0.0.0.0 needs --token")
+    assert_refused(refused[0], 2, "--host 0.0.0.0 without BADCJOBS_TOKEN")
     told = r"try: BADCJOBS_TOKEN=[0-9a-f]{32} badcjobs serve --simulate=1 --host 0\.0\.0\.0 --port 0\n"
     assert re.search(told, refused[0].stderr)  # whole, and nothing that ps would show
-    assert_refused(refused[1], 2, "--host :: needs --token")
+    assert_refused(refused[1], 2, "--host :: without BADCJOBS_TOKEN")
     assert_refused(refused[2], 2, f"port {port} is in use", "try: badcjobs serve --simulate=1 --port 0")
     assert_refused(refused[3], 2, "cannot listen on --host 192.0.2.1")
     assert_refused(refused[4], 2, "is not an address of this machine", "badcjobs serve --simulate=1 --port 8765")
-    assert_refused(refused[5], 2, "--token must be")
+    assert_refused(refused[5], 2, "BADCJOBS_TOKEN must be")
     assert "my secret" not in refused[5].stderr
-    told = r"=[0-9a-f]{32} badcjobs serve --simulate=1 --interval=0\.5 --host=0\.0\.0\.0 --port=0 --json\n"
+    told = r"=[0-9a-f]{32} badcjobs serve --simulate=1 --host=0\.0\.0\.0 --port=0 --json\n"
     assert re.search(told, refused[5].stderr)
     assert_refused(refused[6], 4, "does not exist")
-    assert_refused(refused[7], 2, "stand in")
+    assert_refused(refused[7], 2, "exclude each other")
 
 
 def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
@@ -117,7 +118,7 @@ def test_a_listener_hears_of_a_task_database_that_is_replaced_and_of_one_that_is
     run = tmp_path / os.fsdecode(b"j\xfcly")  # as a file system of old times would have it
     task = TaskFile(run, states={"a": "done", "b": "pending"}, ended_at_ms=None)
     task.write()
-    with LiveServer(tmp_path, run, "--interval", "0.1") as server:
+    with LiveServer(tmp_path, run, interval_s=0.1) as server:
         events = server.events()
         first_id, name, data = next(events)
         assert (name, [t["done"] for t in data["tasks"]]) == ("snapshot", [1])
@@ -145,7 +146,7 @@ def test_a_listener_hears_of_a_task_database_that_is_replaced_and_of_one_that_is
 def test_fifty_listeners_hear_the_same_and_cost_one_look(tmp_path: Path) -> None:
     task = TaskFile(tmp_path / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None)
     task.write()
-    with LiveServer(tmp_path, tmp_path / "run", "--interval", "0.3") as server, ExitStack() as stack:
+    with LiveServer(tmp_path, tmp_path / "run", interval_s=0.3) as server, ExitStack() as stack:
         lines = [socket.create_connection(("127.0.0.1", server.ready["port"])) for _ in range(50)]
         for line in lines:
             stack.enter_context(line)
@@ -204,8 +205,9 @@ def test_for_people_it_prints_the_address_and_how_to_get_there(run: Path) -> Non
 
 def test_on_all_addresses_it_prints_one_that_a_browser_can_open_with_the_token_in_it(run: Path) -> None:
     token = "a+token/with&signs=and%more"
-    words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", "0.0.0.0", "--token", token]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", "0.0.0.0"]
+    environ = {**os.environ, "BADCJOBS_TOKEN": token}
+    process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -226,7 +228,7 @@ def test_on_all_addresses_it_prints_one_that_a_browser_can_open_with_the_token_i
 def test_a_run_that_is_removed_while_it_is_served_is_gone_until_it_is_back(tmp_path: Path) -> None:
     run = tmp_path / "run"
     TaskFile(run, states={"a": "done", "b": "pending"}, ended_at_ms=None).write()
-    with LiveServer(tmp_path, run, "--interval", "0.1") as server:
+    with LiveServer(tmp_path, run, interval_s=0.1) as server:
         events = server.events()
         assert next(events)[1] == "snapshot"
         run.rename(tmp_path / "elsewhere")

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[LiveServer]:
     """Serve that run to all tests that change nothing."""
-    with LiveServer(run.parent, run, "--interval", "0.2") as server:
+    with LiveServer(run.parent, run, interval_s=0.2) as server:
         yield server
 
 
@@ -112,7 +112,7 @@ ON_IT = "[[device]]\nindex = 0\nprocesses = [[1, 900]]\n"
 
 def test_devices_of_this_machine_come_with_their_processes(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text(ON_IT)
-    with LiveServer(tmp_path, "--simulate", "1", "--simulate-script", "devices.toml", "--interval", "0.1") as server:
+    with LiveServer(tmp_path, "--simulate", "devices.toml", interval_s=0.1) as server:
         (device,) = server.get("/api/gpu/metrics").json()["devices"]
         (process,) = device["processes"]
         assert (process["pid"], process["memory_used_bytes"]) == (1, 900 * 2**20)
@@ -124,7 +124,7 @@ def test_devices_of_this_machine_come_with_their_processes(tmp_path: Path) -> No
 
 def test_devices_of_a_task_come_with_their_processes_while_it_runs(site: Site) -> None:
     (site.folder / "devices.toml").write_text(ON_IT)
-    site.run(site.manifest(3), "--engine", "demo", "--simulate", "1", "--simulate-script", "devices.toml")
+    site.run(site.manifest(3), "--engine", "demo", "--simulate", "devices.toml")
     with closing(sqlite3.connect(site.task_database())) as db, db:
         db.execute("UPDATE task SET verdict = NULL, ended_at_ms = NULL")
     with LiveServer(site.folder, site.out) as server:
@@ -133,7 +133,7 @@ def test_devices_of_a_task_come_with_their_processes_while_it_runs(site: Site) -
 
 
 def test_without_listeners_nobody_looks_at_the_folder(run: Path) -> None:
-    with LiveServer(run.parent, run, "--interval", "0.1") as server:
+    with LiveServer(run.parent, run, interval_s=0.1) as server:
         time.sleep(1)
         assert server.get("/api/health").json()["looks"] == 0
 

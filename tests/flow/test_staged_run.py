@@ -10,7 +10,8 @@ from support.badcjobs_program import Site, assert_refused
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.waiting import wait_for
 
-from badcjobs.settings import Config, make_settings
+from badcjobs.project import Project
+from badcjobs.settings import RunSettings
 
 DEMO = ("--engine", "demo", "--simulate", 2, "--engine-arg=--burn-s=0.05")
 DETECTIONS = "SELECT recording_id, chunk_id, start_ms, end_ms, label, score FROM detection ORDER BY 1, 2, 3"
@@ -82,4 +83,4 @@ def test_a_wish_that_nobody_knows_is_refused(site: Site) -> None:
 def test_the_setting_may_stand_in_a_file(tmp_path: Path, stage: str) -> None:
     config = tmp_path / "lab.toml"
     config.write_text(f'[run]\nstage = "{stage}"\n')
-    assert make_settings(tmp_path, {"source": ["m.csv"]}, Config.read([str(config)])).stage == stage
+    assert Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["m.csv"]}, "run").stage == stage

@@ -23,21 +23,36 @@ def test_a_template_is_printed_as_it_is_and_what_is_open_is_named(site: Site) ->
     done = site.badcjobs("template", "sockeye-array")
     assert done.exit_code == 0
     assert done.stdout == (ROOT / "templates" / "sockeye-array.sbatch").read_text()
-    assert "still open, to edit or to name in sbatch --export: account, source, out" in done.stderr
+    assert "still open, to edit or to give in sbatch --export: account, source, out" in done.stderr
 
 
-def test_a_filled_template_is_written_once_and_replaced_only_by_force(site: Site) -> None:
+def test_a_filled_template_is_written_once_and_never_replaced(site: Site) -> None:
     fill = ("template", "sockeye-array", "--set", "account=st-pi-1-gpu", "-o", "job.sbatch")
     first = site.badcjobs(*fill)
     assert (first.exit_code, first.stdout) == (0, "job.sbatch is written; next: sbatch job.sbatch\n")
     script = site.folder / "job.sbatch"
     assert "#SBATCH --account=st-pi-1-gpu" in script.read_text().splitlines()
     script.write_text("edited")
-    assert_refused(site.badcjobs(*fill), 2, "job.sbatch exists already", "--force")
+    assert_refused(site.badcjobs(*fill), 2, "job.sbatch exists already", "try: --out job-2.sbatch")
     assert script.read_text() == "edited"
-    forced = site.badcjobs(*fill, "--force", "--json")
-    assert forced.json["text"] == script.read_text()
-    assert (forced.json["file"], forced.json["open"]) == ("job.sbatch", ["source", "out"])
+    other = site.badcjobs(*fill[:-1], "other.sbatch", "--json")
+    assert other.json["text"] == (site.folder / "other.sbatch").read_text()
+    assert (other.json["file"], other.json["open"]) == ("other.sbatch", ["source", "out"])
+
+
+def test_a_template_is_filled_from_the_project_file_and_set_wins(site: Site) -> None:
+    (site.folder / "badcjobs.toml").write_text(
+        '[run]\nsource = ["july.csv"]\nout = "runs/july"\n'
+        '[submit]\naccount = "st-lab-1-gpu"\ntime = "3:00:00"\ntasks = 8\nparallel = 2\nsetup = ["module load x"]\n'
+    )
+    done = site.badcjobs("template", "sockeye-array", "--set", "time=1:00:00", "-o", "job.sbatch")
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = (site.folder / "job.sbatch").read_text().splitlines()
+    assert {"#SBATCH --account=st-lab-1-gpu", "#SBATCH --time=1:00:00", "#SBATCH --array=0-7%2", "module load x"} <= {
+        *lines
+    }
+    assert f': "${{SOURCE:={site.folder}/july.csv}}"' in lines
+    assert f': "${{OUT:={site.folder}/runs/july}}"' in lines
 
 
 def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(site: Site) -> None:
@@ -61,7 +76,7 @@ def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> 
             ("template", "array", "--set", "colour=red"),
             ("template", "sockeye-array", "-o", "job.sbatch"),
             ("template", "array", "-o", "no/such/folder/job.sbatch"),
-            ("template", "array", "--force", "-o", "."),
+            ("template", "array", "-o", "."),
             ("template", "--set", "account=x"),
         ]
     )

@@ -70,7 +70,7 @@ def test_a_run_calls_a_command_at_the_begin_and_at_the_end_and_keeps_its_secret(
     (site.folder / "load.toml").write_text("[[device]]\nindex = 0\nload = [[0, 0]]\n")
     site.script("tell", 'cat >> told; echo >> told; echo "$BADCJOBS_ALERT_STATE" >> states')
     config = write_config(site, command=f"./tell {SECRET}")
-    stand_in = ("--simulate", 1, "--simulate-script", site.folder / "load.toml", "--config", config)
+    stand_in = ("--simulate", site.folder / "load.toml", "--config", config)
     done = site.run(site.manifest(8), *BUSY, *stand_in)
     assert done.exit_code == 0, done.stderr
     got = [json.loads(line) for line in (site.folder / "told").read_text().splitlines()]
@@ -89,7 +89,7 @@ def test_a_command_that_hangs_leaves_no_gap_in_the_recording(site: Site) -> None
     out = site.folder / "recording.sqlite"
     site.script("tell", "cat >> told; sleep 77")
     done = site.badcjobs(
-        "record", "--out", out, "--simulate", 1, "--simulate-script", site.folder / "load.toml",
+        "record", "--out", out, "--simulate",  site.folder / "load.toml",
         "--duration", 2, "--interval", 0.1, "--config", write_config(site, command="./tell"), "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr

@@ -21,8 +21,11 @@ _KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
 class LiveServer:
     """Runs for the length of a block; ``get`` asks it."""
 
-    def __init__(self, folder: Path, *args: object, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *args: object, env: dict[str, str] | None = None, interval_s: float | None = None
+    ) -> None:
         environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environ |= {} if interval_s is None else {"BADCJOBS_POLL_S": str(interval_s)}
         words = [sys.executable, "-m", "badcjobs", "serve", *map(str, args), "--port", "0", "--json"]
         self._said = folder / f"serve-{time.monotonic_ns()}.stderr"
         with self._said.open("wb") as stderr:

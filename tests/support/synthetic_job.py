@@ -32,7 +32,7 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.settings import FrozenRun
+from badcjobs.run_toml import FrozenRun
 from badcjobs.store.atomic_write import move_into_place, prepare_seal
 from badcjobs.store.publish import join_files
 from badcjobs.store.schema import TABLES, columns_of

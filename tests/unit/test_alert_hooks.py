@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import AlertHooks
+from badcjobs.telemetry.alert_command import AlertCommand
+from badcjobs.telemetry.alert_command import CallBudget
+from badcjobs.telemetry.alert_command import alert_document
+from badcjobs.telemetry.alert_command import alert_variables
+from badcjobs.telemetry.alerts import Alert
+from badcjobs.project import Project
+
+
+
 import json
 import os
 import signal
@@ -17,11 +28,6 @@ import pytest
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import AlertHooks
-from badcjobs.settings import Config
-from badcjobs.telemetry.alert_command import AlertCommand, CallBudget, alert_document, alert_variables
-from badcjobs.telemetry.alerts import Alert
 
 START_MS = 1_800_000_000_000
 HOT = Alert(
@@ -262,7 +268,7 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     section = read_topic("telemetry").partition("## Alerts that run a command")[2]
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
-    _, _, hooks, _ = Config.read([str(config)]).read_tables([])
+    hooks = Project.read([str(config)], config.parent).hooks
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     calls = caller(environ=environ, command=hooks.command, min_interval_s=hooks.min_interval_s)
     calls.add(HOT)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import make_order
+from badcjobs.model import ArrayOrder
+from badcjobs.store.submission_record import asked_of
+from badcjobs.store.submission_record import differences
+from badcjobs.store.submission_record import submit_command
+from badcjobs.project import Project
+from badcjobs.settings import SubmitSettings
+from badcjobs.store.submission_record import with_words
+
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import ArrayOptions, make_order
-from badcjobs.model import ArrayOrder
-from badcjobs.store.submission_record import asked_of, differences, submit_command
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
 
 def order(**wishes: Any) -> ArrayOrder:
-    return make_order(ArrayOptions(**wishes), out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1"))
+    options = Project().make(SubmitSettings, wishes, "submit")
+    return make_order(options, out=Path("/scratch/july"), run_arguments=(*RUN, "--cpu-workers=1"))
 
 
 def test_the_command_names_only_what_was_wished_for() -> None:
     plain = submit_command("slurm", RUN, asked_of(order()))
-    assert plain == ("badcjobs", "submit", "/data/m.csv", "--out=/scratch/july", "--engine=demo", "--cluster=slurm")
+    begin, end = ("badcjobs", "submit", "/data/m.csv", "--out=/scratch/july"), ("--", "--engine=demo")
+    assert plain == (*begin, "--cluster=slurm", *end)
     four = submit_command("local", RUN, asked_of(order(gpus_per_task=4)))
-    assert four[5:] == ("--cluster=local", "--gpus-per-task=4")  # cores and memory follow from it
+    assert four == (*begin, "--cluster=local", "--gpus-per-task=4", *end)  # cores and memory follow from it
+    assert with_words(plain, "--again") == (*begin, "--cluster=slurm", "--again", *end)
     many = asked_of(
-        order(array="1-9:2%4", time="1-0", setup=("module load gcc", "x"), sbatch=("--qos=high",), mem="9GB")
+        order(time="1-0", setup=["module load gcc", "x"], sbatch=["--array=1-9:2%4", "--qos=high"], mem="9GB")
     )
-    assert submit_command("slurm", RUN, many)[6:] == (
-        "--array=1-9:2%4", "--mem=9G", "--time=1440", "--sbatch=--qos=high", "--setup=module load gcc", "--setup=x",
+    assert submit_command("slurm", RUN, many)[5:-2] == (
+        "--sbatch=--array=1-9:2%4", "--mem=9G", "--time=1440", "--sbatch=--qos=high",
+        '--config=submit.setup=["module load gcc", "x"]',
     )  # fmt: skip
 
 
@@ -44,15 +54,19 @@ def test_the_command_names_only_what_was_wished_for() -> None:
 )
 def test_the_command_asks_for_the_same_order(**wishes: Any) -> None:
     first = order(**wishes)
-    flags = dict(word.removeprefix("--").split("=", 1) for word in submit_command("slurm", RUN, asked_of(first))[6:])
-    again: dict[str, Any] = {name.replace("-", "_"): value for name, value in flags.items()}
-    for name in {"gpus_per_task", "cpus", "requeues"} & again.keys():
-        again[name] = int(again[name])
+    again: dict[str, Any] = {"sbatch": []}
+    for word in submit_command("slurm", RUN, asked_of(first))[5:-2]:
+        name, value = word.removeprefix("--config=submit.").removeprefix("--").split("=", 1)
+        if name == "sbatch":
+            again["sbatch"].append(value)
+        else:
+            key = name.replace("-", "_")
+            again[key] = int(value) if key in ("gpus_per_task", "cpus", "requeues") else value
     assert order(**again) == first
     assert differences(asked_of(first), asked_of(order(**again))) == []
 
 
 def test_what_differs_is_named_with_both_values() -> None:
-    assert differences(asked_of(order()), asked_of(order(mem="9G", setup=("a", "b")))) == [
-        "--mem was 4G, now 9G", "--setup was not given, now a, b",
+    assert differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"]))) == [
+        "--mem was 4G, now 9G", "submit.setup was not given, now a, b",
     ]  # fmt: skip

@@ -191,12 +191,6 @@ def test_stand_ins_are_used_when_they_are_asked_for_and_say_so(tmp_path: Path) -
     assert replay.why.startswith(f"replay of {recording}")
 
 
-def test_two_stand_ins_at_once_are_refused() -> None:
-    with pytest.raises(BadInput) as refused:
-        opened(StandIn(simulate=2, replay="/r.sqlite"), None)
-    assert "--replay /r.sqlite" in (refused.value.fix or "")
-
-
 def test_a_recording_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         opened(StandIn(replay=str(tmp_path / "gone.sqlite")), None)

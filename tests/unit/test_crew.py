@@ -12,8 +12,9 @@ from support.hand_clock import HandClock
 from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done
 
 from badcjobs.model import Chunk, ChunkStarted, Device, MemoryHeld
+from badcjobs.project import Project
 from badcjobs.seams import SessionBroken
-from badcjobs.settings import make_settings
+from badcjobs.settings import RunSettings
 from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.learned import Learned, Lesson, subject_of
 from badcjobs.workers.retry import RetryPolicy
@@ -153,5 +154,6 @@ def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path
 def test_programs_options_and_models_each_have_lessons_of_their_own(
     tmp_path: Path, one: dict[str, object], other: dict[str, object]
 ) -> None:
-    subjects = {subject_of(make_settings(tmp_path, {"source": ["s.csv"], **flags}, None)) for flags in (one, other)}
+    made = [Project().make(RunSettings, {"source": ["s.csv"], **flags}, "run") for flags in (one, other)]
+    subjects = set(map(subject_of, made))
     assert len(subjects) == 2

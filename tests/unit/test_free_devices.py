@@ -183,7 +183,7 @@ def test_a_picked_device_says_how_it_was_picked() -> None:
         machine.reader, (), Grant((Device("0", "token 0", 0, "GPU-0", None, "scripted", 16 * GIB),), "one"), None
     )
     [picked] = pick_free(DeviceRequest(1), sight, Claimed(), Waiting(machine.clock, machine.told.append))
-    assert picked.why == "token 0; chosen by --free 1: score 1.00"
+    assert picked.why == "token 0; one of the 1 most free GPUs: score 1.00"
 
 
 def test_too_few_free_ones_leave_nothing_claimed_and_the_reason_for_each() -> None:

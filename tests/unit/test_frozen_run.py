@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape, Cutting, parse_patterns
-from badcjobs.settings import Config, FrozenRun, RunSettings, check_against, freeze, make_settings
+from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun, check_against, freeze
+from badcjobs.settings import RunSettings
 
 SETTINGS = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
 
@@ -117,7 +119,7 @@ def test_the_file_can_be_given_as_config(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     chosen = replace(SETTINGS, source=("/data/m.csv",), engine_args=("--burn-s=0.1",), interval_s=0.25, retries=4)
     freeze(path, frozen(chosen, ArrayShape(0, 1, 4)), "0.1.0")
-    assert make_settings(chosen.out, {}, Config.read([str(path)])) == chosen
+    assert Project.read([str(path)], tmp_path).make(RunSettings, {"out": str(chosen.out)}, "run") == chosen
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -153,9 +155,9 @@ def test_a_file_that_somebody_broke_is_refused_by_name(tmp_path: Path, text: str
 def test_paths_that_a_task_was_told_work_from_any_folder_however_its_out_was_given(
     out: str, python: str, found: str
 ) -> None:
-    told = RunSettings(Path(out), hawkears_root="../HawkEars", hawkears_python=python, replay="/data/tape")
+    told = RunSettings(Path(out), hawkears_root="../HawkEars", hawkears_python=python, simulate="/data/tape")
     line = frozen().command_line(Path("/runs/july"), json.loads(told.to_json(Path("/ada"))))
-    assert line.endswith(f" --hawkears-python={found} --hawkears-root=/HawkEars --replay=/data/tape")
+    assert line.endswith(f" --hawkears-python={found} --hawkears-root=/HawkEars --simulate=/data/tape")
 
 
 PATTERNS = parse_patterns(["{study_area}/{location}/*", '{location}_"0+1"_{date}?{time}.wav'])[0]
@@ -181,5 +183,7 @@ def test_the_command_that_goes_on_has_the_patterns_of_the_run(tmp_path: Path) ->
     run = freeze(tmp_path / "run.toml", frozen(chosen), "0.1.0")
     line = run.command_line(tmp_path, {"simulate": 2})
     assert line == f"badcjobs run --config={tmp_path}/run.toml --out={tmp_path} --simulate=2"
-    again = make_settings(chosen.out, {"simulate": 2}, Config.read([str(tmp_path / "run.toml")]))
+    again = Project.read([str(tmp_path / "run.toml")], tmp_path).make(
+        RunSettings, {"out": str(chosen.out), "simulate": "2"}, "run"
+    )
     check_against(run, frozen(again), tmp_path / "run.toml")

@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import DatabaseProblem
+from badcjobs.errors import NotHere
+from badcjobs.live.draw import as_plain_text
+from badcjobs.live.snapshot import Snapshot
+from badcjobs.live.views import open_machine_view
+from badcjobs.live.views import open_run_view
+from badcjobs.model import StandIn
+from badcjobs.report.job import finish_job
+from badcjobs.report.job import summarize_database
+from badcjobs.report.progress import state_of
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_tasks import read_tasks
+
+
+
 import json
 import os
 import sqlite3
@@ -15,16 +33,6 @@ from support.live_run import CHUNKS, write_live_run
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.draw import as_plain_text
-from badcjobs.live.snapshot import Snapshot
-from badcjobs.live.views import open_machine_view, open_run_view
-from badcjobs.model import StandIn
-from badcjobs.report.job import finish_job, summarize_database
-from badcjobs.report.progress import state_of
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_tasks import read_tasks
 
 NOW_MS = START_MS + 10_000
 HALF_DONE = {"a": "done", "b": "done", "c": "failed", "d": "pending"}
@@ -412,7 +420,7 @@ def test_a_lost_device_says_so_and_is_an_alert(tmp_path: Path) -> None:
     script = tmp_path / "script.toml"
     script.write_text("[[device]]\nindex = 1\nlost_at_s = 3.0\n")
     clock = HandClock()
-    view = open_machine_view({}, clock, StandIn(simulate=2, script=str(script)), hostname="node1")
+    view = open_machine_view({}, clock, StandIn(script=str(script)), hostname="node1")
     view.look()
     clock.sleep(60)
     view.look()

@@ -383,8 +383,12 @@ MERGING = replace(SCRIPT, calls=(replace(START, command="merge"),))
 @pytest.mark.parametrize(
     ("asked", "script", "fix"),
     [
-        (Asked(account="st-x-1-gpu"), None, "badcjobs submit … --merge-account st-x-1"),
-        (Asked(account="st-x-1-gpu", merge_account="st-y-gpu"), None, "badcjobs submit … --merge-account st-y"),
+        (Asked(account="st-x-1-gpu"), None, "badcjobs submit … --config submit.merge_account=st-x-1"),
+        (
+            Asked(account="st-x-1-gpu", merge_account="st-y-gpu"),
+            None,
+            "badcjobs submit … --config submit.merge_account=st-y",
+        ),
         (Asked(account="st-x-1-gpu", merge_account="st-x-1"), None, None),
         (Asked(account="st-x-1-gpu"), MERGING, "#SBATCH --account=st-x-1"),
         (Asked(account="st-x-1"), MERGING, None),
@@ -488,7 +492,7 @@ def test_a_bill_counts_the_largest_or_the_sum_as_the_site_says(
         ("st-lab-1-gpu", True, [("fine", "account")], None),
         ("st-lab-1", False, [("problem", "account")], "#SBATCH --account=st-lab-1-gpu"),
         (None, True, [("problem", "account")], "#SBATCH --account=<your allocation>-gpu"),
-        (None, False, [], None),
+        (None, False, [("problem", "account")], "#SBATCH --account=<your allocation>-gpu"),
         ("<alloc>-gpu", True, [("problem", "account")], "#SBATCH --account=<your allocation>-gpu"),
     ],
 )

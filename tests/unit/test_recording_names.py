@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from badcjobs.cli.start import read_topic
 from badcjobs.errors import BadInput
 from badcjobs.model import Chunk, RecordingName, parse_pattern, parse_patterns
-from badcjobs.settings import Config, make_settings
+from badcjobs.project import Project
+from badcjobs.settings import RunSettings
 from badcjobs.sources.recording_names import NameReader, find_moment, name_reader
 
 if sys.version_info >= (3, 11):
@@ -147,9 +148,9 @@ def test_absolute_paths_count_from_the_root_or_from_where_lists_name_them() -> N
 
 def test_a_run_takes_its_root_or_the_folder_beside_its_list(tmp_path: Path) -> None:
     chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
-    given_list = make_settings(tmp_path / "run", {"source": ["list.txt"]}, None)
+    given_list = Project().make(RunSettings, {"source": ["list.txt"]}, "run")
     assert name_reader(given_list, tmp_path).of(chunk).study_area == "Gameti"
-    rooted = make_settings(tmp_path / "run", {"source": ["list.txt"], "root": "Gameti"}, None)
+    rooted = Project().make(RunSettings, {"source": ["list.txt"], "root": "Gameti"}, "run")
     found = name_reader(rooted, tmp_path).of(chunk)
     assert (found.study_area, found.location) == (None, "G-07")
 
@@ -180,7 +181,7 @@ def test_all_mistakes_of_a_config_are_named_at_once(tmp_path: Path) -> None:
     config = tmp_path / "lab.toml"
     config.write_text('[recordings]\npatterns = ["{x}/*", "a"]\npattern = 1\n[run]\nsource = ["a"]\nretries = "x"\n')
     with pytest.raises(BadInput) as refused:
-        make_settings(tmp_path, {}, Config.read([str(config)]))
+        Project.read([str(config)], tmp_path).make(RunSettings, {}, "run")
     for word in (
         "pattern: unknown key; did you mean recordings.patterns?",
         "'{x}/*' has {x}",
@@ -195,11 +196,11 @@ def test_a_table_of_the_wrong_kind_is_refused(tmp_path: Path, text: str) -> None
     config = tmp_path / "lab.toml"
     config.write_text(text)
     with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of texts"):
-        make_settings(tmp_path, {"source": ["a"]}, Config.read([str(config)]))
+        Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run")
 
 
 def test_the_patterns_are_kept_with_the_results(tmp_path: Path) -> None:
     config = tmp_path / "lab.toml"
     config.write_text('[recordings]\npatterns = ["{study_area}/*"]\n')
-    kept = make_settings(tmp_path, {"source": ["a"]}, Config.read([str(config)])).to_json(tmp_path)
+    kept = Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run").to_json(tmp_path)
     assert '"recordings": {"patterns": ["{study_area}/*"]}' in kept

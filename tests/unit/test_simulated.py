@@ -21,7 +21,7 @@ STARTED_AT_MS = 1_800_000_000_000
 
 def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
     """Read one scripted device some seconds after the start."""
-    script = parse_script({"device": [{"index": index, **table}]})
+    _, script = parse_script({"device": [{"index": index, **table}]})
     clock = HandClock(STARTED_AT_MS + round(at_s * 1000))
     return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
 
@@ -100,7 +100,7 @@ def test_processes_are_listed_only_where_the_script_says_so() -> None:
 
 
 def test_each_fault_is_reported_once_by_every_reader_that_was_there() -> None:
-    script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
+    _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
     clock = HandClock(STARTED_AT_MS)
     early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
     heard = []
@@ -115,7 +115,7 @@ def test_each_fault_is_reported_once_by_every_reader_that_was_there() -> None:
 
 
 def test_where_a_device_slows_down_is_in_the_inventory_if_the_script_says_it() -> None:
-    script = parse_script({"device": [{"index": 1, "slowdown_c": 87}]})
+    _, script = parse_script({"device": [{"index": 1, "slowdown_c": 87}]})
     reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
     assert [device.slowdown_c for device in reader.inventory()] == [None, 87]
 
@@ -134,22 +134,23 @@ def test_no_devices_at_all_can_be_simulated() -> None:
 
 
 def test_a_script_that_speaks_of_more_devices_than_there_are_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 4\n")
-    with pytest.raises(BadInput, match="unknown devices: 4") as caught:
-        open_reader(StandIn(4, str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
-    assert caught.value.fix == "--simulate 5"
-
-
-def test_a_script_without_simulated_devices_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 2\n")
-    with pytest.raises(BadInput, match="--simulate 3"):
+    (tmp_path / "devices.toml").write_text("devices = 4\n[[device]]\nindex = 4\n")
+    with pytest.raises(BadInput, match="device 4") as caught:
         open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
+    assert caught.value.fix == "devices = 5"
+
+
+def test_without_a_number_there_are_as_many_devices_as_the_highest_index_says(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 2\n")
+    reader = open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
+    assert len(reader.inventory()) == 3
+    assert "devices = 0 must be a whole number from 1" in mistakes_in({"devices": 0})
 
 
 def test_a_script_is_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "script.toml"
     file.write_text('[[device]]\nindex = 1\nload = [[0, 95], [60, 4.5]]\nunsupported = ["energy_j"]\n')
-    assert load_script(file) == (SimulatedDevice(1, load=((0, 95), (60, 4.5)), unsupported=("energy_j",)),)
+    assert load_script(file) == (2, (SimulatedDevice(1, load=((0, 95), (60, 4.5)), unsupported=("energy_j",)),))
 
 
 @pytest.mark.parametrize(("text", "expected"), [("load = [", "is not TOML"), ("nodes = 3", "nodes"), (None, "No such")])

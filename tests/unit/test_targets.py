@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 
-from badcjobs.cli.options import Target, is_stdout, refuse_data, sources_of
+from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
 from badcjobs.errors import BadInput
 
 

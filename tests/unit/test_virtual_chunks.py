@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import Chunk
+from badcjobs.model import Cutting
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.open import Sources
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE
+from badcjobs.sources.walk import Shard
+
+
+
 import itertools
 import os
 import sys
@@ -12,11 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.audio import make_wav
 
-from badcjobs.errors import BadInput
-from badcjobs.model import Chunk, Cutting
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.open import Sources, open_sources
-from badcjobs.sources.walk import WHOLE, Shard
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 Row = tuple[str, int | str, int | str]  # source_path, start_ms, end_ms
@@ -233,12 +239,17 @@ def test_lengths_that_make_no_sense_are_refused(
     assert refusal.value.what.startswith(words)
 
 
-def test_what_would_change_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_chunk_length_has_no_effect_on_a_manifest_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_wav(tmp_path / "a.wav", 5)
-    rows = manifest(tmp_path, ("a.wav", 0, 5000))
-    with pytest.raises(BadInput, match="--chunk-length needs complete recordings") as refusal:
-        open_sources([rows], root=None, cutting=Cutting(None, 10.0))
-    assert "defines where each chunk starts" in (refusal.value.why or "")
+    sources = open_sources([manifest(tmp_path, ("a.wav", 0, 5000))], root=None, cutting=Cutting(None, 2.0))
+    assert [(one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)] == [(0, 5000)]
+    assert "is a manifest, which says where each chunk begins and ends" in caplog.text
+
+
+def test_the_key_cut_is_refused_for_whole_recordings(tmp_path: Path) -> None:
+    make_wav(tmp_path / "a.wav", 5)
     for cut, flag in ((True, "run.cut = true"), (False, "run.cut = false")):
         with pytest.raises(BadInput, match=f"{flag} needs a manifest"):
             open_sources([tmp_path], root=None, cutting=Cutting(cut))

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import ArrayOptions, extra_options, make_order
+from badcjobs.cluster.array_options import extra_options, make_order
 from badcjobs.cluster.sbatch_options import parse_array, parse_minutes
 from badcjobs.cluster.submit import ArrayPlan
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape
-from badcjobs.settings import FrozenRun
+from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun
+from badcjobs.settings import SubmitSettings
 
 OUT = Path("/scratch/july")
 
@@ -27,9 +29,10 @@ def known_of(began: bool = False, shape: ArrayShape | None = None, listed: int |
 
 
 def order(
-    known: Known | None = None, run: tuple[str, ...] = ("run", "m.csv"), out: Path = OUT, **wishes: Any
+    known: Known | None = None, run: tuple[str, ...] = ("run", "m.csv"), out: Path = OUT, array: str = "", **wishes: Any
 ) -> ArrayOrder:
-    return make_order(ArrayOptions(**wishes), *(known or ()), out=out, run_arguments=run)
+    more = {**wishes, "sbatch": (f"--array={array}",)} if array else wishes
+    return make_order(Project().make(SubmitSettings, more, "submit"), *(known or ()), out=out, run_arguments=run)
 
 
 def refusal(known: Known | None = None, **wishes: Any) -> str:
@@ -61,7 +64,8 @@ def test_a_time_is_read_as_sbatch_reads_it(text: str, minutes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0:00", "1:2:3:4", "-5", "1-", "12h", "infinite", "٣"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    assert "is no time" in refusal(time=text)
+    assert "--time" in refusal(time=text)
+    assert "minutes, H:M:S or D-H:M:S" in refusal(time=text)
 
 
 def test_a_short_job_is_warned_earlier_than_a_long_one_but_never_too_late_for_slurms_clock() -> None:
@@ -104,18 +108,17 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
         ({"tasks": 3}, known_of(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
         ({}, known_of(True, None), "began without an array"),
         ({"tasks": 3}, known_of(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
-        ({"tasks": 0}, known_of(), "--tasks 0 must be at least 1"),
-        ({"tasks": 4, "array": "0-3"}, known_of(), "say the same thing twice"),
+        ({"tasks": 0}, known_of(), "--tasks = 0 must be at least 1"),
+        ({"tasks": 4, "array": "0-3"}, known_of(), "--tasks 4 and --sbatch=--array=0-3: give only one of them"),
         ({"array": "0-3%2", "parallel": 3}, known_of(), "differ"),
         ({"array": "3-1"}, known_of(), "ends before it begins"),
-        ({"mem": "a lot"}, known_of(), "--mem a lot is no amount of memory"),
+        ({"mem": "a lot"}, known_of(), "--mem a lot is not an amount of memory"),
         ({"account": "a\nb"}, known_of(), "--account 'a\\nb'"),
         ({"sbatch": ("--signal=USR1",)}, known_of(), "--signal is set by badcjobs itself"),
-        ({"sbatch": ("qos=high",)}, known_of(), "is no option of sbatch"),
+        ({"sbatch": ("qos=high",)}, known_of(), "is not a long option of sbatch"),
         ({"sbatch": ("--nodes=2",)}, known_of(), "each array task is one badcjobs on one node"),
-        ({"mem": "16GiB"}, known_of(), "--mem 16GiB is no amount of memory"),
-        ({"mem": "1.5G"}, known_of(), "--mem 1.5G is no amount of memory"),
-        ({"job_name": ""}, known_of(), "--job-name '' is nothing"),
+        ({"mem": "16GiB"}, known_of(), "--mem 16GiB is not an amount of memory"),
+        ({"mem": "1.5G"}, known_of(), "--mem 1.5G is not an amount of memory"),
         ({"out": Path("/scratch/a\nb")}, known_of(), "--out '/scratch/a\\nb' has a line break in its name"),
     ],
 )
@@ -173,10 +176,17 @@ def test_a_list_of_manifests_has_a_task_for_each() -> None:
 def test_all_mistakes_of_one_command_are_told_together() -> None:
     with pytest.raises(BadInput) as refused:
         make_order(
-            ArrayOptions(time="soon", mem="much", gpus_per_task=-1, cpus=0, parallel=0, merge_time="x", merge_mem="?"),
+            SubmitSettings(time="soon", mem="much", account="", merge_time="x", merge_mem="?"),
             out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
         )  # fmt: skip
-    assert len((refused.value.why or "").splitlines()) == 8
+    assert (refused.value.why or "").splitlines() == [
+        "--engine foo is not known",
+        "--mem much is not an amount of memory; write 16G or 16000M",
+        "[submit] merge_mem = ? is not an amount of memory; write 16G or 16000M",
+        "--account '' cannot stand in a line of a script",
+        "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
+        "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
+    ]
     assert refused.value.exit_code == 2
 
 
@@ -189,7 +199,7 @@ def test_more_options_of_sbatch_are_passed_on_by_name() -> None:
     [
         ({"tasks": 4}, known_of(True, ArrayShape(0, 1, 3)), "the same command with --tasks 3"),
         ({"tasks": 3}, known_of(listed=5), "the same command with --tasks 5"),
-        ({"array": "1,3,5,7%2"}, known_of(), "the same command with --array=1-7:2%2"),
+        ({"array": "1,3,5,7%2"}, known_of(), "the same command with --sbatch=--array=1-7:2%2"),
         ({"tasks": 4, "mem": "much"}, known_of(True, ArrayShape(0, 1, 3)), "badcjobs submit --help"),
         ({"array": "4"}, known_of(True, ArrayShape(1, 2, 10)), "badcjobs submit --help"),
     ],

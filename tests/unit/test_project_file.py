@@ -1,4 +1,4 @@
-"""The settings of a run: defaults, then the file, then the flags; all mistakes at once."""
+"""The project file and the table of settings: option, --config KEY=VALUE, file, default; all mistakes together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from badcjobs.cli.options import instead_of
+from badcjobs.cli.start import settings_text
 from badcjobs.errors import BadInput
-from badcjobs.settings import Config, RunSettings, make_settings, replaced_option, settings_by_key
+from badcjobs.planning.init import Found, project_text
+from badcjobs.project import NAME, Project
+from badcjobs.settings import SETTINGS, TABLES, ProbeSettings, RunSettings, SubmitSettings
 
-OUT = Path("runs/july")
+EMPTY = Path(__file__).parent / "no-project-file"  # a folder with no badcjobs.toml in it or above
 
 
 @pytest.fixture
@@ -21,8 +25,12 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "badc.toml"
 
 
+def read(*config: object, cwd: Path = EMPTY) -> Project:
+    return Project.read([str(word) for word in config], cwd)
+
+
 def make(*config: object, **flags: Any) -> RunSettings:
-    return make_settings(OUT, {"source": ["m.csv"], **flags}, Config.read([str(word) for word in config]))
+    return read(*config).make(RunSettings, {"source": ["m.csv"], **flags}, "run")
 
 
 def refusal(*config: object, **flags: Any) -> BadInput:
@@ -33,7 +41,7 @@ def refusal(*config: object, **flags: Any) -> BadInput:
 
 
 def test_without_file_and_flags_the_defaults_hold() -> None:
-    assert make() == RunSettings(out=OUT, source=("m.csv",))
+    assert make() == RunSettings(source=("m.csv",))
     assert make().engine == "hawkears"
 
 
@@ -51,16 +59,69 @@ def test_a_flag_given_as_false_or_zero_wins_over_the_file(config: Path) -> None:
 
 
 def test_the_source_may_come_from_the_file(config: Path) -> None:
-    config.write_text('[run]\nsource = ["a.csv", "b"]\n')
-    assert make(config, source=None).source == ("a.csv", "b")
+    config.write_text('[run]\nsource = ["a.csv", "/data/b"]\n')
+    assert make(config, source=None).source == (str(config.parent / "a.csv"), "/data/b")
 
 
-def test_every_setting_has_a_key_and_one_with_an_option_is_called_like_it() -> None:
-    known = settings_by_key()
-    of_tables = {"out", "alerts", "hooks", "patterns"}
-    assert {f.name for f in fields(RunSettings)} == {*of_tables, *(f.name for f in known.values())}
-    assert all(key.isidentifier() for key in known)
-    assert not [key for key, f in known.items() if f.metadata["option"] and key.endswith("_s")]
+def test_the_nearest_project_file_is_read_from_the_working_folder_upwards(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    (tmp_path / NAME).write_text("[run]\nretries = 7\n")
+    assert read(cwd=deep).file == tmp_path / NAME
+    (tmp_path / "a" / NAME).write_text("[run]\ngrace_s = 5\n")
+    nearest = read(cwd=deep)
+    assert (nearest.file, nearest.get("run", "retries"), nearest.get("run", "grace_s")) == (
+        tmp_path / "a" / NAME,
+        None,
+        5.0,
+    )
+    assert read(tmp_path / NAME, cwd=deep).get("run", "retries") == 7  # --config FILE: no other file is read
+
+
+def test_relative_paths_start_at_the_file_and_those_of_the_command_line_at_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(
+        'site = "./mysite.toml"\n[run]\nroot = "audio"\nout = "runs"\nhawkears_python = "python3"\nsimulate = 3\n'
+        '[probe]\nkeep = "kept"\n'
+    )
+    project = read(tmp_path / NAME, "run.hawkears_root=models")
+    settings = project.make(RunSettings, {"source": ["m.csv"]}, "run")
+    assert (settings.root, settings.out) == (str(tmp_path / "audio"), tmp_path / "runs")
+    assert (settings.hawkears_python, settings.simulate, settings.hawkears_root) == ("python3", "3", "models")
+    assert project.site == str(tmp_path / "mysite.toml")
+    assert project.make(ProbeSettings, {}, "probe").keep == str(tmp_path / "kept")
+    (tmp_path / NAME).write_text('site = "sockeye"\n[run]\nhawkears_python = "env/bin/python"\nsimulate = "s.toml"\n')
+    project = read(tmp_path / NAME)
+    assert project.site == "sockeye"
+    assert project.get("run", "hawkears_python") == str(tmp_path / "env/bin/python")
+    assert project.get("run", "simulate") == str(tmp_path / "s.toml")
+
+
+def test_every_field_of_a_table_is_a_setting_and_one_with_an_option_carries_no_unit() -> None:
+    of_tables = {"alerts", "hooks", "patterns"}
+    for table, kind in TABLES.items():
+        assert {f.name for f in fields(kind)} - of_tables == {one.name for one in SETTINGS[table].values()}
+    options = [one for settings in SETTINGS.values() for one in settings.values() if one.heading]
+    assert not [one.key for one in options if one.key.endswith("_s")]
+    assert all(one.help and len(one.help) <= 50 for one in options)  # a line of a help page
+
+
+def test_the_page_of_settings_and_a_new_project_file_name_every_key(tmp_path: Path) -> None:
+    page = settings_text()
+    new = tmp_path / NAME
+    new.write_text(project_text(Found(())))
+    assert read(new).values["run"] == {}  # comments only
+    new.write_text(re.sub("(?m)^# (?=[a-z_]+ = )", "", new.read_text()))  # every default and every example is accepted
+    project = read(new)
+    for table, settings in SETTINGS.items():
+        for key in settings:
+            assert re.search(rf"(?m)^    {key} ", page), key
+            if table in ("run", "submit", "plan", "probe") and key != "shard":
+                assert key in project.values[table], key
+
+
+def test_each_table_takes_its_options() -> None:
+    made = read("submit.requeues=3", "submit.setup=['module load gcc']").make(SubmitSettings, {"tasks": 4}, "submit")
+    assert (made.requeues, made.setup, made.tasks, made.cluster) == (3, ("module load gcc",), 4, "slurm")
 
 
 def test_a_command_alone_chooses_the_command_engine() -> None:
@@ -70,29 +131,29 @@ def test_a_command_alone_chooses_the_command_engine() -> None:
 @pytest.mark.parametrize(
     ("key", "toml", "what"),
     [
-        ("retries", '"two"', "= 'two' must be a whole number"),
+        ("retries", '"two"', '= "two" must be a whole number'),
         ("retries", "2.0", "= 2.0 must be a whole number"),
-        ("retries", "true", "= True must be a whole number"),
+        ("retries", "true", "= true must be a whole number"),
         ("resume", "1", "= 1 must be true or false"),
-        ("interval", '"1"', "= '1' must be a number"),
-        ("interval", "true", "= True must be a number"),
-        ("engine_arg", '"--x"', "= '--x' must be a list of texts"),
+        ("interval", '"1"', '= "1" must be a number'),
+        ("interval", "true", "= true must be a number"),
+        ("engine_arg", '"--x"', '= "--x" must be a list of texts'),
         ("engine_arg", "[1, 2]", "= [1, 2] must be a list of texts"),
         ("root", "3", "= 3 must be a text"),
         ("interval", "0.001", "= 0.001 must be at least 0.01"),
         ("interval", "nan", "= nan must be a finite number"),
         ("interval", "inf", "= inf must be a finite number"),
-        ("backoff_s", "-1", "= -1.0 must be at least 0.0"),
-        ("simulate", "0", "= 0 must be at least 1"),
+        ("backoff_s", "-1", "= -1.0 must be at least 0"),
+        ("simulate", "0", '= "0" must be at least 1, or a file'),
         ("max_gpus", "-2", "= -2 must be at least 1"),
-        ("engine", '"birdnet"', "= 'birdnet' must be one of hawkears, hawkears1, command, demo"),
-        ("stage", '"maybe"', "= 'maybe' must be one of auto, always, never"),
-        ("cut", '"yes"', "= 'yes' must be true or false"),
+        ("engine", '"birdnet"', '= "birdnet" must be one of hawkears, hawkears1, command, demo'),
+        ("stage", '"maybe"', '= "maybe" must be one of auto, always, never'),
+        ("cut", '"yes"', '= "yes" must be true or false, or "auto"'),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named_with_its_place(config: Path, key: str, toml: str, what: str) -> None:
     config.write_text(f"[run]\n{key} = {toml}\n")
-    assert refusal(config).what == f"{config}: [run] {key} {what}"
+    assert refusal(config).what == f"{config}, line 2: [run] {key} {what}"
 
 
 def test_a_flag_of_the_wrong_size_is_named_as_a_flag() -> None:
@@ -101,8 +162,8 @@ def test_a_flag_of_the_wrong_size_is_named_as_a_flag() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "-5", "1:2:3:4", "UNLIMITED", "1:99", "1:60:00"])
 def test_a_stop_after_that_is_no_time_is_refused(text: str) -> None:
-    said = "must be minutes, M:S, H:M:S or D-H:M:S, such as 90 or 1:30:00"
-    assert refusal(f"run.stop_after='{text}'").what == f"--config run.stop_after = {text!r} {said}"
+    said = "must be minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
+    assert refusal(f"run.stop_after='{text}'").what == f'--config run.stop_after = "{text}" {said}'
 
 
 @pytest.mark.parametrize(
@@ -169,64 +230,82 @@ def test_keys_of_other_tables_can_be_given_alone_as_well(config: Path) -> None:
     ]
 
 
-def test_a_task_in_another_folder_is_told_the_same(config: Path) -> None:
+def test_a_task_in_another_folder_gets_the_same_settings(config: Path) -> None:
     config.write_text("[run]\nretries = 7\n")
-    given = Config.read([config.name, "run.stage=always", "run.root=audio", "alerts.idle_s=9"], config.parent)
+    given = read(config.name, "run.stage=always", "run.root=audio", "alerts.idle_s=9", cwd=config.parent)
     assert given.run_words({"engine": "demo", "resume": False}, Path("/lab")) == [
-        f"--config=/lab/{config.name}", "--config=alerts.idle_s=9", "--root=/lab/audio", "--engine=demo", "--no-resume",
+        f"--config={config}", "--config=alerts.idle_s=9", "--no-resume", "--engine=demo", "--root=/lab/audio",
         "--config=run.stage=always",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("words", "given", "instead"),
+    ("words", "line"),
     [
-        (["run", "--grace", "5"], "--grace 5", "--config run.grace_s=5"),
-        (["--time-left=1:00:00"], "--time-left=1:00:00", "--config run.stop_after=1:00:00"),
-        (["--no-cut", "x"], "--no-cut", "--config run.cut=false"),
-        (["--retry-failed"], "--retry-failed", "--config run.retry_failed=true"),
-        (["--min-memory-mib", "9"], "--min-memory-mib 9", "--config run.min_memory_mib=9"),
+        (["run", "--grace", "5"], "--config run.grace_s=5"),
+        (["submit", "--stop-after=1:00:00"], "--config run.stop_after=1:00:00"),
+        (["run", "--no-cut", "x"], "--config run.cut=false"),
+        (["run", "--retry-failed"], "--config run.retry_failed=true"),
+        (["submit", "--requeues", "9"], "--config submit.requeues=9"),
+        (["probe", "--keep=here"], "--config probe.keep=here"),
+        (["submit", "july.csv", "--chunk-length", "294"], "badcjobs submit … -- --chunk-length 294"),
+        (["plan", "--no-resume"], "badcjobs plan … -- --no-resume"),
     ],
 )
-def test_an_option_that_is_a_key_now_has_a_line_to_paste(words: list[str], given: str, instead: str) -> None:
+def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(words: list[str], line: str) -> None:
     option = next(word for word in words if word.startswith("--")).partition("=")[0]
-    assert replaced_option(option, words) == (given, instead)
-    assert replaced_option("--engine", ["--engine", "demo"]) is None
+    found = instead_of(option, words, words[0])
+    assert found is not None
+    assert found[1] == line
+    assert instead_of("--speed", ["run", "--speed", "9"], "run") is None
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
-    assert refusal(root="caf\udce9").what == "--root = 'caf\\udce9' is not UTF-8"
-    assert refusal(engine_arg=["ok", "caf\udce9"]).what == "--engine-arg = ('ok', 'caf\\udce9') is not UTF-8"
+    assert refusal(root="caf\udce9").what == '--root = "caf\udce9" is not UTF-8'
+    assert refusal(engine_arg=["ok", "caf\udce9"]).what == '--engine-arg = ["ok", "caf\udce9"] is not UTF-8'
 
 
-def test_an_unknown_key_is_named_with_the_nearest_one(config: Path) -> None:
-    config.write_text("[run]\nretrys = 3\n")
-    assert refusal(config).what == f"{config}: [run] retrys: unknown key; did you mean run.retries?"
-    config.write_text("[run]\nxyz = 3\n")
-    assert "[run] xyz: unknown key; known are run.source, run.root, run.engine, " in refusal(config).what
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest_one(config: Path) -> None:
+    config.write_text("# mine\n[run]\nretrys = 3\n")
+    assert refusal(config).what == f"{config}, line 3: [run] retrys: unknown key; did you mean run.retries?"
+    config.write_text("[run]\nxyzzy = 3\n")
+    assert refusal(config).what == f"{config}, line 2: [run] xyzzy: unknown key"
+    assert refusal(config).fix == "badcjobs guide settings   (lists every key)"
 
 
-@pytest.mark.parametrize("text", ["retries = 3\n", "[runs]\nretries = 3\n"])
-def test_a_setting_outside_its_table_is_named(config: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [("retries = 3\n", "run.retries"), ("[runs]\nretries = 3\n", "run"), ("[run]\ntasks = 3\n", "submit.tasks")],
+)
+def test_a_setting_outside_its_table_is_named(config: Path, text: str, near: str) -> None:
     config.write_text(text)
-    assert "settings are in the tables [run], [alerts], [recordings]" in refusal(config).what
+    assert refusal(config).what.endswith(f": unknown key; did you mean {near}?")
 
 
 def test_a_run_that_is_no_table_is_named(config: Path) -> None:
     config.write_text("run = 3\n")
-    assert refusal(config).what == f"{config}: run must be a table: [run]"
+    assert refusal(config).what == f"{config}, line 1: run must be a table: [run]"
 
 
-def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
-    config.write_text('speed = 1\n[run]\nretrys = 3\nretries = "x"\nengine = "fast"\n')
-    refused = refusal(config, interval=-1.0, source=[])
+def test_all_mistakes_of_a_file_are_named_in_one_message(config: Path) -> None:
+    config.write_text('speed = 1\n[run]\nretrys = 3\nretries = "x"\nengine = "fast"\n[submit]\ntime = "soon"\n')
+    refused = refusal(config)
     assert refused.what == "these settings cannot be used"
-    told = (refused.why or "").splitlines()
-    for piece in ("unknown key 'speed'", "retrys: unknown key; did you mean run.retries?", "retries = 'x'",
-                  "--interval = -1.0", "engine = 'fast' must be one of",
-                  "no SOURCE was given"):  # fmt: skip
-        assert sum(piece in line for line in told) == 1, piece
-    assert len(told) == 6
+    lines = (refused.why or "").splitlines()
+    for piece in ("line 1: speed: unknown key", "line 3: [run] retrys: unknown key; did you mean run.retries?",
+                  'line 4: [run] retries = "x"', 'line 5: [run] engine = "fast" must be one of',
+                  'line 7: [submit] time = "soon" must be minutes'):  # fmt: skip
+        assert sum(piece in line for line in lines) == 1, piece
+    assert len(lines) == 5
+
+
+def test_all_mistakes_of_the_options_are_named_in_one_message() -> None:
+    refused = refusal(interval=-1.0, retries=-1, source=[])
+    assert (refused.why or "").splitlines() == [
+        "--interval = -1.0 must be at least 0.01",
+        "--retries = -1 must be at least 0",
+        "no SOURCE: name a manifest CSV, a folder of audio, or a list",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -234,8 +313,8 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(config: Path) -> None:
     [
         ({"engine": "command"}, "--engine command needs --command"),
         ({"engine": "demo", "command": "x {input} {output}"}, "--command goes with --engine command, not with demo"),
-        ({"source": []}, "no SOURCE was given"),
-        ({"source": None}, "no SOURCE was given"),
+        ({"source": []}, "no SOURCE: name a manifest"),
+        ({"source": None}, "no SOURCE: name a manifest"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: dict[str, Any], what: str) -> None:
@@ -276,7 +355,7 @@ def test_who_is_called_comes_from_the_same_table_and_is_kept_without_secrets(tmp
     [
         ("[alerts]\ncommand = ''\n", "[alerts] command must name a program"),
         ("[alerts]\nmin_interval_s = 'x'\n", "[alerts] min_interval_s = 'x' must be a number, 0 or above"),
-        ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key; "),
+        ("[alerts]\nheat = 3\n", "[alerts] heat: unknown key"),
         ("[alerts]\nidle_s = 0\n", "[alerts] idle_s = 0 must be a number above 0"),
         ("[alerts]\nidle_s = nan\n", "[alerts] idle_s = nan must be a number above 0"),
         ("[alerts]\nidle_s = true\n", "[alerts] idle_s = True must be a number above 0"),
@@ -291,4 +370,4 @@ def test_a_wrong_limit_is_named(tmp_path: Path, text: str, complaint: str) -> No
 
 
 def test_what_failed_is_left_alone_only_where_earlier_tasks_are_looked_at() -> None:
-    assert "retry_failed = false goes with --resume" in refusal("run.retry_failed=false", resume=False).what
+    assert "retry_failed = false needs --resume" in refusal("run.retry_failed=false", resume=False).what

@@ -1,0 +1,103 @@
+"""``badcjobs init``: find what is here (Slurm, GPUs, HawkEars, the site) and write it as a commented badcjobs.toml."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from badcjobs import paths as resources
+from badcjobs.clock import SystemClock
+from badcjobs.devices.listing import list_granted
+from badcjobs.errors import NotHere
+from badcjobs.planning.site import Site, find_site
+from badcjobs.settings import SETTINGS, Setting, to_toml
+
+_HEAD = """\
+# badcjobs.toml: the settings of a project. Every command reads the nearest one, from the working folder upwards.
+# A key is an option's name with _ for -; the option wins. Relative paths start at this file. Every key is optional:
+# lines that begin with # show the default, or an example. All keys are explained in: badcjobs guide settings
+"""
+_NOT_IN_FILE = ("shard",)  # it is different in every call
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is here: sentences for the user, and values by table and key."""
+
+    words: tuple[tuple[str, str], ...]
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> Found:
+    """Find the site, Slurm, the GPUs and HawkEars."""
+    path = environ.get("PATH")
+    values: dict[str, dict[str, Any]] = {"": {}, "run": {}, "submit": {}}
+    words = []
+    name = site or _known_site()
+    if name is not None:
+        rules = find_site(name, cwd)
+        values[""]["site"] = name
+        values["submit"] |= _from_site(rules)
+        words.append(("site", rules.name))
+    if shutil.which("sbatch", path=path) is not None:
+        words.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))
+    else:
+        values["submit"]["cluster"] = "local"
+        words.append(("Slurm", "sbatch not found: badcjobs submit runs the array on this machine"))
+    words.append(("GPUs", _gpu_words(environ)))
+    if (program := shutil.which("hawkears", path=path)) is not None:
+        words.append(("HawkEars", f"found: {program}"))
+    else:
+        words.append(("HawkEars", "not found on PATH: set hawkears_python, or engine"))
+    return Found(tuple(words), values)
+
+
+def _known_site() -> str | None:
+    """Return the site whose folders all exist here; None: no site that we know."""
+    for path in sorted(resources.folder("sites").glob("*.toml")):
+        rules = find_site(path.stem, path.parent)
+        folders = [Path(one) for one in (*rules.read_only, *rules.writable) if one.startswith("/")]
+        if folders and all(folder.is_dir() for folder in folders):
+            return path.stem
+    return None
+
+
+def _from_site(rules: Site) -> dict[str, Any]:
+    """Return the keys of [submit] that the rules of a site suggest."""
+    found: dict[str, Any] = {}
+    if rules.node_gpus is not None:
+        found["gpus_per_task"] = rules.node_gpus
+    if rules.modules:
+        found["setup"] = [f"module load {' '.join(rules.modules)}"]
+    return found
+
+
+def _gpu_words(environ: Mapping[str, str]) -> str:
+    try:
+        devices = list_granted(environ, SystemClock()).devices
+    except NotHere:
+        devices = ()
+    names = sorted({device.name or "unknown model" for device in devices})
+    return f"{len(devices)} here: {', '.join(names)}" if devices else "none here"
+
+
+def project_text(found: Found) -> str:
+    """Return the text of a badcjobs.toml: what was found as values, every other key as a comment with its default."""
+    lines = [_HEAD]
+    for table, settings in SETTINGS.items():
+        lines += [f"\n[{table}]"] if table else []
+        given = found.values.get(table, {})
+        for key, setting in settings.items():
+            if key not in _NOT_IN_FILE:
+                lines.append(_line(key, setting, given[key]) if key in given else f"# {_line(key, setting)}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, setting: Setting, value: Any = None) -> str:
+    """Return ``key = value   # help``."""
+    shown = value if value is not None else setting.example if setting.default in (None, ()) else setting.default
+    shown = setting.unset if shown is None else shown
+    return f"{f'{key} = {to_toml(shown)}':<36} # {setting.help}"

@@ -1,0 +1,233 @@
+"""The project file: the nearest badcjobs.toml, from the working folder upwards, and the values of ``--config``.
+
+Every command but demo and guide reads it. Priority: option, ``--config KEY=VALUE``, file, default. Relative paths in
+the file start at the file. Unknown keys and wrong values are refused, all of them in one message.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from badcjobs.errors import BadInput
+from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns
+from badcjobs.settings import (
+    SETTINGS,
+    TABLES,
+    PlanSettings,
+    ProbeSettings,
+    RunSettings,
+    SubmitSettings,
+    absolute_paths,
+    check_values,
+    contradictions,
+    nearest,
+    option_words,
+    parse_value,
+    read_toml,
+    refuse,
+    value_text,
+)
+
+NAME = "badcjobs.toml"
+_KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_OF_RUN_TOML = ("array", "written_by")  # a run.toml may be given as it is
+Made = TypeVar("Made", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The settings before options: those of the project file and of ``--config``, checked."""
+
+    file: Path | None = None
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by table and key; paths are absolute
+    keys: Mapping[str, Any] = field(default_factory=dict)  # of --config: "run.grace_s" → 60
+    alerts: AlertLimits = field(default_factory=AlertLimits)
+    hooks: AlertHooks = field(default_factory=AlertHooks)
+    patterns: tuple[NamePattern, ...] = ()
+
+    @classmethod
+    def read(cls, words: Sequence[str], cwd: Path) -> Project:
+        """Read the values of ``--config``, each FILE or KEY=VALUE; without a FILE, the nearest badcjobs.toml."""
+        found = [(word, _KEY_VALUE.fullmatch(word)) for word in words]
+        files = [word for word, pair in found if pair is None]
+        if len(files) > 1:
+            raise BadInput(
+                f"--config names {len(files)} files: {', '.join(files)}",
+                why="settings come from one file; single keys can be added",
+                fix=f"--config {shlex.quote(files[0])} --config run.grace_s=60",
+            )
+        keys = {pair[1]: parse_value(pair[2]) for _, pair in found if pair is not None}
+        file = cwd / files[0] if files else find_project_file(cwd)
+        document, text = ({}, "") if file is None else read_toml(file)
+        return cls.parse(document, text, file, keys)
+
+    @classmethod
+    def parse(
+        cls,
+        document: Mapping[str, Any],
+        text: str = "",
+        file: Path | None = None,
+        keys: Mapping[str, Any] | None = None,
+    ) -> Project:
+        """Check a document and single keys; ``text`` is that of the file, for the line numbers of mistakes."""
+        source = _Source(document, text, file, keys or {})
+        mistakes = [*source.unknown()]
+        values: dict[str, dict[str, Any]] = {}
+        for table in ("", *TABLES):
+            in_file = check_values(table, source.in_file(table), partial(source.place, table), mistakes)
+            values[table] = absolute_paths(in_file, table, file.parent) if file else in_file
+            values[table] |= check_values(table, source.alone(table), partial(_key_place, table), mistakes)
+        limits, hooks = source.alerts(mistakes)
+        patterns = source.patterns(mistakes)
+        refuse(mistakes, "badcjobs guide settings   (lists every key)")
+        return cls(file, values, source.keys, limits, hooks, patterns)
+
+    @property
+    def site(self) -> str | None:
+        """The rules of the cluster: a name, or the path of a TOML file."""
+        return self.values.get("", {}).get("site")
+
+    def get(self, table: str, key: str) -> Any:
+        """Return one value; None: not set."""
+        return self.values.get(table, {}).get(key)
+
+    def make(self, kind: type[Made], flags: Mapping[str, Any], command: str) -> Made:
+        """Return a table with these options, by key (None: not given); all mistakes are in one message."""
+        table = next(name for name, one in TABLES.items() if one is kind)
+        mistakes: list[str] = []
+        given = {key: value for key, value in flags.items() if value is not None}
+        values: dict[str, Any] = {**self.values.get(table, {})}
+        values |= check_values(table, given, lambda key: SETTINGS[table][key].option, mistakes)
+        more: dict[str, Any] = {}
+        if kind is RunSettings:
+            mistakes += contradictions(values)
+            values.setdefault("engine", "command" if values.get("command") else "hawkears")
+            more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns}
+            if "out" in values:
+                values["out"] = Path(values["out"])
+        refuse(mistakes, f"badcjobs {command} --help")
+        return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
+
+    def words(self) -> list[str]:
+        """Return it as values of ``--config``."""
+        keys = [f"{key}={value_text(value)}" for key, value in self.keys.items()]
+        return [*([] if self.file is None else [str(self.file)]), *keys]
+
+    def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
+        """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
+        others = replace(self, keys={k: one for k, one in self.keys.items() if not k.startswith("run.")})
+        alone = {k.removeprefix("run."): one for k, one in self.keys.items() if k.startswith("run.")}
+        given = alone | {key: value for key, value in flags.items() if value is not None}
+        return [*(f"--config={word}" for word in others.words()), *option_words(absolute_paths(given, "run", cwd))]
+
+
+def find_project_file(cwd: Path) -> Path | None:
+    """Return the nearest badcjobs.toml, from a folder upwards; None: there is none."""
+    folder = cwd.absolute()
+    return next((one / NAME for one in (folder, *folder.parents) if (one / NAME).is_file()), None)
+
+
+def is_config_file(word: str) -> bool:
+    """Say whether a value of ``--config`` is a file, not a key."""
+    return _KEY_VALUE.fullmatch(word) is None
+
+
+def _key_place(table: str, key: str) -> str:
+    return f"--config {_dotted(table, key)}"
+
+
+def _dotted(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A document and the keys of ``--config``, not checked yet."""
+
+    document: Mapping[str, Any]
+    text: str
+    file: Path | None
+    keys: Mapping[str, Any]
+
+    def in_file(self, table: str) -> dict[str, Any]:
+        """Return a table of the file; "" is its top."""
+        if not table:
+            return {key: value for key, value in self.document.items() if key in SETTINGS[""]}
+        found = self.document.get(table, {})
+        return dict(found) if isinstance(found, dict) else {}
+
+    def alone(self, table: str) -> dict[str, Any]:
+        """Return the keys of ``--config`` that belong to a table."""
+        split = [(key.rpartition("."), value) for key, value in self.keys.items()]
+        return {key: value for (owner, _, key), value in split if owner == table}
+
+    def place(self, table: str, key: str) -> str:
+        """Return where a value is written: file, line and key."""
+        line = _line_of(self.text, table, key)
+        return f"{self.file}{'' if line is None else f', line {line}'}: {f'[{table}] ' if table else ''}{key}"
+
+    def unknown(self) -> Iterator[str]:
+        """Yield each unknown key with the nearest known one."""
+        known = [_dotted(table, key) for table, keys in SETTINGS.items() for key in keys]
+        tables = [table for table in SETTINGS if table]
+        places = {key: f"--config {key}" for key in self.keys}
+        for name, value in self.document.items():
+            if name in tables and isinstance(value, dict):
+                places |= {f"{name}.{key}": self.place(name, key) for key in value}
+            elif name in tables:
+                yield f"{self.place('', name)} must be a table: [{name}]"
+            elif name not in _OF_RUN_TOML:
+                places[name] = self.place("", name)
+        for key, place in places.items():
+            if key in known:
+                continue
+            bare = key.rpartition(".")[2]
+            owners = [one for one in known if one.rpartition(".")[2] == bare]
+            near = owners[0] if owners else nearest(key, [*known, *tables]) or nearest(bare, known)
+            yield f"{place}: unknown key" + (f"; did you mean {near}?" if near else "")
+
+    def alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
+        """Return the table [alerts]."""
+        table = self.in_file("alerts") | self.alone("alerts")
+        parts = [{f.name: table[f.name] for f in fields(kind) if f.name in table} for kind in (AlertLimits, AlertHooks)]
+        limits, hooks = AlertLimits(**parts[0]), AlertHooks(**parts[1])
+        mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
+        whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
+        return replace(limits, **whole), hooks
+
+    def patterns(self, mistakes: list[str]) -> tuple[NamePattern, ...]:
+        """Return the patterns of the table [recordings]."""
+        texts = (self.in_file("recordings") | self.alone("recordings")).get("patterns", [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of texts"))
+            return ()
+        found, wrong = parse_patterns(texts)
+        mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]
+        return found
+
+    def _placed(self, table: str, problem: str) -> str:
+        """Return a problem, which begins with its key, with the place of that key."""
+        key = re.split("[ :]", problem)[0]
+        if f"{table}.{key}" in self.keys:
+            return f"--config {table}.{problem}"
+        return self.place(table, key) + problem[len(key) :]
+
+
+def _line_of(text: str, table: str, key: str) -> int | None:
+    """Return the number of the line that sets a key; None: not found."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            current = header[1]
+            if not table and current == key:
+                return number
+        found = re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line)
+        if found and _dotted(current, found[1]) == _dotted(table, key):
+            return number
+    return None
