@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import environ
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.cli.options import Simulate
-from badcjobs.cli.options import find_stand_in
-from badcjobs.cli.options import read_project
-from badcjobs.cli.targets import Target
-from badcjobs.cli.targets import is_stdout
-from badcjobs.cli.targets import refuse_data
-
-
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_project
+from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, read_world, remark, say
+from badcjobs.cli.targets import Target, is_stdout, refuse_data
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, ExitCode, NotHere
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
@@ -105,9 +89,7 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
 
 def record(
     context: typer.Context,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help=".sqlite, .csv or .jsonl; - streams to stdout.")
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File: .sqlite, .csv or .jsonl.")],
     command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
     interval: Annotated[
         float | None, typer.Option(min=0.01, max=86_400, metavar="S", help="Seconds between samples [1].")

@@ -2,33 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING
-from badcjobs.model import Chunk
-from badcjobs.model import Cutting
-from badcjobs.sources.audio_files import ReadHeader
-from badcjobs.sources.audio_files import is_audio
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.audio_files import search_folders
-from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.badc_manifest import is_header
-from badcjobs.sources.folder import AudioList
-from badcjobs.sources.folder import audio_folder
-from badcjobs.sources.folder import audio_list
-from badcjobs.sources.folder import given_audio
-from badcjobs.sources.folder import read_list
-from badcjobs.sources.mistakes import Mistakes
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.mistakes import copy_command
-from badcjobs.sources.mistakes import quoted
-from badcjobs.sources.mistakes import shown
-from badcjobs.sources.walk import WHOLE
-from badcjobs.sources.walk import Shard
-from badcjobs.sources.walk import Walk
-from badcjobs.sources.walk import do_nothing
-
-
-
 import logging
 import os
 import shlex
@@ -39,6 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from badcjobs.errors import BadInput
+from badcjobs.model import NO_CUTTING, Chunk, Cutting
+from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
+from badcjobs.sources.badc_manifest import Manifest, is_header
+from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
+from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
+from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 
 log = logging.getLogger(__name__)
 
@@ -176,11 +156,13 @@ def open_sources(
 
 
 def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
-    """Return the sources with this cutting; a setting that has no effect is refused, or named where a file may have it."""
+    """Return the sources with this cutting; refuse, or name, a setting that has no effect."""
     kinds = {isinstance(part, Manifest) for part in sources.parts}
     if cutting.cuts_recordings and kinds == {True}:
         name = sources.parts[0].name
-        log.warning("--chunk-length has no effect: %s is a manifest, which defines where each chunk starts and ends", name)
+        log.warning(
+            "--chunk-length has no effect: %s is a manifest, which defines where each chunk starts and ends", name
+        )
     if cutting.rows is not None and kinds == {False}:
         raise BadInput(
             f"run.cut = {'true' if cutting.rows else 'false'} needs a manifest",

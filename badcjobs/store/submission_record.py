@@ -20,6 +20,7 @@ from badcjobs.settings import value_text
 
 
 
+
 import json
 import os
 import shlex

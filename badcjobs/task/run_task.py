@@ -17,53 +17,6 @@ so that a task that is killed leaves a readable file. If we are killed, the reco
 
 from __future__ import annotations
 
-from badcjobs import __version__
-from badcjobs.devices.allocation import own_memory_bytes
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import DatabaseProblem
-from badcjobs.errors import ExitCode
-from badcjobs.model import Device
-from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import end_leftovers
-from badcjobs.report.words import count
-from badcjobs.settings import RunSettings
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.recording_names import gap_lines
-from badcjobs.sources.recording_names import name_reader
-from badcjobs.sources.walk import Shard
-from badcjobs.store.live_files import read_pulse
-from badcjobs.store.live_folder import publish_left_behind
-from badcjobs.store.read_job import merged_files
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.progress import TimeBudget
-from badcjobs.task.progress import count_progress
-from badcjobs.task.progress import heartbeat_line
-from badcjobs.task.records import RecordingOptions
-from badcjobs.task.records import Records
-from badcjobs.task.startup import ResolvedTask
-from badcjobs.task.startup import World
-from badcjobs.task.startup import announce
-from badcjobs.task.startup import raise_if_stopped
-from badcjobs.task.startup import resolve_task
-from badcjobs.telemetry.sidecar import wait_for_orphans
-from badcjobs.workers.autoscale import Autoscaler
-from badcjobs.workers.feed import EngineSetup
-from badcjobs.workers.learned import LESSONS
-from badcjobs.workers.learned import STORE
-from badcjobs.workers.learned import Learned
-from badcjobs.workers.learned import find_limits
-from badcjobs.workers.learned import known_files
-from badcjobs.workers.learned import subject_of
-from badcjobs.workers.retry import RetryPolicy
-from badcjobs.workers.supervise import Supervisor
-from badcjobs.workers.supervise import Tally
-from badcjobs.run_toml import check_against
-from badcjobs.run_toml import freeze
-
-
-
 import logging
 import signal
 import sqlite3
@@ -73,6 +26,32 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from badcjobs import __version__
+from badcjobs.devices.allocation import own_memory_bytes
+from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
+from badcjobs.model import Device, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import end_leftovers
+from badcjobs.report.words import count
+from badcjobs.run_toml import check_against, freeze
+from badcjobs.settings import RunSettings
+from badcjobs.sources.cutter import AudioCutter
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.recording_names import gap_lines, name_reader
+from badcjobs.sources.walk import Shard
+from badcjobs.store.live_files import read_pulse
+from badcjobs.store.live_folder import publish_left_behind
+from badcjobs.store.read_job import merged_files
+from badcjobs.store.task_writer import TaskWriter
+from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
+from badcjobs.task.records import RecordingOptions, Records
+from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
+from badcjobs.telemetry.sidecar import wait_for_orphans
+from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.workers.feed import EngineSetup
+from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
+from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.supervise import Supervisor, Tally
 
 log = logging.getLogger(__name__)
 

@@ -5,45 +5,6 @@ Signals are requests to stop, in three degrees: drain, drain with a deadline, st
 
 from __future__ import annotations
 
-from badcjobs.devices.allocation import EndTime
-from badcjobs.devices.allocation import ShardPlace
-from badcjobs.devices.allocation import array_shape
-from badcjobs.devices.allocation import find_place
-from badcjobs.devices.allocation import parse_allocation
-from badcjobs.devices.free import DeviceRequest
-from badcjobs.devices.free import Waiting
-from badcjobs.devices.free import pick_free
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.locks import describe_holder
-from badcjobs.devices.locks import lock_folder
-from badcjobs.devices.visibility import Grant
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.model import Allocation
-from badcjobs.model import StandIn
-from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder
-from badcjobs.processes import SubprocessLauncher
-from badcjobs.processes import parse_prefix
-from badcjobs.report.words import count
-from badcjobs.seams import Clock
-from badcjobs.seams import Engine
-from badcjobs.settings import RunSettings
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import parse_shard
-from badcjobs.store.slurm_ends import SPOOL_KEY
-from badcjobs.store.slurm_ends import wanted_file
-from badcjobs.task.progress import TaskProgress
-from badcjobs.task.progress import find_end
-from badcjobs.workers.engines import choose_engine
-from badcjobs.run_toml import FrozenRun
-from badcjobs.run_toml import check_against
-
-
 import atexit
 import logging
 import os
@@ -54,6 +15,24 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from badcjobs.devices.allocation import EndTime, ShardPlace, array_shape, find_place, parse_allocation
+from badcjobs.devices.free import DeviceRequest, Waiting, pick_free
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
+from badcjobs.devices.visibility import Grant
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.model import Allocation, StandIn, TaskKey
+from badcjobs.paths import RunFolder
+from badcjobs.processes import SubprocessLauncher, parse_prefix
+from badcjobs.report.words import count
+from badcjobs.run_toml import FrozenRun, check_against
+from badcjobs.seams import Clock, Engine
+from badcjobs.settings import RunSettings
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import parse_shard
+from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
+from badcjobs.task.progress import TaskProgress, find_end
+from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +133,9 @@ class ResolvedTask:
     grant: Grant  # our devices, and the reason
     engine: Engine
     end: EndTime | None  # the end of our time; None: no time limit, or not known
-    locks: AbstractContextManager[object]  # the locks of the devices that --max-gpus chose outside Slurm; released on exit
+    locks: AbstractContextManager[
+        object
+    ]  # the locks of the devices that --max-gpus chose outside Slurm; released on exit
 
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
@@ -226,7 +207,9 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
     """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
     busiest = settings.max_utilization_percent
-    request = DeviceRequest(wanted, settings.min_memory_mib or None, None if busiest >= 100 else busiest, settings.wait_s)
+    request = DeviceRequest(
+        wanted, settings.min_memory_mib or None, None if busiest >= 100 else busiest, settings.wait_s
+    )
     waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}

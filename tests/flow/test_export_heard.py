@@ -7,6 +7,7 @@ from badcjobs.store.merge import MergeOrder
 from badcjobs.store.merge import merge
 
 
+
 import csv
 import json
 import sqlite3

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.telemetry.books import RECORDING_MARK
-from badcjobs.telemetry.books import ProcessLookup
-
-
-
-
-
 import csv
 import getpass
 import json
@@ -22,6 +15,7 @@ from support.badcjobs_program import Site, assert_refused, rows
 from support.fake_nvml import fake_nvml_folder
 from support.waiting import wait_for
 
+from badcjobs.telemetry.books import RECORDING_MARK, ProcessLookup
 
 OFTEN = ("--interval", 0.05)
 

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.start import read_topic
-from badcjobs.model import AlertHooks
-from badcjobs.telemetry.alert_command import AlertCommand
-from badcjobs.telemetry.alert_command import CallBudget
-from badcjobs.telemetry.alert_command import alert_document
-from badcjobs.telemetry.alert_command import alert_variables
-from badcjobs.telemetry.alerts import Alert
-from badcjobs.project import Project
-
-
-
 import json
 import os
 import signal
@@ -28,6 +17,11 @@ import pytest
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
+from badcjobs.cli.start import read_topic
+from badcjobs.model import AlertHooks
+from badcjobs.project import Project
+from badcjobs.telemetry.alert_command import AlertCommand, CallBudget, alert_document, alert_variables
+from badcjobs.telemetry.alerts import Alert
 
 START_MS = 1_800_000_000_000
 HOT = Alert(

@@ -2,24 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import DatabaseProblem
-from badcjobs.errors import NotHere
-from badcjobs.live.draw import as_plain_text
-from badcjobs.live.snapshot import Snapshot
-from badcjobs.live.views import open_machine_view
-from badcjobs.live.views import open_run_view
-from badcjobs.model import StandIn
-from badcjobs.report.job import finish_job
-from badcjobs.report.job import summarize_database
-from badcjobs.report.progress import state_of
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_tasks import read_tasks
-
-
-
 import json
 import os
 import sqlite3
@@ -33,6 +15,16 @@ from support.live_run import CHUNKS, write_live_run
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
+from badcjobs.live.draw import as_plain_text
+from badcjobs.live.snapshot import Snapshot
+from badcjobs.live.views import open_machine_view, open_run_view
+from badcjobs.model import StandIn
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.progress import state_of
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_tasks import read_tasks
 
 NOW_MS = START_MS + 10_000
 HALF_DONE = {"a": "done", "b": "done", "c": "failed", "d": "pending"}

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import Chunk
-from badcjobs.model import Cutting
-from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
-from badcjobs.sources.walk import Shard
-
-
-
 import itertools
 import os
 import sys
@@ -23,6 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.audio import make_wav
 
+from badcjobs.errors import BadInput
+from badcjobs.model import Chunk, Cutting
+from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.walk import WHOLE, Shard
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 Row = tuple[str, int | str, int | str]  # source_path, start_ms, end_ms
