@@ -133,11 +133,11 @@ CASES = {
         "warning modules", "does not load gcc", "module load gcc cuda", ("gcc cuda", "cuda")
     ),
     "missing HawkEars": Case(
-        "problem engine", "hawkears", "", (" --engine demo", ""), args="--hawkears-root hawkears",
+        "problem engine", "hawkears", "", ("--engine demo", "--hawkears-root hawkears"),
         mended={"PATH": "hawkears"}, **NEVER,
     ),
     "missing checkpoints": Case(
-        "problem engine", "no models", "", (" --engine demo", ""), args="--hawkears-root empty",
+        "problem engine", "no models", "", ("--engine demo", "--hawkears-root empty"),
         environ={"PATH": "hawkears"}, **NEVER,
     ),
     "filesystem that is not safe for WAL": Case(
@@ -197,8 +197,8 @@ CASES = {
         "problem call", "No such option: --max-gpu", "exec badcjobs run manifest.csv", ("--out", "--max-gpu 2 --out")
     ),
     "engine that there is not": Case(
-        "problem engine", "--engine kazoo is not known", RUN.replace("demo", "hawkears"), ("demo", "kazoo"),
-        mended={"PATH": "hawkears"}, args="--hawkears-root hawkears",
+        "problem settings", '--engine = "kazoo" must be one of', f"{RUN[:-4]}hawkears --hawkears-root hawkears",
+        ("demo", "kazoo --hawkears-root hawkears"), mended={"PATH": "hawkears"},
     ),
     "more GPUs than a node of this Slurm has": Case(
         "problem GPUs", "but a node of this Slurm has 6", "#SBATCH --gpus-per-node=6", ("node=4", "node=9"),
@@ -232,7 +232,7 @@ CASES = {
         "warning merge account", "the merge job has no GPU, but", "#SBATCH --account=st-lab-1", (SCRIPT, MERGE)
     ),
     "merge of submit paid by the account of GPU jobs": Case(
-        "warning merge account", "the merge job has no GPU, but", "badcjobs submit … --merge-account st-lab-1",
+        "warning merge account", "the merge job has no GPU, but", "badcjobs submit … --config submit.merge_account=st-lab-1",
         args="--account st-lab-1-gpu", environ={"script": "no"}, **NEVER,
     ),
 }  # fmt: skip
@@ -284,8 +284,8 @@ class Machine:
         known = {key: value.format(**self.names) for key, value in known.items()}
         path = [str(self.site.folder / one) for one in self.paths[known["PATH"]].split(":")]
         rules = known.pop("site")
-        what = f"--script {name}" if known.pop("script", "") != "no" else "--engine demo"
-        options = f"check {what} --site {rules}.toml {args} --json".format(**self.names)
+        what, of_run = (name, "") if known.pop("script", "") != "no" else ("", "-- --engine demo")
+        options = f"check {what} --site {rules}.toml {args} --json {of_run}".format(**self.names)
         return options.split(), {**known, "PATH": ":".join(path)}
 
     def check_each(self, commands: list[tuple[list[str], dict[str, str]]]) -> list[Outcome]:
@@ -332,7 +332,10 @@ def answers(machine: Machine) -> dict[str, Answer]:
     scripts = {name: SCRIPT.replace(*case.change) if case.change[0] else SCRIPT for name, case in CASES.items()}
     scripts = {name: text.replace("{home}", machine.names["home"]) for name, text in scripts.items()}
     numbered = enumerate(CASES.items())
-    asked = [machine.command(f"a{number}", scripts[name], case.args, case.environ) for number, (name, case) in numbered]
+    asked = [
+        machine.command(f"a{number}.sbatch", scripts[name], case.args, case.environ)
+        for number, (name, case) in numbered
+    ]
     first = dict(zip(CASES, machine.check_each(asked), strict=True))
     found = {name: by_subject(one).get(CASES[name].key) for name, one in first.items()}
     again = {}
@@ -344,10 +347,10 @@ def answers(machine: Machine) -> dict[str, Answer]:
         if fix.startswith("sed "):
             here = machine.site.folder
             subprocess.run(["bash", "-c", fix.partition("   (")[0]], cwd=here, check=True)
-            script = (here / f"a{number}").read_bytes().decode()
+            script = (here / f"a{number}.sbatch").read_bytes().decode()
         if case.can_be_pasted or case.mended is not None:
             environ = case.environ if case.mended is None else case.mended
-            again[name] = machine.command(f"b{number}", script, more or case.args, environ)
+            again[name] = machine.command(f"b{number}.sbatch", script, more or case.args, environ)
     second = dict(zip(again, machine.check_each(list(again.values())), strict=True))
     return {
         name: Answer(found[name], outcome.exit_code, by_subject(second[name]) if name in second else None)

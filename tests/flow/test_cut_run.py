@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from badcjobs.workers.demo_worker import analyse
+
+
 import json
 import os
 import signal
@@ -17,7 +20,6 @@ from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
 from support.waiting import wait_for
 
-from badcjobs.workers.demo_worker import analyse
 
 BENCH = Path(__file__).parents[1] / "bench" / "cutting.py"
 RATE, LENGTH_S = 2000, 31.0
@@ -328,7 +330,9 @@ def test_what_cannot_be_meant_is_refused_and_without_cut_only_the_row_that_is_no
 
 def test_check_counts_the_chunks_that_a_run_would_have(site: Site) -> None:
     folder = record(site.folder / "rec" / "a.wav").parent
-    found = site.badcjobs("check", folder, "--engine", "demo", "--json", "--chunk-length", 10, "--overlap", 2).json
+    found = site.badcjobs(
+        "check", folder, "--json", "--", "--engine", "demo", "--chunk-length", 10, "--overlap", 2
+    ).json
     assert found["source"]["chunks"] == 4
     assert found["source"]["audio_s"] == pytest.approx(31.0 + 3 * 2.0)
 

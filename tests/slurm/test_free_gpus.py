@@ -47,11 +47,11 @@ def test_the_gpus_of_a_running_job_are_used_and_a_larger_one_goes_elsewhere(
 def test_the_preflight_asks_this_slurm_for_its_limits_and_its_clock(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    said = ask(slurm_cluster, "check", "--engine", "demo", "--tasks", "20000", "--out", "out", cwd=tmp_path)
+    said = ask(slurm_cluster, "check", "--tasks", "20000", "--out", "out", "--", "--engine", "demo", cwd=tmp_path)
     found = {(one["severity"], one["subject"]): one for one in said["findings"]}
     config = slurm_cluster.run(["scontrol", "show", "config"]).stdout
     most = int(config.partition("MaxArraySize")[2].split()[1])
-    assert found["problem", "array"]["fix"] == f"#SBATCH --array=0-{most - 1}"
+    assert found["problem", "array"]["fix"] == f"--tasks {most}"
     assert "Slurm's controller" in found["fine", "clock"]["text"]
     assert f"{slurm_cluster.shape.kill_wait_s} s after TERM" in found["warning", "grace"]["text"]
     assert ("warning", "out") in found  # a disk of this machine, for all that Slurm knows
@@ -63,7 +63,7 @@ def test_the_preflight_knows_how_large_a_node_of_this_slurm_is(slurm_cluster: Sl
         where = f"#SBATCH --partition={partition}\n" if partition else ""
         script = f"#!/bin/bash\n#SBATCH --gpus-per-node={asked}\n{where}hostname\n"
         (tmp_path / "job.sbatch").write_text(script)
-        said = ask(slurm_cluster, "check", "--script", "job.sbatch", "--engine", "demo", cwd=tmp_path)
+        said = ask(slurm_cluster, "check", "job.sbatch", cwd=tmp_path)
         found = [one["fix"] for one in said["findings"] if one["severity"] == "problem"]
         refused = slurm_cluster.run(["sbatch", "--test-only", "job.sbatch"], cwd=tmp_path, check=False).returncode != 0
         assert refused == (asked > gpus)
@@ -77,5 +77,5 @@ def test_options_that_only_look_like_some_and_folders_that_are_not_there_are_as_
     (tmp_path / "near.sbatch").write_text("#!/bin/bash\n# SBATCH --birds\n  #SBATCH --birds\nhostname\n")
     taken = slurm_cluster.run(["sbatch", "--test-only", "near.sbatch"], cwd=tmp_path, check=False)
     assert taken.returncode == 0, "both are comments to sbatch"
-    said = ask(slurm_cluster, "check", "--script", "near.sbatch", "--engine", "demo", cwd=tmp_path)
+    said = ask(slurm_cluster, "check", "near.sbatch", cwd=tmp_path)
     assert [one["fix"][:15] for one in said["findings"] if one["subject"] == "script"] == ["#SBATCH --birds"] * 2

@@ -15,10 +15,10 @@ from support.badcjobs_program import MANIFEST_HEADER
 from badcjobs.cli.before import make_parser
 from badcjobs.cli.program import app
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.sbatch_options import Asked
 from badcjobs.paths import folder
 from badcjobs.planning.check import Checked, CheckOrder, Here, check
 from badcjobs.planning.findings import Remark
+from badcjobs.settings import RunSettings, SubmitSettings
 
 PARSE = make_parser(typer.main.get_command(app))
 MODULES = """
@@ -56,11 +56,12 @@ class Sockeye:
         rules = (folder("sites") / "sockeye.toml").read_text().replace("/scratch", str(self.root / "scratch"))
         (self.root / "site.toml").write_text(rules)
 
-    def check(self, text: str, asked: Asked | None = None, **environ: str) -> Checked:
+    def check(self, text: str, submit: SubmitSettings | None = None, **environ: str) -> Checked:
         work = self.root / "scratch" / "jobs"
         (work / "job.sbatch").write_text(text, newline="")
         known = {"HOME": str(self.root / "home"), "PATH": str(self.root / "bin"), **environ}
-        order = CheckOrder(script="job.sbatch", site=str(self.root / "site.toml"), asked=asked or Asked())
+        site = str(self.root / "site.toml")
+        order = CheckOrder(RunSettings(), submit or SubmitSettings(), site, script="job.sbatch")
         return check(order, Here(known, SystemClock(), work, parse=PARSE))
 
     def findings(self, text: str, **environ: str) -> list[Remark]:
@@ -190,11 +191,11 @@ SCRIPTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "no source": (HEAD + LOAD + "exec badcjobs run --out results --engine demo\n", [("problem", "settings")]),
     "a number that is none": (
         HEAD + LOAD + f"exec {RUN} --retries many --config run.stage=maybe\n",
-        [("problem", "settings")],
+        [("problem", "config"), ("problem", "settings")],
     ),
     "an engine that there is not": (
         HEAD + "#SBATCH --time=200:00:00\n" + LOAD + f"exec {RUN.replace('demo', 'hawkear')}\n",
-        [("problem", "time"), ("problem", "engine")],  # and whatever else is wrong
+        [("problem", "time"), ("problem", "settings")],  # and whatever else is wrong
     ),
     "a folder and a job of the same name": (
         HEAD + LOAD + "cp -r /opt/badcjobs code\npip install -U badcjobs numpy\nsrun -J badcjobs python x.py\n"
@@ -268,14 +269,16 @@ def test_the_settings_file_of_a_script_names_its_engine(sockeye: Sockeye) -> Non
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (Asked(gpus_per_task=8), {"gpus_per_task": 8, "gpus_per_node": 8}),
-        (Asked(nodes=2, gpus_per_task=8, cpus_per_node=6), {"gpus_per_node": 4, "cpus_per_node": 6, "cpus": 12}),
-        (Asked(memory_gb_per_node=0), {"memory_gb_per_node": 0}),  # all of the node, which is not the same as unsaid
-        (Asked(no_time_limit=True), {"time_s": None, "no_time_limit": True}),
-        (Asked(tasks=7), {"tasks": 7, "last_index": None}),
+        (SubmitSettings(gpus_per_task=8, cpus=6), {"gpus_per_task": 8, "gpus_per_node": 8, "cpus": 6}),
+        (SubmitSettings(mem="0"), {"memory_gb_per_node": 0}),  # all of the node, which is not the same as not set
+        (SubmitSettings(sbatch=("--time=unlimited",)), {"time_s": None, "no_time_limit": True}),
+        (SubmitSettings(tasks=7), {"tasks": 7, "last_index": 6}),
+        (SubmitSettings(sbatch=("--array=3,7 --gres=gpu:2",)), {"tasks": 2, "last_index": 7, "gpus_per_task": 2}),
     ],
 )
-def test_the_command_line_goes_before_the_script(sockeye: Sockeye, said: Asked, expected: dict[str, object]) -> None:
+def test_the_command_line_goes_before_the_script(
+    sockeye: Sockeye, said: SubmitSettings, expected: dict[str, object]
+) -> None:
     asked = sockeye.check(HEAD + LOAD + f"exec {RUN}\n", said).asked
     assert {name: getattr(asked, name) for name in expected} == expected
 
@@ -327,8 +330,8 @@ def test_a_source_of_the_script_is_read_like_one_that_is_given_to_check(sockeye:
     hidden = sockeye.check(text.replace("manifest.csv", '"$1"'))
     (said,) = [one for one in hidden.findings if one.subject == "source"]
     assert (said.severity, hidden.source) == ("fine", None)
-    assert said.text.startswith("not looked at")
-    assert "badcjobs check SOURCE --script job.sbatch" in said.text
+    assert said.text.startswith("not checked: the source in line 6 cannot be read from here")
+    assert "badcjobs check job.sbatch SOURCE" in said.text
 
 
 def test_a_source_of_an_image_is_read_only_where_it_is_the_same_outside(sockeye: Sockeye) -> None:
@@ -336,13 +339,13 @@ def test_a_source_of_an_image_is_read_only_where_it_is_the_same_outside(sockeye:
     assert sockeye.check(text).source is not None
     inside = sockeye.check(text.replace("m.csv", "/mnt/m.csv"))
     assert (inside.source, inside.exit_code) == (None, 0)
-    assert any("line 6 names it inside an image" in one.text for one in inside.findings)
+    assert any("the source in line 6 is inside an image" in one.text for one in inside.findings)
 
 
 def test_after_cd_relative_paths_are_not_looked_at(sockeye: Sockeye) -> None:
     found = sockeye.check(HEAD + LOAD + f"cd ../elsewhere\nexec {RUN.replace('manifest', 'gone')}\n")
     assert (found.source, found.exit_code) == (None, 0)
-    assert any(one.text.startswith("not looked at, for line 7") for one in found.findings)
+    assert any(one.text.startswith("not checked: the source in line 7") for one in found.findings)
 
 
 def test_a_call_that_cannot_be_read_is_named(sockeye: Sockeye) -> None:
