@@ -277,7 +277,7 @@ def _account(facts: PreflightFacts) -> Cases:
 def _merge_account(facts: PreflightFacts) -> Cases:
     """Find a merge, which has no GPU, that the account of GPU jobs would pay: in a script, or of ``submit``."""
     asked, script, ending = facts.asked, facts.script, facts.site.account_ends_with
-    account, option = asked.merge_account or asked.account, "badcjobs submit … --config submit.merge_account="
+    account, option = asked.merge_account or asked.account, "--config submit.merge_account="
     if script is not None:
         if script.start or asked.gpus_per_task or "merge" not in {call.command for call in script.calls}:
             return

@@ -232,7 +232,7 @@ CASES = {
         "warning merge account", "the merge job has no GPU, but", "#SBATCH --account=st-lab-1", (SCRIPT, MERGE)
     ),
     "merge of submit paid by the account of GPU jobs": Case(
-        "warning merge account", "the merge job has no GPU, but", "badcjobs submit … --config submit.merge_account=st-lab-1",
+        "warning merge account", "the merge job has no GPU, but", "--config submit.merge_account=st-lab-1",
         args="--account st-lab-1-gpu", environ={"script": "no"}, **NEVER,
     ),
 }  # fmt: skip

@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.planning.make_plan import CampaignPlan
+from badcjobs.planning.make_plan import make_plan
+from badcjobs.planning.make_plan import to_dict
+from badcjobs.planning.plan_speed import Speed
+from badcjobs.planning.plan_speed import at_length
+from badcjobs.planning.plan_speed import speed_of
+from badcjobs.planning.plan_survey import Lengths
+from badcjobs.planning.plan_survey import Survey
+from badcjobs.planning.plan_tasks import PlanWish
+from badcjobs.planning.plan_tasks import check_wish
+from badcjobs.planning.plan_tasks import make_margin
+from badcjobs.planning.plan_tasks import round_up
+from badcjobs.planning.plan_tasks import share_out
+from badcjobs.planning.plan_tasks import size_tasks
+from badcjobs.planning.site import Site
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.settings import PlanSettings
+from badcjobs.settings import SubmitSettings
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,14 +33,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summaries import TASK, device
 
-from badcjobs.errors import BadInput
-from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
-from badcjobs.planning.plan_speed import Speed, at_length, speed_of
-from badcjobs.planning.plan_survey import Lengths, Survey
-from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin, round_up, share_out, size_tasks
-from badcjobs.planning.site import Site
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import JobFacts, TaskFacts
 
 HOUR_S = 3600
 SPEED = Speed(400.0, "as --rate says")
@@ -169,8 +183,8 @@ def test_what_is_advised_against_long_chunks_helps() -> None:
 def test_more_tasks_are_made_where_there_are_gpus_for_them_and_each_is_worth_its_start_up() -> None:
     survey = survey_of((3_600_000, 4000))  # 10 GPU-hours
     assert plan_of(survey, site=ANYWHERE).tasks == 2
-    assert plan_of(survey, site=ANYWHERE, gpus=8).tasks == 8
-    assert plan_of(survey, site=ANYWHERE, gpus=800).tasks == 12  # 50 min each, ten times the start-up
+    assert plan_of(survey, site=ANYWHERE, parallel=8).tasks == 8
+    assert plan_of(survey, site=ANYWHERE, parallel=800).tasks == 12  # 50 min each, ten times the start-up
 
 
 # --- waves and the end ------------------------------------------------------------------------------------------------
@@ -240,7 +254,7 @@ def test_the_end_is_reckoned_with_the_gpus_there_are_at_a_time_or_not_at_all() -
     survey, slow = survey_of((3_600_000, 1_000)), replace(SPEED, audio_hours_per_gpu_hour=10.0)
     alone = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S)
     assert alone.running_s is None
-    plan = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S, gpus=5)
+    plan = plan_of(survey, slow, ANYWHERE, time_s=12 * HOUR_S, parallel=5)
     assert plan.tasks == 13
     rounds, task_s = 3, 300 + 77 * 360
     assert plan.running_s == pytest.approx(rounds * task_s)
@@ -327,25 +341,22 @@ def test_cores_that_cost_nothing_beside_the_gpus_are_taken_and_a_node_is_never_e
 
 
 def test_impossible_wishes_are_refused_all_at_once() -> None:
-    wish = PlanWish(time_s=200 * HOUR_S, gpus_per_task=8, gpus=2, margin=0.5, cpus=0, mem_gb=500)
+    wish = PlanWish(time_s=200 * HOUR_S, gpus_per_task=8, cpus=30, mem_gb=500)
     with pytest.raises(BadInput) as refused:
         check_wish(wish, SOCKEYE)
     why = refused.value.why or ""
-    for word in (
-        "--time asks for 200 h",
-        "--margin 0.5",
-        "--cpus 0",
-        "8 GPUs, but a node",
-        "500 GB, but a node",
-        "--gpus 2",
-    ):
+    for word in ("--time asks for 200 h", "8 GPUs, but a node", "30 cores, but a node", "500 GB, but a node"):
         assert word in why
+    assert refused.value.fix == "--time 168:00:00 --gpus-per-task 4 --config submit.cpus=24 --config submit.mem=180G"
 
 
-@pytest.mark.parametrize("margin", [float("nan"), float("inf"), 0.0])
-def test_a_margin_that_is_no_factor_is_refused(margin: float) -> None:
-    with pytest.raises(BadInput, match="--margin"):
-        check_wish(PlanWish(margin=margin), ANYWHERE)
+def test_tasks_without_a_gpu_and_times_and_sizes_that_are_none_are_refused() -> None:
+    with pytest.raises(BadInput, match="only tasks with GPUs can be planned"):
+        check_wish(PlanWish(gpus_per_task=0), ANYWHERE)
+    for submit, words in ((SubmitSettings(time="0"), "0"), (SubmitSettings(mem="much"), "--mem=much")):
+        with pytest.raises(BadInput) as refused:
+            PlanWish.of(submit, PlanSettings())
+        assert words in (refused.value.why or "")
 
 
 def test_one_task_that_is_larger_than_the_cap_is_refused_with_the_time_that_fits() -> None:

@@ -2,6 +2,37 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import FITS
+from badcjobs.model import AudioHeader
+from badcjobs.model import Chunk
+from badcjobs.model import Probed
+from badcjobs.model import ProbeKey
+from badcjobs.model import ProbeResult
+from badcjobs.model import Trial
+from badcjobs.planning.findings import judge_all
+from badcjobs.planning.make_plan import SOURCE_REMARKS
+from badcjobs.planning.plan import Planned
+from badcjobs.planning.plan import PlanOrder
+from badcjobs.planning.plan import plan_sources
+from badcjobs.planning.plan import plan_text
+from badcjobs.planning.plan_speed import Speed
+from badcjobs.planning.plan_speed import version_here
+from badcjobs.planning.plan_survey import read_sources
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.learned import to_toml
+from badcjobs.project import Project
+from badcjobs.settings import PlanSettings
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+
 import csv
 import json
 import os
@@ -17,22 +48,6 @@ from support.audio import make_wav
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import FITS, AudioHeader, Chunk, Probed, ProbeKey, ProbeResult, Trial
-from badcjobs.planning.findings import judge_all
-from badcjobs.planning.make_plan import SOURCE_REMARKS
-from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
-from badcjobs.planning.plan_speed import Speed, version_here
-from badcjobs.planning.plan_survey import read_sources
-from badcjobs.planning.plan_tasks import PlanWish
-from badcjobs.project import Config
-from badcjobs.settings import make_settings
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.workers.learned import subject_of, to_toml
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 SHA256 = "ab" * 32
@@ -56,8 +71,8 @@ def plan(
 ) -> Planned:
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
     file = order.pop("config", None)
-    config = Config() if file is None else Config.read([str(file)], cwd)
-    return plan_sources(PlanOrder(flags=flags, config=config, rate=rate, **order), environ or {}, cwd)
+    project = Project() if file is None else Project.read([str(file)], cwd)
+    return plan_sources(PlanOrder(flags=flags, project=project, rate=rate, **order), environ or {}, cwd)
 
 
 def text_of(planned: Planned) -> str:
@@ -119,7 +134,7 @@ def test_headers_tell_the_length_of_files_and_of_rows_without_an_end(tmp_path: P
 def test_recordings_that_are_cut_are_planned_chunk_by_chunk(tmp_path: Path) -> None:
     make_wav(tmp_path / "audio" / "a.wav", 60, 100, tone_hz=10)
     planned = plan(
-        tmp_path, "audio", flags={"chunk_length": 20.0, "overlap": 5.0}, write=Path("p"), wish=PlanWish(time_s=900)
+        tmp_path, "audio", flags={"chunk_length": 20.0, "overlap": 5.0}, out=Path("p"), submit=SubmitSettings(time="15")
     )
     survey = planned.plan.survey
     assert (survey.lengths.rows, survey.cut) == (4, 4)
@@ -139,7 +154,7 @@ def test_what_cannot_be_measured_is_counted_named_and_planned(tmp_path: Path) ->
     make_wav(audio / "empty.wav", 0, 1000)
     (audio / "cut short.wav").write_bytes(b"RIFF\0\0\0\0WAVEfmt ")
     (audio / "nothing.flac").write_bytes(b"")
-    planned = plan(tmp_path, audio, write=Path("p"))
+    planned = plan(tmp_path, audio, out=Path("p"))
     survey = planned.plan.survey
     assert (survey.lengths.rows, survey.lengths.unknown, survey.empty, survey.left_out) == (5, 1, 2, 0)
     text = text_of(planned)
@@ -162,10 +177,20 @@ def test_files_with_different_sample_rates_are_counted_by_rate(tmp_path: Path) -
     assert ["1 file with 1,000 Hz, 2 files with 2,000 Hz" in one.text for one in remarks] == [True]
 
 
+def test_a_project_file_that_cuts_is_used_and_the_shards_say_where_chunks_begin_and_end(tmp_path: Path) -> None:
+    make_wav(tmp_path / "audio" / "a.wav", 60, 100, tone_hz=10)
+    text = '[run]\nsource = ["audio"]\nchunk_length = 20\n[submit]\ntime = "15"\n'
+    (tmp_path / "badcjobs.toml").write_text(text)
+    planned = plan_sources(PlanOrder({}, Project.read([], tmp_path), rate=400.0, out=Path("p")), {}, tmp_path)
+    assert planned.plan.survey.lengths.rows == 3
+    assert [row[2:] for row in listed(tmp_path / "p", "wave-1")] == [(0, 20_000), (20_000, 40_000), (40_000, 60_000)]
+    assert f"    --config={tmp_path}/badcjobs.toml" in (tmp_path / "p" / "wave-1.sbatch").read_text().splitlines()
+
+
 def test_the_workers_that_a_config_names_are_those_of_the_script(tmp_path: Path) -> None:
     make_wav(tmp_path / "audio" / "a.wav", 1, 1000)
     (tmp_path / "w2.toml").write_text("[run]\nworkers_per_gpu = 2\n")
-    written = plan(tmp_path, "audio", config=Path("w2.toml"), write=Path("plans")).written
+    written = plan(tmp_path, "audio", config=Path("w2.toml"), out=Path("plans")).written
     text = written[0][0].read_text(encoding="utf-8")
     assert text.rindex("--workers-per-gpu=2") > text.index("--workers-per-gpu auto")
 
@@ -179,7 +204,7 @@ def test_of_files_that_break_off_what_is_there_is_planned_and_what_is_not_will_f
     break_off(tmp_path / "audio" / "a.wav", 3)
     break_off(tmp_path / "audio" / "header alone.wav", 0)
     flags = {"chunk_length": 4.0, "overlap": 2.0}  # 0 to 4 and 2 to 8 s of each
-    planned = plan(tmp_path, "audio", flags=flags, write=Path("p"))
+    planned = plan(tmp_path, "audio", flags=flags, out=Path("p"))
     made, whole = planned.plan, plan(tmp_path, "audio").plan
     assert (made.survey.lengths.rows, made.survey.cut, made.survey.nothing_there) == (4, 4, 2)
     assert (made.survey.lengths.total_ms, made.survey.shared_ms) == (3000 + 1000, 1000)
@@ -266,7 +291,7 @@ def test_rows_that_a_run_would_refuse_are_left_out_and_all_of_them_written_down(
     manifest = write_manifest(tmp_path / "m.csv", *rows, *wrong)
     with manifest.open("ab") as file:
         file.write(b"r8,c8,audio/\xff.wav,0,30000,0,,\n")
-    planned = plan(tmp_path, manifest, write=Path("p"))
+    planned = plan(tmp_path, manifest, out=Path("p"))
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
     assert remark.severity == "problem"
     assert remark.text.startswith("34 rows cannot be planned")
@@ -287,7 +312,7 @@ def test_rows_are_counted_and_not_mistakes_and_a_broken_manifest_is_named_with_i
     good = write_manifest(tmp_path / "m.csv", *rows_of(3), ",,,x,y,0,,")
     broken = tmp_path / "semicolons.csv"
     broken.write_text(f"{HEADER.replace(',', ';')}\n" + "a;b;c;0;1;0;;\n" * 3)
-    planned = plan(tmp_path, good, broken, write=Path("p"))
+    planned = plan(tmp_path, good, broken, out=Path("p"))
     survey = planned.plan.survey
     assert (survey.lengths.rows, survey.left_out, survey.left_out_sources) == (3, 1, 1)
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
@@ -320,7 +345,7 @@ def test_a_folder_whose_name_is_no_text_costs_only_itself(tmp_path: Path) -> Non
     make_wav(tmp_path / "audio" / "good.wav", 4, 1000)
     bad = tmp_path / "audio" / b"\xff".decode(errors="surrogateescape")
     make_wav(bad / "x.wav", 4, 1000)
-    planned = plan(tmp_path, "audio", write=Path("p"))
+    planned = plan(tmp_path, "audio", out=Path("p"))
     assert (planned.plan.survey.lengths.rows, planned.plan.survey.left_out) == (1, 1)
     assert "not UTF-8" in planned.plan.survey.left_out_lines[0]
 
@@ -345,7 +370,7 @@ def test_equal_names_in_two_folders_are_named_and_planned_once(tmp_path: Path) -
 def test_an_empty_source_is_refused(tmp_path: Path, make: Any, words: str) -> None:
     make(tmp_path / "source")
     with pytest.raises(BadInput) as refused:
-        plan(tmp_path, "source", write=Path("p"))
+        plan(tmp_path, "source", out=Path("p"))
     assert words in str(refused.value)
     assert list(tmp_path.glob("*p*")) == []
 
@@ -418,8 +443,8 @@ def test_probes_of_another_engine_or_of_several_models_do_not_decide(tmp_path: P
 def test_the_probe_that_is_advised_has_the_options_of_the_plan_and_the_file_that_it_reads(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
     flags = {"engine": "demo", "engine_arg": ["--burn-s=1", "--threshold=0.3"]}
-    arguments = "--engine-arg=--burn-s=1 --engine-arg=--threshold=0.3"
-    line, store = f"badcjobs probe AUDIO --engine demo --store 'my a100.toml' {arguments}", Path("my a100.toml")
+    arguments = "--engine=demo --engine-arg=--burn-s=1 --engine-arg=--threshold=0.3"
+    line, store = f"badcjobs probe AUDIO '--out=my a100.toml' -- {arguments}", Path("my a100.toml")
     for write in (lambda: None, lambda: write_probes(tmp_path / store, "Tesla V100", subject="demo")):
         write()
         with pytest.raises(BadInput) as refused:
@@ -428,12 +453,13 @@ def test_the_probe_that_is_advised_has_the_options_of_the_plan_and_the_file_that
     write_probes(tmp_path / store, "Tesla V100", subject="demo --burn-s=1 --threshold=0.3")
     made = plan(tmp_path, manifest, rate=None, speed_from=store, flags=flags).plan
     fixes = [remark.fix for remark in made.remarks if remark.subject == "speed"]
-    assert f"{line} --start-length 30 --again" in fixes  # chunks of 30 s, and one trial of 300 s
+    again = "AUDIO --again --config 'probe.lengths_s=[30, 3600]'"
+    assert line.replace("AUDIO", again) in fixes  # chunks of 30 s, and one trial of 300 s
     (tmp_path / "w2.toml").write_text("[run]\nworkers_per_gpu = 2\n")
     order = {"flags": flags, "config": Path("w2.toml"), "environ": {"XDG_CACHE_HOME": str(tmp_path / "cache")}}
     write_probes(tmp_path / "cache" / "badcjobs" / "probe.toml", "V100", subject="demo --burn-s=1 --threshold=0.3")
     advised = plan(tmp_path, manifest, rate=None, **order).plan.speed.remedy
-    assert advised == line.replace("--store 'my a100.toml'", "--workers-per-gpu 2")
+    assert advised == line.replace(" '--out=my a100.toml'", "") + " --workers-per-gpu=2"
 
 
 def test_the_mean_length_says_of_which_chunks_it_is(tmp_path: Path) -> None:
@@ -449,7 +475,7 @@ def test_of_several_probes_that_of_this_version_and_these_workers_counts_and_is_
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
     (tmp_path / "prog").write_text("#!/bin/sh\n")
     flags = {"engine": "command", "command": f"sh {tmp_path / 'prog'} {{input}} {{output}}"}
-    settings = make_settings(tmp_path, {"source": ["m.csv"], **flags}, None)
+    settings = Project().make(RunSettings, {"source": ["m.csv"], **flags}, "plan")
     here = version_here(settings, {}, tmp_path)
     assert here is not None and here.startswith("sh prog ")
     os.utime(tmp_path / "prog", (1, 1))
@@ -522,7 +548,7 @@ def test_a_run_that_was_never_merged_is_named_with_the_command_that_does_it(tmp_
 
 def test_the_same_source_gives_the_same_plan_byte_for_byte(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(200))
-    order: dict[str, Any] = {"rate": 0.5, "wish": PlanWish(time_s=1200), "write": Path("p")}
+    order: dict[str, Any] = {"rate": 0.5, "submit": SubmitSettings(time="20"), "out": Path("p")}
     first = plan(tmp_path, manifest, **order)
     files = files_of(tmp_path / "p")
     (tmp_path / "p").rename(tmp_path / "old")
@@ -536,7 +562,7 @@ def test_the_same_source_gives_the_same_plan_byte_for_byte(tmp_path: Path) -> No
 def test_shards_hold_every_row_once_in_order_and_balanced(tmp_path: Path) -> None:
     rows = [f"r{n},c{n},a/r{n}.wav,0,{1000 + n * 37 % 5000},0,,x" for n in range(500)]
     manifest = write_manifest(tmp_path / "m.csv", *rows)
-    planned = plan(tmp_path, manifest, rate=0.5, wish=PlanWish(time_s=1500), write=Path("p"))
+    planned = plan(tmp_path, manifest, rate=0.5, submit=SubmitSettings(time="25"), out=Path("p"))
     assert [row[1] for row in rows_in(tmp_path / "p")] == [f"c{n}" for n in range(500)]
     assert (tmp_path / "p" / "wave-1" / "tasks.txt").read_text().splitlines() == [
         str(tmp_path / "p" / "wave-1" / f"task-{n:04}.csv") for n in range(planned.plan.tasks)
@@ -549,7 +575,7 @@ def test_shards_hold_every_row_once_in_order_and_balanced(tmp_path: Path) -> Non
 def test_names_with_commas_quotes_and_line_ends_come_through(tmp_path: Path) -> None:
     make_wav(tmp_path / "audio" / 'a,"b"\n\rc.wav', 4, 1000)
     make_wav(tmp_path / "more" / "d\ne.wav", 4, 1000)
-    plan(tmp_path, "audio", "more", write=Path("p"))
+    plan(tmp_path, "audio", "more", out=Path("p"))
     assert [key[:2] for key in listed(tmp_path / "p", "wave-1")] == [('a,"b"\n\rc', 'a,"b"\n\rc'), ("d\ne", "d\ne")]
 
 
@@ -562,7 +588,7 @@ def test_shards_carry_every_column_of_the_manifests_they_are_made_of(tmp_path: P
         "recording_id,chunk_id,source_path,end_ms,sha256,sha256,station,observer\nr1,c2,y.wav,8000,1,2,S-1,Ann\n"
     )
     plain = write_manifest(tmp_path / "plain.csv", f"r2,c3,z.wav,0,5000,250,{SHA256},windy")
-    plan(tmp_path, plain, "more.csv", "other.csv", write=Path("p"), flags={"root": str(tmp_path)})
+    plan(tmp_path, plain, "more.csv", "other.csv", out=Path("p"), flags={"root": str(tmp_path)})
     with (tmp_path / "p" / "wave-1" / "task-0000.csv").open(newline="", encoding="utf-8") as file:
         rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
     times = {"start_ms": "0", "end_ms": "9000"}
@@ -595,12 +621,12 @@ def test_a_row_is_cut_in_its_shard_as_it_would_be_in_the_whole_source(tmp_path: 
     files = [f"own,o{n},own{n}.wav,{30_000 * n},{30_000 * n + 30_000},0,," for n in range(3)]
     endless = ["long,e0,long.wav,20000,,0,,", "long,e1,long.wav,59000,,0,,"]
     manifest = write_manifest(tmp_path / "m.csv", *stretches, *files, *endless)
-    plan(tmp_path, manifest, rate=0.05, wish=PlanWish(time_s=1500), write=Path("p"))
+    plan(tmp_path, manifest, rate=0.05, submit=SubmitSettings(time="25"), out=Path("p"))
     whole = list(open_sources([manifest], root=None).chunks(WHOLE))
     assert [chunk.is_cut for chunk in whole] == [True] * 4 + [False] * 3 + [True] * 2
     assert in_shards(tmp_path / "p", tmp_path) == whole
     plan(tmp_path, *sorted((tmp_path / "p").glob("wave-*/*.csv")), rate=0.05,
-         wish=PlanWish(time_s=1500), write=Path("q"), flags={"root": str(tmp_path)})  # fmt: skip
+         submit=SubmitSettings(time="25"), out=Path("q"), flags={"root": str(tmp_path)})  # fmt: skip
     assert in_shards(tmp_path / "q", tmp_path) == whole, "also in a plan of a plan"
 
 
@@ -609,7 +635,7 @@ def test_what_is_cut_out_of_a_recording_stays_so_in_its_shard_whatever_becomes_o
     make_wav(audio / "short.wav", 7, 100, tone_hz=10)
     make_wav(audio / "long.wav", 60, 100, tone_hz=10)
     cutting = {"chunk_length": 4.0, "overlap": 3.0}
-    plan(tmp_path, "audio", rate=0.05, wish=PlanWish(time_s=900), write=Path("p"), flags=cutting)
+    plan(tmp_path, "audio", rate=0.05, submit=SubmitSettings(time="15"), out=Path("p"), flags=cutting)
     make_wav(audio / "long.wav", 6, 100, tone_hz=10)  # it was replaced by a shorter one
     found = in_shards(tmp_path / "p", audio)
     assert all(chunk.is_cut for chunk in found)
@@ -629,11 +655,11 @@ def test_relative_paths_keep_their_form_where_one_root_serves_and_become_absolut
         make_wav(tmp_path / folder / "audio" / "r0.wav", 120, 100, tone_hz=10)
     one = write_manifest(tmp_path / "one" / "m.csv", *rows_of(2))
     two = write_manifest(tmp_path / "two" / "m.csv", *[row.replace("r0,c", "r0,d") for row in rows_of(2)])
-    plan(tmp_path, one, write=Path("p1"))
+    plan(tmp_path, one, out=Path("p1"))
     assert [row[2] for row in rows_in(tmp_path / "p1")] == ["audio/r0.wav"] * 2
     assert f"--root={tmp_path}/one/" in (tmp_path / "p1" / "wave-1.sbatch").read_text()
     assert [row[6] for row in rows_in(tmp_path / "p1")] == [SHA256] * 2
-    plan(tmp_path, one, two, write=Path("p2"))
+    plan(tmp_path, one, two, out=Path("p2"))
     paths = [row[2] for row in rows_in(tmp_path / "p2")]
     assert paths == [f"{tmp_path}/{folder}/audio/r0.wav" for folder in ("one", "one", "two", "two")]
     assert "--root" not in (tmp_path / "p2" / "wave-1.sbatch").read_text().partition("ARGS=(")[2]
@@ -642,10 +668,11 @@ def test_relative_paths_keep_their_form_where_one_root_serves_and_become_absolut
 
 def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1200))
-    wish = PlanWish(time_s=24 * 3600, gpus=40)
+    submit = SubmitSettings(time="24:00:00", parallel=10, account="st-pi-1-gpu", setup=("source venv/bin/activate",))
+    (tmp_path / "x.toml").write_text('[run]\nout = "/scratch/x"\n')
     planned = plan(
-        tmp_path, manifest, rate=0.004, site="sockeye", wish=wish, write=Path("p"), out=Path("/scratch/x"),
-        keys=("account=st-pi-1-gpu",), flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
+        tmp_path, manifest, rate=0.004, site="sockeye", submit=submit, out=Path("p"), config="x.toml",
+        flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
     )  # fmt: skip
     waves = planned.plan.waves
     assert len(waves) == 2
@@ -654,7 +681,7 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
         "#SBATCH --account=st-pi-1-gpu", f"#SBATCH --array=0-{waves[1].tasks - 1}%10", "#SBATCH --time=24:00:00",
         "#SBATCH --gpus-per-node=4", "#SBATCH --cpus-per-task=24", "#SBATCH --mem=16G", "module load gcc cuda",
         f': "${{SOURCE:={tmp_path}/p/wave-2/tasks.txt}}"', ': "${OUT:=/scratch/x/wave-2}"', "    --engine=demo",
-        "    --engine-arg=--burn-s=0.1",
+        "    --engine-arg=--burn-s=0.1", f"    --config={tmp_path}/x.toml", "source venv/bin/activate",
     ):  # fmt: skip
         assert line in text.splitlines(), line
     assert json.loads((tmp_path / "p" / "plan.json").read_text())["waves"][1]["tasks"] == waves[1].tasks
@@ -663,8 +690,8 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
 def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every_task(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1201))
     planned = plan(
-        tmp_path, manifest, rate=0.003, site="sockeye", wish=PlanWish(time_s=24 * 3600), write=Path("p"),
-        keys=("account=st-pi-1-gpu",),
+        tmp_path, manifest, rate=0.003, site="sockeye", out=Path("p"),
+        submit=SubmitSettings(time="24:00:00", account="st-pi-1-gpu"),
     )  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves]
     assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
@@ -679,32 +706,30 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
     ("changes", "words"),
     [
         ({"site": "sockeye"}, "account"),
-        ({"template": "cooking"}, "there is no template 'cooking'"),
+        ({"plan": PlanSettings(template="cooking")}, "there is no template 'cooking'"),
         ({"site": "narval"}, "there is no site 'narval'"),
-        ({"flags": {"engine": "cooking"}}, "--engine = 'cooking' must be one of"),
+        ({"flags": {"engine": "cooking"}}, '--engine = "cooking" must be one of'),
         ({"flags": {"overlap": 3.0}}, "--chunk-length"),
-        ({"config": Path("run.toml")}, "[run] chunk_length cannot be used with --write"),
-        ({"write": Path("m.csv")}, "m.csv is there already"),
-        ({"write": Path("m.csv/below")}, "cannot be written"),
+        ({"out": Path("m.csv")}, "m.csv is there already"),
+        ({"out": Path("m.csv/below")}, "cannot be written"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_reading_and_leaves_nothing(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
-    (tmp_path / "run.toml").write_text("[run]\nchunk_length = 30\n")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(BadInput) as refused:
-        plan(tmp_path, manifest, **{"write": Path("p"), **changes})
+        plan(tmp_path, manifest, **{"out": Path("p"), **changes})
     assert words in str(refused.value)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_plan_never_replaces_another(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
-    plan(tmp_path, manifest, write=Path("p"))
+    plan(tmp_path, manifest, out=Path("p"))
     files = files_of(tmp_path / "p")
     with pytest.raises(BadInput) as refused:
-        plan(tmp_path, manifest, write=Path("p"))
+        plan(tmp_path, manifest, out=Path("p"))
     assert "may be in use" in (refused.value.why or "")
     assert files_of(tmp_path / "p") == files

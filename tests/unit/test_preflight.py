@@ -383,11 +383,11 @@ MERGING = replace(SCRIPT, calls=(replace(START, command="merge"),))
 @pytest.mark.parametrize(
     ("asked", "script", "fix"),
     [
-        (Asked(account="st-x-1-gpu"), None, "badcjobs submit … --config submit.merge_account=st-x-1"),
+        (Asked(account="st-x-1-gpu"), None, "--config submit.merge_account=st-x-1"),
         (
             Asked(account="st-x-1-gpu", merge_account="st-y-gpu"),
             None,
-            "badcjobs submit … --config submit.merge_account=st-y",
+            "--config submit.merge_account=st-y",
         ),
         (Asked(account="st-x-1-gpu", merge_account="st-x-1"), None, None),
         (Asked(account="st-x-1-gpu"), MERGING, "#SBATCH --account=st-x-1"),
