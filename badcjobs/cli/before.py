@@ -217,7 +217,7 @@ def probe(
     recordings are repeated. Later runs read the result and cut longer chunks before they fail.
 
     Example:
-      badcjobs probe july/GNWT-01.wav --html probe.html -- --engine demo --simulate 1
+      badcjobs probe july/night.wav --html probe.html -- --max-gpus 1
     """
     from badcjobs.planning.probe import ProbeOrder
     from badcjobs.store.atomic_write import cannot_write, try_to_write

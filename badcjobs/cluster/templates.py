@@ -112,6 +112,8 @@ def write_script(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
+        if path.is_dir():
+            raise cannot_write(path, IsADirectoryError(f"{path} is a folder")) from error
         another = path.with_stem(f"{path.stem}-2")
         raise BadInput(f"{path} exists already", why="it may have been edited", fix=f"--out {another}") from error
     except OSError as error:

@@ -28,6 +28,7 @@ from badcjobs.run_toml import FrozenRun
 
 
 
+
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

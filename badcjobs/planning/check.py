@@ -7,53 +7,6 @@ Without a job script the settings are those of the command line and of badcjobs.
 
 from __future__ import annotations
 
-from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import BatchScript
-from badcjobs.cluster.job_script import Call
-from badcjobs.cluster.job_script import ParsedWords
-from badcjobs.cluster.job_script import parse_plainly
-from badcjobs.cluster.job_script import read_script
-from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.model import default_cpus
-from badcjobs.model import default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.planning import place_rules
-from badcjobs.planning import preflight_facts
-from badcjobs.planning import request_rules
-from badcjobs.planning import script_rules
-from badcjobs.planning.findings import SEVERITIES
-from badcjobs.planning.findings import Remark
-from badcjobs.planning.findings import fine
-from badcjobs.planning.findings import judge_all
-from badcjobs.planning.findings import problem
-from badcjobs.planning.findings import warning
-from badcjobs.planning.preflight_facts import FolderFacts
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.planning.preflight_facts import SourceFacts
-from badcjobs.planning.preflight_facts import check_source
-from badcjobs.planning.site import Site
-from badcjobs.planning.site import find_site
-from badcjobs.processes import SubprocessLauncher
-from badcjobs.project import Project
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import WARNING
-from badcjobs.run_toml import FrozenRun
-from badcjobs.seams import Clock
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.settings import absolute
-from badcjobs.settings import check_values
-from badcjobs.settings import contradictions
-from badcjobs.store.submission_record import find_cut_short
-from badcjobs.workers.engines import choose_engine
-from badcjobs.settings import ENGINES
-from badcjobs.settings import nearest
-
 import os
 import posixpath
 import re
@@ -63,6 +16,33 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster import sbatch_options
+from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, parse_plainly, read_script
+from badcjobs.cluster.sbatch_options import Asked, parse_array
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode
+from badcjobs.model import default_cpus, default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
+from badcjobs.planning.findings import SEVERITIES, Remark, fine, judge_all, problem, warning
+from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
+from badcjobs.planning.site import Site, find_site
+from badcjobs.processes import SubprocessLauncher
+from badcjobs.project import Project
+from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.run_toml import FrozenRun
+from badcjobs.seams import Clock
+from badcjobs.settings import (
+    ENGINES,
+    SETTINGS,
+    RunSettings,
+    SubmitSettings,
+    absolute,
+    check_values,
+    contradictions,
+    nearest,
+)
+from badcjobs.store.submission_record import find_cut_short
+from badcjobs.workers.engines import choose_engine
 
 _NEW = "--out another folder, for a new run"
 _ARGUMENTS = "BADCJOBS_ARGS"  # options of run for a script

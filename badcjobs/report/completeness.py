@@ -6,26 +6,6 @@ scratch database.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayShape
-from badcjobs.paths import RunFolder
-from badcjobs.paths import is_there
-from badcjobs.report.headlines import news_words
-from badcjobs.report.words import index_ranges
-from badcjobs.sources.open import Sources
-from badcjobs.sources.open import open_sources
-from badcjobs.store.connect import published_uri
-from badcjobs.store.read_job import known_lengths
-from badcjobs.store.read_job import read_freshness
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.submission_record import NO_NOTE
-from badcjobs.store.submission_record import Trace
-from badcjobs.store.submission_record import find_trace
-from badcjobs.run_toml import FrozenRun
-
 import shlex
 import sqlite3
 from collections import Counter
@@ -35,6 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayShape
+from badcjobs.paths import RunFolder, is_there
+from badcjobs.report.headlines import news_words
+from badcjobs.report.words import index_ranges
+from badcjobs.run_toml import FrozenRun
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.store.connect import published_uri
+from badcjobs.store.read_job import known_lengths, read_freshness
+from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
+from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
 Progress = Callable[[int], None]
 Indices = set[int | None]  # of an array; None: a row that belongs to no array task

@@ -2,34 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import NamePattern
-from badcjobs.report.completeness import find_news
-from badcjobs.report.job import find_job_database
-from badcjobs.sources.recording_names import NameReader
-from badcjobs.sources.recording_names import gap_lines
-from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.atomic_write import make_folder
-from badcjobs.store.export_badc import area_names
-from badcjobs.store.export_badc import write_chunks
-from badcjobs.store.export_badc import write_resume_summary
-from badcjobs.store.export_badc import write_telemetry
-from badcjobs.store.export_tables import COLUMNS
-from badcjobs.store.export_tables import VIEW
-from badcjobs.store.export_tables import DetectionFilter
-from badcjobs.store.export_tables import JobDetections
-from badcjobs.store.export_tables import Row
-from badcjobs.store.export_tables import Write
-from badcjobs.store.export_tables import check_tables
-from badcjobs.store.export_tables import list_tables
-from badcjobs.store.export_tables import load_pyarrow
-from badcjobs.store.export_tables import open_for_export
-from badcjobs.store.export_tables import read_table
-from badcjobs.store.export_tables import rows_written_to
-
-
-
 import math
 import shlex
 import sqlite3
@@ -39,6 +11,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import NamePattern
+from badcjobs.report.completeness import find_news
+from badcjobs.report.job import find_job_database
+from badcjobs.sources.recording_names import NameReader, gap_lines
+from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
+from badcjobs.store.export_tables import (
+    COLUMNS,
+    VIEW,
+    DetectionFilter,
+    JobDetections,
+    Row,
+    Write,
+    check_tables,
+    list_tables,
+    load_pyarrow,
+    open_for_export,
+    read_table,
+    rows_written_to,
+)
 
 Progress = Callable[[str, int], None]  # table, rows so far
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")

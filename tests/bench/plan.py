@@ -80,7 +80,7 @@ def run(folder: Path, rows: int, files: int, slack: float, latency_ms: float) ->
     promises.at_most("read and planned", read.seconds, promised(MOST_S), "s")
     promises.at_most("peak memory", read.memory_mb, MOST_MB, "MB")
     promises.just("rows per second", rows / read.seconds, "")
-    written = measure("plan", manifest, *told, "--write", folder / "plan", cwd=folder)
+    written = measure("plan", manifest, *told, "--out", folder / "plan", cwd=folder)
     promises.at_most("the same with --write", written.seconds, promised(MOST_WRITE_S), "s")
     promises.at_most("peak memory", written.memory_mb, MOST_MB, "MB")
     promises.just("files written", sum(path.is_file() for path in (folder / "plan").rglob("*")), "")

@@ -55,7 +55,7 @@ def rehearse(folder: Path, scale: Fraction) -> Act:
     chunks = tasks * CHUNKS_PER_TASK
     print(f"rehearsal at {scale}: {chunks:,} of {CHUNKS:,} chunks, {tasks:,} of {TASKS:,} tasks", flush=True)
     manifest = write_manifest(folder / "manifest.csv", chunks)
-    planned = measure("plan", manifest, *_TOLD, "--write", folder / "plan", cwd=folder)
+    planned = measure("plan", manifest, *_TOLD, "--out", folder / "plan", cwd=folder)
     assert planned.json["tasks"]["count"] == tasks, planned.json["tasks"]  # type: ignore[index]
     shards = sorted((folder / "plan").glob("wave-*/task-*.csv"))
     assert len(shards) == tasks

@@ -132,7 +132,7 @@ def test_wrong_input_is_refused_in_our_way(site: Site, database: Path) -> None:
         (("export", site.out, "--table", "all", "-o", "-"), 2, ("several files cannot go to stdout",)),
         (("export", "-o", "x.csv"), 2, ("DIR is missing",)),
         (("export", site.out, "--format", "csv"), 2, ("--out",)),
-        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is no run folder",)),
+        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is not a run folder",)),
         (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, ("gone does not exist",)),
         (("export", site.folder / "text.sqlite", "--format", "csv", "-o", "x"), 4, ("text.sqlite",)),
     ]

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-
-
-
 import csv
 import json
 import sqlite3
@@ -20,6 +14,8 @@ from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
 
+from badcjobs.clock import SystemClock
+from badcjobs.store.merge import MergeOrder, merge
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",
@@ -126,15 +122,15 @@ def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> N
         ("export", job.out, "--species", "ROPT,RUGR", "-o", none),
         ("export", job.out, "--min-score", "0.99", "-o", other),
     ])  # fmt: skip
-    assert "never heard in this job: ROPT\n" in some.stderr
+    assert "no detections in this job: ROPT\n" in some.stderr
     table = pyarrow.parquet.read_table(one)
     assert (table.num_rows, table.column_names) == (12, COLUMNS)
     assert [str(kind) for kind in table.schema.types] == ["string"] * 3 + ["double"] * 2 + ["string"] * 2 + [
         "double", "string", "string"
     ]  # fmt: skip
     assert nothing.exit_code == 0
-    assert "never heard in this job: ROPT, RUGR" in nothing.stderr
-    assert "nothing to export: no detection is of these species and scores" in nothing.stderr
+    assert "no detections in this job: ROPT, RUGR" in nothing.stderr
+    assert "nothing to export: no detection has these species and scores" in nothing.stderr
     assert pyarrow.parquet.read_table(none).column_names == COLUMNS
     assert other.read_text() == ",".join(COLUMNS) + "\n"
     assert "nothing to export" in high.stderr
@@ -187,6 +183,6 @@ def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: 
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
     ])  # fmt: skip
     assert_refused(task, 4, f"badcjobs merge {job.out}")
-    assert_refused(stdout, 2, "writes several files, not stdout", "all_study_areas.csv", "--by-study-area --out detections")
+    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--by-study-area --out detections")
     assert_refused(file, 2, "writes several files, not one file", f"--by-study-area --out {site.folder / 'july'}")
     assert not (site.folder / "july.csv").exists()

@@ -13,9 +13,9 @@ from support.badcjobs_program import Outcome, Site, assert_refused
 from support.slow_files import slow_files, somebody_waits
 from support.waiting import wait_for
 
-LOCAL = ("submit", "--cluster", "local")
+LOCAL = ("--cluster", "local")
 # 0.6 s of audio in each chunk: the time of a task holds about four of them
-SMALL = ("--rate", 0.005, "--time", 20, "--margin", 1.2, "--gpus", 2)
+SMALL = ("--rate", 0.005, "--time", 20, "--config", "plan.margin=1.2", "--parallel", 2)
 
 
 def plan(site: Site, *words: object) -> Outcome:
@@ -31,13 +31,14 @@ def own_program(site: Site) -> dict[str, str]:
 def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site) -> None:
     manifest = site.manifest(9)
     engine = ("--engine", "demo", "--engine-arg=--burn-s=0.01")
-    made = plan(site, manifest, *SMALL, *engine, "--write", "plan", "--out", site.out, "--json")
+    results = ("--config", f"run.out={site.out}")
+    made = plan(site, manifest, *SMALL, *results, "--out", "plan", "--json", "--", *engine)
     assert made.exit_code == 0, made.stderr
     (script,) = made.json["scripts"]
     assert made.json["tasks"]["count"] == 3
-    checked = site.badcjobs("check", "--script", script, "--json")
+    checked = site.badcjobs("check", script, "--json")
     assert (checked.exit_code, checked.json["verdict"]) == (0, "ready"), checked.stdout
-    done = site.badcjobs(*LOCAL, "--script", script, "--simulate", 2, "--json", env=own_program(site))
+    done = site.badcjobs("submit", script, *LOCAL, "--json", "--", "--simulate", 2, env=own_program(site))
     assert done.exit_code == 0, done.stderr
     summary = done.json["summary"]
     assert (summary["done"], summary["tries"], summary["completeness"]["complete"]) == (9, 9, True)
@@ -65,12 +66,12 @@ def test_a_plan_from_a_job_uses_what_that_job_has_measured(site: Site) -> None:
 def test_recordings_cut_on_the_fly_are_written_as_rows_that_run(site: Site) -> None:
     make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, loud=[(1.0, 2.0), (7.0, 8.0)], tone_hz=100)
     make_wav(site.folder / "audio" / "st1" / "r2.wav", 3.2, 1000, tone_hz=100)
-    words = ("--chunk-length", 4, "--overlap", 1, "--engine", "demo", "--write", "plan")
-    made = plan(site, "audio", "--rate", 0.05, *words, "--json")
+    of_run = ("--chunk-length", 4, "--overlap", 1, "--engine", "demo")
+    made = plan(site, "audio", "--rate", 0.05, "--out", "plan", "--json", "--", *of_run)
     assert made.exit_code == 0, made.stderr
     assert (made.json["source"]["chunks"], made.json["source"]["cut"]) == (4, 3)
     script = made.json["scripts"][0]
-    done = site.badcjobs(*LOCAL, "--script", script, "--simulate", 2, "--json", env=own_program(site))
+    done = site.badcjobs("submit", script, *LOCAL, "--json", "--", "--simulate", 2, env=own_program(site))
     assert done.exit_code == 0, done.stderr
     assert done.json["summary"]["done"] == 4
     site.out = site.folder / "plan" / "results" / "wave-1"
@@ -100,10 +101,12 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
     (site.folder / "none").mkdir()
     cases: list[tuple[tuple[object, ...], tuple[str, ...]]] = [
         ((manifest,), ("Nobody has measured it", "badcjobs probe AUDIO", "--rate")),
-        ((manifest, "--rate", 400, "--time", "late"), ("--time late is no time limit",)),
-        ((manifest, "--rate", 400, "--mem", "much", "--account", "x"), ("--account: only with --write DIR",)),
+        ((manifest, "--rate", 400, "--time", "late"), ("--time", "late", "H:M:S")),
+        ((manifest, "--rate", 400, "--account", "x"), ("No such option: --account",)),
+        ((manifest, "--rate", 400, "--margin", 2), ("No such option: --margin", "--config plan.margin=2")),
+        ((manifest, "--rate", 400, "--chunk-length", 9), ("badcjobs plan … -- --chunk-length 9",)),
         ((manifest, "--rate", 400, "--site", "odd.toml"), ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'")),
-        (("none", "--rate", 400, "--write", "plan"), ("contains no audio",)),
+        (("none", "--rate", 400, "--out", "plan"), ("has no audio below it",)),
     ]
     for outcome, (_, words) in zip(site.badcjobs_each([("plan", *args) for args, _ in cases]), cases, strict=True):
         assert_refused(outcome, 2, *words)
@@ -113,9 +116,9 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
 def test_an_interrupt_ends_a_plan_that_waits_for_a_file_and_what_folders_hide_is_told(site: Site) -> None:
     make_wav(site.folder / "audio" / "a.wav", 5, 100)
     make_wav(site.folder / "audio" / ".old" / "b.wav", 5, 100)
-    assert "passed over: 1 hidden name is skipped (the first: .old/)" in plan(site, "audio", "--rate", 400).stdout
+    assert "passed over: 1 hidden name is passed over (the first: .old/)" in plan(site, "audio", "--rate", 400).stdout
     make_wav(site.folder / "audio" / "slow.wav", 5, 100)
-    waits = site.start("plan", "audio", "--rate", 400, "--write", "plan", env=slow_files(site))
+    waits = site.start("plan", "audio", "--rate", 400, "--out", "plan", env=slow_files(site))
     wait_for(lambda: somebody_waits(site), "a plan that reads the header")
     waits.send(signal.SIGINT)
     assert waits.wait(60).exit_code == 130
@@ -125,7 +128,7 @@ def test_an_interrupt_ends_a_plan_that_waits_for_a_file_and_what_folders_hide_is
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_plan_that_is_told_to_end_leaves_no_draft(site: Site, name: str) -> None:
     make_wav(site.folder / "audio" / "slow.wav", 5, 100)
-    waits = site.start("plan", "audio", "--rate", 400, "--write", "plan", env=slow_files(site))
+    waits = site.start("plan", "audio", "--rate", 400, "--out", "plan", env=slow_files(site))
     wait_for(lambda: somebody_waits(site), "a plan that reads the header")
     assert [path.name.split(".")[1] for path in site.folder.glob(".*.tmp")] == ["plan"]
     waits.send(signal.Signals[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,17 @@ name = "Big"
 memory_total_mib = 500
 """
 DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.1")
-QUICK = ("--start-length", 20, "--max-length", 100, "--trial-seconds", 0.1)
+QUICK = ("--config", "probe.lengths_s=[20, 100]", "--config", "probe.trial_s=0.1")
 
 
-def start(site: Site, *args: object, **options: Any) -> Program:
+def start(site: Site, *of_run: object, more: Sequence[object] = (), **options: Any) -> Program:
+    """Start a probe with these options of run, and more of its own."""
     audio = make_wav(site.folder / "night é.wav", 5, 1000, tone_hz=100)
-    return site.start("probe", audio, *QUICK, *args, **options)
+    return site.start("probe", audio, *QUICK, *more, "--", *of_run, **options)
 
 
-def probe(site: Site, *args: object, **options: Any) -> Outcome:
-    return start(site, *args, **options).wait()
+def probe(site: Site, *of_run: object, more: Sequence[object] = (), **options: Any) -> Outcome:
+    return start(site, *of_run, more=more, **options).wait()
 
 
 def cards(site: Site, text: str = CARDS) -> tuple[object, ...]:
@@ -63,7 +65,7 @@ def tried(outcome: Outcome) -> list[str]:
 def found(shared_site: Site) -> Outcome:
     """A probe of two models on three cards."""
     page = shared_site.folder / "probe.html"
-    done = probe(shared_site, *DEMO, *cards(shared_site), "--json", "--html", page)
+    done = probe(shared_site, *DEMO, *cards(shared_site), more=("--json", "--html", page))
     assert done.exit_code == 0, done.stderr
     return done
 
@@ -142,7 +144,7 @@ def test_a_killed_probe_goes_on_where_it_was(site: Site) -> None:
     program.kill()
     (before,) = read_probes(store(site))
     assert len(before.trials) >= 2 and not before.finished
-    done = probe(site, *arguments, "--json")
+    done = probe(site, *arguments, more=("--json",))
     assert done.exit_code == 0, done.stderr
     known = {f"Big: trying {trial.length_s:g} s" for trial in before.trials}
     assert tried(done) and not known & set(tried(done))
@@ -154,7 +156,8 @@ def test_ctrl_c_ends_it_at_once_and_a_damaged_file_is_set_aside(site: Site) -> N
     file = site.folder / "mine.toml"
     half = to_toml([])[:-5]
     file.write_text(half)
-    program = start(site, "--engine", "demo", "--engine-arg=--burn-s=5", "--simulate", 1, "--store", file, "--json")
+    demo = ("--engine", "demo", "--engine-arg=--burn-s=5", "--simulate", 1)
+    program = start(site, *demo, more=("--out", file, "--json"))
     wait_for(site.workers, "a worker works")
     program.send(signal.SIGINT)
     done = program.wait(timeout_s=40)
@@ -169,7 +172,7 @@ def test_ctrl_c_ends_it_at_once_and_a_damaged_file_is_set_aside(site: Site) -> N
 def test_an_engine_that_fails_for_another_reason_stops_it_and_nothing_is_kept(site: Site) -> None:
     failing = site.script("fail.sh", "echo 'it is broken' >&2; exit 3")
     engine = ("--command", f"{failing} {{input}} {{output}}")
-    done = probe(site, *engine, "--simulate", 1, "--no-emit-gpu-telemetry", "--json")
+    done = probe(site, *engine, "--simulate", 1, "--no-emit-gpu-telemetry", more=("--json",))
     assert_refused(done, 1, "not for want of its memory (exit_code)", "it is broken")
     assert not store(site).exists()
 
@@ -196,7 +199,8 @@ def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site: S
     # Both threads together have room for 70 s, so one alone for twice as much as each.
     environ = {**fake_package_environ(), "FAKE_HAWKEARS_ROOM_S": "70", "HOME": "/nonexistent"}
     kept = site.folder / "kept"
-    done = probe(site, "--engine", "hawkears", *options, "--simulate", 1, "--keep", kept, "--json", env=environ)
+    more = ("--config", f"probe.keep={kept}", "--json")
+    done = probe(site, "--engine", "hawkears", *options, "--simulate", 1, more=more, env=environ)
     assert done.exit_code == 0, done.stderr
     (gpu,) = done.json["gpus"]
     result = gpu["result"]
@@ -208,8 +212,8 @@ def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site: S
 
 
 def test_without_a_gpu_the_cpu_can_be_measured(site: Site) -> None:
-    quick = ("--max-length", 20, "--trial-seconds", 60)  # which no 4 chunks take, wherever this is
-    done = probe(site, "--engine", "demo", "--cpu-workers", 1, *quick, "--json")
+    quick = ("--config", "probe.lengths_s=[20, 20]", "--config", "probe.trial_s=60")  # which no 4 chunks take
+    done = probe(site, "--engine", "demo", "--cpu-workers", 1, more=(*quick, "--json"))
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("too short to count, so once more with more chunks") == 1
     (gpu,) = done.json["gpus"]
@@ -217,9 +221,9 @@ def test_without_a_gpu_the_cpu_can_be_measured(site: Site) -> None:
 
 
 def test_the_time_is_kept_to(site: Site) -> None:
-    done = probe(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, "--max-minutes", 0.01)
+    done = probe(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, more=("--time", "0:01"))
     assert done.exit_code == 75, done.stderr
-    assert "the time is over" in done.stdout and "--max-minutes" in done.stdout
+    assert "the time is over" in done.stdout and "--time" in done.stdout
 
 
 def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
@@ -227,20 +231,21 @@ def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
     text.write_text("no audio")
     make_wav(good)
     os.mkfifo(pipe := site.folder / "pipe.wav")  # whoever opens it waits for ever
-    demo = ("--engine", "demo", "--simulate", 1)
+    demo = ("--", "--engine", "demo", "--simulate", 1)
+    wrong = ("--config", "probe.margin_percent=99", "--config", "probe.lengths_s=[0, 10]")
     audio, numbers, auto, no_gpu, no_place, no_page = site.badcjobs_each(
         [
             ("probe", empty, text, pipe, site.folder / "missing.wav", site.folder, *demo),
-            ("probe", empty, "--margin", 99, "--max-length", 0, *demo),
-            ("probe", good, "--workers-per-gpu", "auto", *demo),
-            ("probe", good, "--engine", "demo"),
-            ("probe", good, *demo, "--store", text / "probe.toml"),
-            ("probe", good, *demo, "--html", site.folder / "nowhere" / "probe.html"),
+            ("probe", empty, *wrong, *demo),
+            ("probe", good, *demo, "--workers-per-gpu", "auto"),
+            ("probe", good, "--", "--engine", "demo"),
+            ("probe", good, "--out", text / "probe.toml", *demo),
+            ("probe", good, "--html", site.folder / "nowhere" / "probe.html", *demo),
         ]
     )
     assert_refused(audio, 2, "empty.wav has no audio", "notes.wav cannot be read", "No such file", "is a folder")
     assert "pipe.wav cannot be read: it is a pipe" in audio.stderr
-    assert_refused(numbers, 2, "--margin 99 must be from 0 to 90", "--max-length 0 must be")
+    assert_refused(numbers, 2, "probe.margin_percent = 99.0 must be at most 90", "probe.lengths_s = ", "at least 3")
     assert_refused(auto, 2, "--workers-per-gpu auto cannot be probed")
     assert_refused(no_gpu, 3, "no GPU here to probe", "--cpu-workers 1")
     assert_refused(no_place, 2, "the result cannot be kept")

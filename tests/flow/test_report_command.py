@@ -150,7 +150,7 @@ def test_no_command_writes_over_somebodys_data(july: Path, shared_site: Site) ->
     cases: list[tuple[tuple[object, ...], str]] = [
         (("report", july, "--prometheus", "x.prom", "--html", database), "--html"),
         (("export", july, "--format", "csv", "-o", settings), "-o"),
-        (("probe", audio, "--engine", "demo", "--simulate", 1, "--store", settings), "--store"),
+        (("probe", audio, "--out", settings, "--", "--engine", "demo", "--simulate", 1), "--out"),
         (("template", "array", *("--set", "source=s", "--set", "out=o"), "--force", "-o", database), "-o"),
         (("record", "--simulate", 1, "--duration", 0.1, "--force", "--out", task), "--out"),
     ]

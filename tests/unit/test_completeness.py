@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.devices.allocation import find_place
-from badcjobs.model import Allocation
-from badcjobs.model import ArrayOrder
-from badcjobs.model import ArrayShape
-from badcjobs.model import Submitted
-from badcjobs.report.completeness import find_shares
-from badcjobs.report.job import finish_job
-from badcjobs.report.job import summarize_database
-from badcjobs.report.page import page
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import index_ranges
-from badcjobs.report.words import indices
-from badcjobs.settings import RunSettings
-from badcjobs.sources.walk import Shard
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.submission_record import Record
-from badcjobs.store.submission_record import asked_of
-from badcjobs.store.submission_record import write_record
-from badcjobs.run_toml import FrozenRun
-
 import json
 import shlex
 import subprocess
@@ -39,6 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
+from badcjobs.devices.allocation import find_place
+from badcjobs.model import Allocation, ArrayOrder, ArrayShape, Submitted
+from badcjobs.report.completeness import find_shares
+from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.page import page
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import index_ranges, indices
+from badcjobs.run_toml import FrozenRun
+from badcjobs.settings import RunSettings
+from badcjobs.sources.walk import Shard
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.read_model import Completeness, TaskFacts
+from badcjobs.store.submission_record import Record, asked_of, write_record
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms\n"
 TASK = TaskFacts("4821_0.r0.gpu1", "4821", 0, 0, "gpu1", 4, "done", 0, 1, 1, START_MS, START_MS + 9, 3, 0, 0, 9.0)

@@ -2,28 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.planning.make_plan import CampaignPlan
-from badcjobs.planning.make_plan import make_plan
-from badcjobs.planning.make_plan import to_dict
-from badcjobs.planning.plan_speed import Speed
-from badcjobs.planning.plan_speed import at_length
-from badcjobs.planning.plan_speed import speed_of
-from badcjobs.planning.plan_survey import Lengths
-from badcjobs.planning.plan_survey import Survey
-from badcjobs.planning.plan_tasks import PlanWish
-from badcjobs.planning.plan_tasks import check_wish
-from badcjobs.planning.plan_tasks import make_margin
-from badcjobs.planning.plan_tasks import round_up
-from badcjobs.planning.plan_tasks import share_out
-from badcjobs.planning.plan_tasks import size_tasks
-from badcjobs.planning.site import Site
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.settings import PlanSettings
-from badcjobs.settings import SubmitSettings
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summaries import TASK, device
 
+from badcjobs.errors import BadInput
+from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.plan_speed import Speed, at_length, speed_of
+from badcjobs.planning.plan_survey import Lengths, Survey
+from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin, round_up, share_out, size_tasks
+from badcjobs.planning.site import Site
+from badcjobs.settings import PlanSettings, SubmitSettings
+from badcjobs.store.accounting import StateTime
+from badcjobs.store.read_model import JobFacts, TaskFacts
 
 HOUR_S = 3600
 SPEED = Speed(400.0, "as --rate says")
