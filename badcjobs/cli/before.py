@@ -44,8 +44,10 @@ def check(
     wait: Annotated[bool, typer.Option("--wait", hidden=True)] = False,
     **settings: Any,
 ) -> int:
-    """Find what would go wrong with a job, and how to fix it; nothing is submitted. Takes the line of submit with all
-    its options; SOURCE may also be a job script. The exit code is 1 if there is a problem.
+    """Find what would go wrong with a job, and how to fix it; nothing is submitted.
+
+    Takes the line of submit with all its options; SOURCE may also be a job script. The exit code is 1 if there is a
+    problem.
 
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
@@ -152,7 +154,9 @@ def plan(
     root: Root = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Estimate what SOURCE takes: GPU-hours, array tasks, memory, files, waves, and when it is finished. Lengths come
+    """Estimate what SOURCE takes: GPU-hours, array tasks, memory, files, waves, and when it is finished.
+
+    Lengths come
     from rows and audio headers alone. The exit code is 1 if the plan has a problem, such as rows left out.
 
     Example:
@@ -213,7 +217,9 @@ def probe(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write memory and speed as a page.")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Find the longest chunk that fits each GPU model with this engine and its options, and the fastest length. Short
+    """Find the longest chunk that fits each GPU model with this engine and its options, and the fastest length.
+
+    Short
     recordings are repeated. Later runs read the result and cut longer chunks before they fail.
 
     Example:

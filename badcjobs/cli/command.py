@@ -35,8 +35,8 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help page: usage, text, options, one example, one footer."""
         text, _, example = inspect.cleandoc(self.help or "").partition("Example:")
-        paragraphs = [textwrap.fill(one, _WIDTH) for one in text.strip().split("\n\n")]
-        lines = [f"Usage: badcjobs {self.name} {self.usage}".rstrip(), "", *"\n\n".join(paragraphs).splitlines()]
+        usage = f"Usage: badcjobs {self.name} {self.usage}".rstrip()
+        lines = [usage, "", *textwrap.wrap(" ".join(text.split()), _WIDTH)]
         for heading, options in self._options_by_heading(ctx).items():
             lines += ["", f"{heading}:", *(line for one in options for line in option_lines(one))]
         lines += ["", "Example:", *(f"  {line.strip()}" for line in example.strip().splitlines()), "", _FOOTER]

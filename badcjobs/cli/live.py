@@ -63,8 +63,10 @@ def monitor(
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Watch a run, or this machine's GPUs, in a terminal. Keys: q quits, d devices, s sort order, / filter. A run is
-    read from its published task databases, from any machine that sees its folder.
+    """Watch a run, or this machine's GPUs, in a terminal.
+
+    Keys: q quits, d devices, s sort order, / filter. A run is read from its published task databases, from any machine
+    that sees its folder.
 
     Example:
       badcjobs monitor runs/july
@@ -97,8 +99,9 @@ def serve(
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Show a run, or this machine's GPUs, in a browser: a live page, a JSON API and metrics for Prometheus. A run is
-    read from its published task databases, from any machine that sees its folder. Ctrl-C ends it.
+    """Show a run, or this machine's GPUs, in a browser: a live page, a JSON API and metrics for Prometheus.
+
+    A run is read from its published task databases, from any machine that sees its folder. Ctrl-C ends it.
 
     Example:
       badcjobs serve runs/july --port 0

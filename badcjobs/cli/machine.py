@@ -32,7 +32,9 @@ def gpus(
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Show the GPUs that this task really has, and why. With --free, show the best ones of a shared machine.
+    """Show the GPUs that this task really has, and why.
+
+    With --free, show the best ones of a shared machine.
 
     Example:
       badcjobs gpus --simulate 4 --free 2
@@ -144,7 +146,9 @@ def cluster(
     ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Show free and used GPUs per partition and node, and where a task would start. Exit code 3: no node can run it.
+    """Show free and used GPUs per partition and node, and where a task would start.
+
+    Exit code 3: no node can run it.
 
     Example:
       badcjobs cluster --gpus-per-task 4 --constraint v100

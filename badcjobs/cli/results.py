@@ -35,8 +35,10 @@ def merge(
     ] = False,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Join all task databases of a run into job.sqlite and print the summary. It can be repeated at any time: only new
-    and changed files are read. Exit code 4: a file could not be read completely; each one is named.
+    """Join all task databases of a run into job.sqlite and print the summary.
+
+    It can be repeated at any time: only new and changed files are read. Exit code 4: a file could not be read
+    completely; each one is named.
 
     Example:
       badcjobs merge runs/july
@@ -84,6 +86,7 @@ def report(
     json_wanted: JsonWanted = False,
 ) -> int:
     """Print the summary of a merged job, of a task database or of a recording, or write it to files (- is stdout).
+
     Exit code 4: a merged file could not be read completely.
 
     Example:
@@ -165,8 +168,10 @@ def export(
         bool, typer.Option("--by-study-area", help="One file per study area, in folder -o.")
     ] = False,
 ) -> int:
-    """Write the detections of a job for other programs: on the clock of their recordings, overlaps counted once, with
-    recording, study area, location and UTC time. With --table, write any other table.
+    """Write the detections of a job for other programs.
+
+    Times are those of the recording, overlaps are counted once, and each row has recording, study area, location and
+    date. With --table, write any other table.
 
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv

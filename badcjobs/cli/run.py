@@ -42,8 +42,10 @@ def run(
     json_wanted: JsonWanted = False,
     **settings: Any,
 ) -> int:
-    """Run one array task, inside sbatch or outside: find its GPUs, run the engine on each, record them, and write
-    everything to DIR/tasks/. It continues where an earlier run stopped.
+    """Run one array task, inside sbatch or outside.
+
+    It finds its GPUs, runs the engine on each, records them, and writes everything to DIR/tasks/. It continues where an
+    earlier run stopped.
 
     Example:
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT

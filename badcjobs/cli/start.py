@@ -47,8 +47,9 @@ def demo(
     ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Run a small array on simulated GPUs, on audio that it makes itself, and print the merged summary. It needs no
-    Slurm, no GPU and no HawkEars, and takes less than 30 seconds.
+    """Run a small array on simulated GPUs, on audio that it makes itself, and print the merged summary.
+
+    It needs no Slurm, no GPU and no HawkEars, and takes less than 30 seconds.
 
     Example:
       badcjobs demo --out first-look
@@ -217,8 +218,9 @@ def init(
     context: typer.Context,
     site: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Start from the rules of this cluster.")] = None,
 ) -> int:
-    """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site. It
-    never replaces a file.
+    """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site.
+
+    It never replaces a file.
 
     Example:
       badcjobs init --site sockeye
@@ -255,8 +257,9 @@ def template(
     ] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
-    """Print a job script for sbatch, filled in from badcjobs.toml and --set; without NAME, list the templates. A value
-    that is still open can be edited, or given with sbatch --export.
+    """Print a job script for sbatch, filled in from badcjobs.toml and --set; without NAME, list the templates.
+
+    A value that is still open can be edited, or given with sbatch --export.
 
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch

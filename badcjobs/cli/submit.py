@@ -83,8 +83,9 @@ def submit(
     json_wanted: JsonWanted = False,
     **settings: Any,
 ) -> int:
-    """Submit SOURCE as an array of tasks, and a job that merges their results. The same command finds its job again and
-    never submits it twice. With --cluster local, SOURCE may be a job script.
+    """Submit SOURCE as an array of tasks, and a job that merges their results.
+
+    The same command finds its job again and never submits it twice. With --cluster local, SOURCE may be a job script.
 
     Example:
       badcjobs submit july.csv --out runs/july --tasks 20 -- --chunk-length 294

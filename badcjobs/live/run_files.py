@@ -2,33 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import CutShort
-from badcjobs.paths import FileVersion
-from badcjobs.paths import RunFolder
-from badcjobs.paths import file_version
-from badcjobs.paths import version_of
-from badcjobs.report.progress import means_killed
-from badcjobs.seams import Clock
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_tasks import read_accounts
-from badcjobs.store.read_tasks import read_tasks
-from badcjobs.store.run_lock import lock_file_in
-from badcjobs.store.slurm_ends import end_beside
-from badcjobs.store.slurm_ends import read_end_beside
-from badcjobs.store.submission_record import file_in
-from badcjobs.store.submission_record import find_cut_short
-from badcjobs.store.submission_record import intent_in
-from badcjobs.store.submission_record import is_emulation_over
-from badcjobs.store.submission_record import read_record
-from badcjobs.store.submission_record import rows_in
-from badcjobs.run_toml import FrozenRun
-
-
-
-
-
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from badcjobs.errors import BadcjobsError, DatabaseProblem
+from badcjobs.model import CutShort
+from badcjobs.paths import FileVersion, RunFolder, file_version, version_of
+from badcjobs.report.progress import means_killed
+from badcjobs.run_toml import FrozenRun
+from badcjobs.seams import Clock
+from badcjobs.store.read_model import TaskFacts
+from badcjobs.store.read_tasks import read_accounts, read_tasks
+from badcjobs.store.run_lock import lock_file_in
+from badcjobs.store.slurm_ends import end_beside, read_end_beside
+from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
 _NOT_FOLLOWED = "is a link to a place outside the run folder: not followed"
 _CHECK_ENDED_EVERY_MS = 60_000  # a task that has ended publishes no more

@@ -5,59 +5,6 @@ on other nodes."""
 
 from __future__ import annotations
 
-from badcjobs.devices.listing import OpenedDevices
-from badcjobs.devices.listing import name_processes
-from badcjobs.devices.listing import open_devices
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import DatabaseProblem
-from badcjobs.errors import NotHere
-from badcjobs.live.run_files import ArrayOfRun
-from badcjobs.live.run_files import RunFiles
-from badcjobs.live.run_files import files_of_array
-from badcjobs.live.run_files import is_abandoned
-from badcjobs.live.run_files import last_job_of
-from badcjobs.live.run_files import read_array
-from badcjobs.live.snapshot import Snapshot
-from badcjobs.live.snapshot import Total
-from badcjobs.live.snapshot import add_up
-from badcjobs.live.snapshot import is_done
-from badcjobs.live.snapshot import mean_utilization
-from badcjobs.live.snapshot import standstill
-from badcjobs.live.snapshot import total_power_w
-from badcjobs.model import CHARTED
-from badcjobs.model import AlertLimits
-from badcjobs.model import InventoryDevice
-from badcjobs.model import ProcessFacts
-from badcjobs.model import Reading
-from badcjobs.model import StandIn
-from badcjobs.paths import RunFolder
-from badcjobs.paths import file_version
-from badcjobs.paths import is_there
-from badcjobs.report.completeness import finish_lines
-from badcjobs.report.summary import Summary
-from badcjobs.report.summary import summarize
-from badcjobs.seams import Clock
-from badcjobs.seams import DeviceUnreadable
-from badcjobs.store.connect import grouped
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskAlert
-from badcjobs.store.read_model import TaskFacts
-from badcjobs.store.read_model import Trail
-from badcjobs.store.read_tasks import read_tasks
-from badcjobs.store.run_lock import is_emulated_now
-from badcjobs.store.run_lock import lock_file_in
-from badcjobs.store.submission_record import file_in
-from badcjobs.store.submission_record import find_idle_emulation
-from badcjobs.store.submission_record import find_trace
-from badcjobs.telemetry.alerts import AlertBook
-from badcjobs.telemetry.recorder import Followed
-from badcjobs.run_toml import FrozenRun
-
-
-
 import json
 import math
 import os
@@ -68,6 +15,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
+from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
+from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
+from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
+from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
+from badcjobs.paths import RunFolder, file_version, is_there
+from badcjobs.report.completeness import finish_lines
+from badcjobs.report.summary import Summary, summarize
+from badcjobs.run_toml import FrozenRun
+from badcjobs.seams import Clock, DeviceUnreadable
+from badcjobs.store.connect import grouped
+from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
+from badcjobs.store.read_tasks import read_tasks
+from badcjobs.store.run_lock import is_emulated_now, lock_file_in
+from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
+from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.recorder import Followed
 
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
 _MAX_READINGS = 240  # per device

@@ -24,7 +24,7 @@ HOUSE = (
     ("workers", "telemetry"),
     ("store",),
     ("devices", "sources"),
-    ("settings", "paths", "processes"),
+    ("run_toml", "project", "settings", "paths", "processes"),
     ("seams", "errors", "clock"),
     ("model",),
 )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.array_options import make_order
-from badcjobs.model import ArrayOrder
-from badcjobs.store.submission_record import asked_of
-from badcjobs.store.submission_record import differences
-from badcjobs.store.submission_record import submit_command
-from badcjobs.project import Project
-from badcjobs.settings import SubmitSettings
-from badcjobs.store.submission_record import with_words
-
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from badcjobs.cluster.array_options import make_order
+from badcjobs.model import ArrayOrder
+from badcjobs.project import Project
+from badcjobs.settings import SubmitSettings
+from badcjobs.store.submission_record import asked_of, differences, submit_command, with_words
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
