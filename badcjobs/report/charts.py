@@ -18,7 +18,7 @@ from badcjobs.report import chart_figures as figures
 from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs, Whole
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
-from badcjobs.report.summary import STATE_WORDS, Summary, cards, devices_words
+from badcjobs.report.summary import STATE_WORDS, Summary, count_devices, devices_words
 from badcjobs.report.words import natural
 from badcjobs.store.read_model import DeviceFacts
 
@@ -76,7 +76,7 @@ def draw(summary: Summary, data: ChartData) -> Charts:
         together, inner = over_all(known)
         forms = _forms(summary.devices, together)
         drawn.update({form.name: figures.metric(form, times) for form in forms})
-        many = cards(summary.devices)
+        many = count_devices(summary.devices)
         series = [_packed(f"All {many:,} devices together" if many > 1 else "The device", together, forms, inner)]
         for place, why in pictured.items():
             device, one = summary.devices[place], stretches[place]

@@ -10,7 +10,7 @@ from badcjobs.model import CHARTED
 from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, cards, devices_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices, devices_words
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
     UNKNOWN,
@@ -257,7 +257,7 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
     compared = sum(map(len, groups))
     words = f"{count(compared, 'device')} compared with the median speed of the same model while working: "
     words += f"{'; '.join(medians)}."
-    if left := cards(summary.devices) - compared:
+    if left := count_devices(summary.devices) - compared:
         words += f" {count(left, 'other was', 'others were')} not compared: {needed}."
     heads = columns("<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest",
                     "<held back by")  # fmt: skip
@@ -330,7 +330,7 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
         for t in facts.tasks
     ]  # fmt: skip
     yield "tasks", "Array tasks", Table("task-table", "Array tasks", heads, rows), "None.", ""
-    many, backends = cards(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
+    many, backends = count_devices(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
     each = f"{count(many, 'device')}, one row per array task that used it. " if many < len(summary.devices) else ""
     model = f"Model: {'; '.join(models)}. " if len(models) == 1 and all(models) else ""
     words = f"{each}{model}Readings come from {backends}." if backends else ""

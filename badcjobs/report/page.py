@@ -19,7 +19,7 @@ from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
 from badcjobs.report.headlines import finish_words, headlines, no_findings_words, verdict_words
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, cards, devices_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
 from badcjobs.report.words import count, duration, number, period, share_words
 
@@ -70,7 +70,7 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
             drawn = draw(summary, charts)
         except ImportError:  # Bokeh is not installed
             pass
-    about = [count(summary.tasks, "array task"), count(cards(summary.devices), "device")]
+    about = [count(summary.tasks, "array task"), count(count_devices(summary.devices), "device")]
     about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
         about.append(period(summary.started_at_ms, summary.last_sign_ms))

@@ -59,7 +59,7 @@ _NONE = UnderWay()
 _ROUNDING_S = 0.001
 
 
-def give_up(job: JobFacts, silent: Collection[str]) -> JobFacts:
+def mark_lost_work(job: JobFacts, silent: Collection[str]) -> JobFacts:
     """Return the facts with that time and energy in the state lost; ``silent``: the names of silent tasks."""
     running = _running(job.tasks, silent)
     lost_s = sum(device.under_way.total_s for device in job.devices if device.task not in running)
@@ -111,7 +111,7 @@ class Outlook:
     end_at_ms: int | None  # only while tasks are running, and only in the future
 
 
-def look_ahead(
+def estimate_rest(
     job: JobFacts, completeness: Completeness | None, gpu_s: float, wall_s: float, now_ms: int | None = None
 ) -> Outlook | None:
     """Return what is left of the source, as far as known; None: nothing."""

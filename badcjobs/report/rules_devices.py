@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
-from badcjobs.report.summary import Summary, cards, devices_words
+from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -54,8 +54,8 @@ def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
         where, tries = {device.node for device in lost}, sum(device.work.lost for device in lost)
-        found = {"kind": "cuda", "devices": cards(lost), "tries": tries, "nodes": len(where), "subjects": labels(lost)}
-        yield {**found, **node_figures(where, facts)}
+        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": tries, "nodes": len(where)}
+        yield {**cuda, "subjects": labels(lost), **node_figures(where, facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ _CLOCKS = (
     fix="Ask the site to check the cooling of {nodes:the node|these nodes}, and exclude {nodes:it|them} for now.",
     lines=_EXCLUDE,
 ))  # fmt: skip
-def _hot(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _overheated(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     reasons = ("sw_thermal_slowdown", "hw_thermal_slowdown")
     return _throttled(facts, lambda device: max(device.throttled.get(reason, 0) for reason in reasons))
 
@@ -87,7 +87,7 @@ def _hot(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
     lines=_EXCLUDE,
 ))  # fmt: skip
-def _hungry(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _power_limited(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     def samples(device: DeviceFacts) -> int:
         # hw_slowdown is set together with its reason; without heat it protects the power supply.
         alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
@@ -110,7 +110,7 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
     slowest, model = min(clocks, key=lambda pair: pair[0], default=(None, None))
     same = [d.metrics["sm_clock_mhz"] for d in facts.devices if d.name == model and "sm_clock_mhz" in d.metrics]
     yield {
-        "many": cards(slowed),
+        "many": count_devices(slowed),
         "of_time": share(sum(map(slowed_s, slowed)), seen_s),
         "seen_s": seen_s,
         "clock": slowest if slowest is None else f"{slowest:,.0f}",
@@ -233,8 +233,8 @@ def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
 
 _SLOW_DEVICE = Rule(
     "straggler_device", "{severity}",
-    says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: {percent:round} % of the"
-         " median speed at worst.",
+    says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: the slowest reaches"
+         " {percent:round} % of the median speed.",
     evidence=(
         "slowest: {worst.label}, {rate} {worst.unit}",
         "median of {peers:count device} ({model}): {middle} {worst.unit}",
@@ -249,8 +249,8 @@ _SLOW_DEVICE = Rule(
 @topic(
     replace(
         _SLOW_DEVICE, kind="straggler_node", when=lambda f: f["of_node"],
-        says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: {percent:round} % of the median"
-             " speed at worst.",
+        says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: the slowest device reaches"
+             " {percent:round} % of the median speed.",
     ),
     _SLOW_DEVICE,
 )  # fmt: skip
@@ -347,7 +347,7 @@ def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if odd:
         worst, off = max(odd, key=lambda pair: abs(pair[1]))
         yield {
-            "devices": cards(device for device, _ in odd),
+            "devices": count_devices(device for device, _ in odd),
             "percent": abs(off) * 100,
             "more": "more" if off > 0 else "less",
             "worst": labels([worst])[0],
@@ -357,4 +357,4 @@ def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         }
 
 
-TOPICS = (_broken, _hot, _hungry, _foreign, _slow, _gaps, _energy)
+TOPICS = (_broken, _overheated, _power_limited, _foreign, _slow, _gaps, _energy)

@@ -23,7 +23,7 @@ from badcjobs.report.rules import (
     share,
     topic,
 )
-from badcjobs.report.summary import Summary, cards, devices_words
+from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -97,7 +97,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         held = [device.metrics["memory_used_bytes"] for device in idle]
         yield {
             "case": "never used",
-            "devices": cards(idle),
+            "devices": count_devices(idle),
             "chunks": sum(device.work.done for device in idle),
             "gpu_s": sum(device.total_s for device in idle),
             "busy": share(busy_share(idle) or 0.0, 1.0),
@@ -151,7 +151,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             ready = list(map(after_start_up, own)) if is_running(task, silent) else own
             unused += [d for d, had in zip(own, ready, strict=True) if not _was_used(d) and had.total_s >= _UNUSED_S]
     if unused:
-        gpu_s, different = sum(device.total_s for device in unused), cards(unused)
+        gpu_s, different = sum(device.total_s for device in unused), count_devices(unused)
         workers = sum(device.work.workers for device in unused)
         used = max(sum(map(_was_used, devices[name])) for name in {device.task for device in unused})
         yield {

@@ -20,7 +20,7 @@ _NOTES = 3  # most notes of an emulation in the evidence
 _COMMAND = " The command is under “to finish it”."  # shown once in a report, not in each finding
 
 
-def _way(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
+def _restart_words(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
     """Return where to see whether tasks still run, where their log is, and how to start them again."""
     proof = summary.completeness
     lines = proof.finish if proof is not None else ()
@@ -58,7 +58,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     yield {
         "missing": len(missing),
         "where": where or [f"array index {indices(missing)}"],
-        **_way((), summary),
+        **_restart_words((), summary),
     }
 
 
@@ -94,7 +94,7 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
         "unfinished": unfinished,
         "rest": say(rest, {"many": len(tasks), "left": left}),
         "todo": todo,
-        **_way(tasks, summary),
+        **_restart_words(tasks, summary),
         "subjects": [task.name for task in tasks],
     }
 

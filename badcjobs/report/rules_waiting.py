@@ -28,7 +28,7 @@ from badcjobs.report.rules import (
     topic,
 )
 from badcjobs.report.rules_requests import never_worked
-from badcjobs.report.summary import Summary, cards
+from badcjobs.report.summary import Summary, count_devices
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -223,7 +223,8 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
         "severity": PROBLEM if lost_s >= SERIOUS_S else WARNING,
         "busy": share(busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
-        "where": count(cards(devices), "device") + (f" in {count(len(tasks), 'task')}" if len(tasks) > 1 else ""),
+        "where": count(count_devices(devices), "device")
+        + (f" in {count(len(tasks), 'task')}" if len(tasks) > 1 else ""),
         "of_idle": f"{gpu_time(by_cause[cause])}, {share(by_cause[cause], lost_s)} of the idle time",
         "beside": beside if others_s >= _SECOND * lost_s else None,
         "subjects": [task.name for task in tasks],

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from badcjobs.model import CutShort
-from badcjobs.report.progress import OUTDATED, SILENT, Outlook, give_up, look_ahead, state_of
+from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.store.figures import describe, percentile
 from badcjobs.store.read_model import (
@@ -172,7 +172,7 @@ def summarize(
     silent = tuple(name for name, state in task_states if state == SILENT)
     late = {name for name, state in task_states if state in (SILENT, OUTDATED)}
     over = Counter(alert.kind for task in job.tasks if task.name in late for alert in task.alerts if alert.is_open)
-    job = give_up(job, silent)
+    job = mark_lost_work(job, silent)
     energies = [device.energy_j for device in job.devices if device.energy_j is not None]
     gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
     all_said = len(energies) == len(job.devices)
@@ -217,7 +217,7 @@ def summarize(
         else None,
         chunk_cost=_cost(job, states),
         audio_hours_on_cpu=job.cpu_audio_s / 3600,
-        outlook=look_ahead(job, completeness, gpu_s, wall_s, now_ms),
+        outlook=estimate_rest(job, completeness, gpu_s, wall_s, now_ms),
         # Alerts of a task that is no longer running are not open.
         alerts=tuple(replace(alert, still_open=alert.still_open - over[alert.kind]) for alert in job.alerts),
         # Rounding must not make it more than 100 %.
@@ -310,11 +310,11 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
     return found
 
 
-def cards(devices: Iterable[DeviceFacts]) -> int:
+def count_devices(devices: Iterable[DeviceFacts]) -> int:
     """Return how many different devices these are."""
     return len({device.card for device in devices})
 
 
 def devices_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
     """Return the number of devices; if one served several tasks, it counts once per task and the text says so."""
-    return count(len(devices), one) + ("" if cards(devices) == len(devices) else " (counted once per task)")
+    return count(len(devices), one) + ("" if count_devices(devices) == len(devices) else " (counted once per task)")

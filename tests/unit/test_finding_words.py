@@ -136,7 +136,7 @@ def slow_one(rounds: int, of: int) -> JobFacts:
 
 def test_a_device_is_judged_over_all_its_tasks() -> None:
     finding = found_in(slow_one(5, of=5))["straggler_device"]
-    assert finding.sentence == "1 device is slower than its peers: 33 % of the median speed at worst."
+    assert finding.sentence == "1 device is slower than its peers: the slowest reaches 33 % of the median speed."
     assert finding.subjects == ("gpu0 device 0 (in 5 tasks)",)
     assert finding.evidence[1] == "median of 6 devices (Tesla V100-SXM2-16GB): 50.0 × real time"
     assert "straggler_device" not in found_in(slow_one(1, of=9))  # one bad hour is not a bad device
