@@ -83,22 +83,22 @@ def test_reports(site: FixedSite, pinned: Pinned, job: str) -> None:
     site.after_s = JOBS[job]
     lay_out(job, site.out)
     site.merged()
-    site.badcjobs("report", site.out, "--quiet", "--html", "page.html")
+    site.badcjobs("report", site.out, "--html", "page.html")
     said = {
         "report.txt": site.say("report", site.out),
         "report.json": site.say_json("report", site.out),
-        "report.md": site.say("report", site.out, "--quiet", "--markdown", "-"),
+        "report.md": site.say("report", site.out, "--markdown", "-"),
         "page.txt": site.plain(page_text((site.folder / "page.html").read_text())),
     }
     if job == "live":
-        said["report.prom"] = site.say("report", site.out, "--quiet", "--prometheus", "-")
+        said["report.prom"] = site.say("report", site.out, "--prometheus", "-")
     else:
         said["tables.txt"] = site.plain(tables(site.out / "job.sqlite"))
     if job == "array":
         lay_out("requeued", site.folder / "other")
         site.badcjobs("merge", "other")
         said["compare.txt"] = site.say("report", site.out, "--compare", "other")
-        said["compare.json"] = site.say_json("report", site.out, "--compare", "other", "--quiet")
+        said["compare.json"] = site.say_json("report", site.out, "--compare", "other")
     pinned(said)
 
 
@@ -162,7 +162,7 @@ def test_exports(site: FixedSite, pinned: Pinned) -> None:
         said["said.txt"] = said.get("said.txt", "") + site.say("export", site.out, *words)
         return site.folder / str(words[-1])
 
-    assert len(list(export("--format", "csv", "--all", "-o", "csv").iterdir())) > 30
+    assert len(list(export("--format", "csv", "--table", "all", "-o", "csv").iterdir())) > 30
     some = [word for table in ("task", "device_summary", "detection") for word in ("--table", table)]
     for name, text in tree(export("--format", "csv", *some, "-o", "some")).items():
         said[f"csv/{name}"] = csv_rows(text)
@@ -172,14 +172,11 @@ def test_exports(site: FixedSite, pinned: Pinned) -> None:
         table = pyarrow.parquet.read_table(path)
         found = [tuple(row.values()) for row in table.to_pylist()]
         said[f"parquet/{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
-    heard = {
-        "area": ("--by-study-area",),
-        "ovenbirds": ("--species", "OVEN,Red-eyed Vireo"),
-        "sure": ("--min-score", 0.97),
-    }
-    for name, words in heard.items():
-        for file, text in tree(export("--format", "csv", *words, "-o", name)).items():
-            said[f"{name}/{file}"] = csv_rows(text) if file.endswith(".csv") else site.plain(text)
+    for file, text in tree(export("--by-study-area", "-o", "area")).items():
+        said[f"area/{file}"] = csv_rows(text)
+    chosen = {"all": (), "ovenbirds": ("--species", "OVEN,Red-eyed Vireo"), "sure": ("--min-score", 0.97)}
+    for name, words in chosen.items():
+        said[f"{name}.csv"] = csv_rows(export(*words, "-o", f"{name}.csv").read_text())
     said["lines.jsonl"] = export("--format", "json", "--table", "device", "-o", "lines.jsonl").read_text()
     badc = tree(export("--format", "badc", "-o", "badc"))
     said |= {f"badc/{name}": text for name, text in badc.items() if name.startswith("plot00-0002/c0000")}
@@ -216,20 +213,21 @@ def test_plans(site: FixedSite, pinned: Pinned) -> None:
     (site.folder / "mine.toml").write_text('name = "mine"\n[limits]\narray_tasks = 4\n')
     lay_out("requeued", site.folder / "june")
     site.badcjobs("merge", "june")
-    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--gpus", 4)
+    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--parallel", 4)
     asked = {
         "small": small,
         "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05),
         "as-measured": ("july.csv", "--from", "june", "--gpus-per-task", 2),
-        "folder": ("audio", "--rate", 0.01, "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
+        "folder": ("audio", "--rate", 0.01, "--", "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
         "waves": ("july.csv", "--rate", 1, "--time", "1:00:00", "--site", "mine.toml"),
         "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
     }
     said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}
     said |= {f"{name}.json": site.say_json("plan", *words) for name, words in asked.items()}
-    write = ("--site", "sockeye", "--account", "st-pi-1-gpu", "--constraint", "gpu_mem_32", "--write", "written")
+    paid = ("--config", "submit.account=st-pi-1-gpu", "--config", "submit.constraint=gpu_mem_32")
+    write = ("--site", "sockeye", *paid, "--out", "written")
     said["write.txt"] = site.say("plan", *small, *write)
-    said["write-waves.txt"] = site.say("plan", *asked["waves"], "--write", "written/waves")
+    said["write-waves.txt"] = site.say("plan", *asked["waves"], "--out", "written/waves")
     said |= {f"written/{name}": site.plain(text) for name, text in tree(site.folder / "written").items()}
     pinned(said)
 
@@ -265,34 +263,36 @@ def test_checks(site: FixedSite, pinned: Pinned) -> None:
     (site.folder / "bad.sbatch").write_text(BAD_SCRIPT)
     (site.folder / "twice.csv").write_text("\n".join([MANIFEST_HEADER, *["r,c,gone.wav,0,600,0,,"] * 3]) + "\n")
     (site.folder / "mine.toml").write_text('name = "mine"\n')
-    good, bad, mine = ("--script", "good.sbatch"), ("--script", "bad.sbatch"), ("--site", "mine.toml")
+    good, bad, mine = "good.sbatch", "bad.sbatch", ("--site", "mine.toml")
     asked: dict[str, tuple[object, ...]] = {
         "good": ("manifest.csv", *good, *mine),
-        "good-on-sockeye": ("manifest.csv", *good, "--site", "sockeye"),
-        "bad-on-sockeye": ("manifest.csv", *bad, "--site", "sockeye"),
-        "no-audio": ("july.csv", "--engine", "demo", "--out", "results", *mine),
-        "twice": ("twice.csv", "--engine", "demo", "--quick", *mine),
-        "options": ("manifest.csv", "--out", "results", "--engine", "demo", "--tasks", 9, "--mem", "500G", *mine),
+        "good-on-sockeye": (good, "manifest.csv", "--site", "sockeye"),
+        "bad-on-sockeye": (bad, "manifest.csv", "--site", "sockeye"),
+        "no-audio": ("july.csv", "--out", "results", *mine, "--", "--engine", "demo"),
+        "twice": ("twice.csv", "--quick", *mine, "--", "--engine", "demo"),
+        "options": ("manifest.csv", "--out", "results", "--tasks", 9, "--mem", "500G", *mine, "--", "--engine", "demo"),
         "no-engine": ("--out", "results", *mine),
     }
     said = {f"{name}.json": site.say_json("check", *words) for name, words in asked.items()}
     said |= {f"{name}.txt": site.say("check", *asked[name]) for name in ("bad-on-sockeye",)}
-    said["no-such-script.txt"] = site.say("check", "--script", "nowhere.sbatch")
+    said["no-such-script.txt"] = site.say("check", "nowhere.sbatch")
     pinned(said)
 
 
 def test_scripts(site: FixedSite, pinned: Pinned) -> None:
     """What sbatch would get: from submit, and from each template."""
     site.manifest(6)
-    submit = ("submit", "manifest.csv", "--out", "out", "--engine", "demo", "--dry-run")
+    submit, demo = ("submit", "manifest.csv", "--out", "out", "--dry-run"), ("--", "--engine", "demo")
     big = ("--tasks", 20, "--parallel", 4, "--gpus-per-task", 4, "--cpus", 24, "--mem", "64G", "--time", "12:00:00")
-    paid = ("--account", "st-pi-1-gpu", "--merge-account", "st-pi-1", "--constraint", "gpu_mem_32")
+    paid = ("--account", "st-pi-1-gpu", "--config", "submit.merge_account=st-pi-1", "--constraint", "gpu_mem_32")
+    modules = ("--config", "submit.setup=['module load gcc cuda']", "--sbatch=--qos=high")
+    some = ("--sbatch=--array=1-19:2%3", "--config", "submit.requeues=0")
     said = {
-        "submit-plain.txt": site.say(*submit),
-        "submit-big.txt": site.say(*submit, *big, *paid, "--setup", "module load gcc cuda", "--sbatch=--qos=high"),
-        "submit-array.txt": site.say(*submit, "--array", "1-19:2%3", "--requeues", 0, "--engine-arg=--burn-s=0.1"),
-        "submit-local.txt": site.say(*submit, "--cluster", "local", "--tasks", 2, "--simulate", 2),
-        "submit-no-slurm.txt": site.say(*submit[:-1]),
+        "submit-plain.txt": site.say(*submit, *demo),
+        "submit-big.txt": site.say(*submit, *big, *paid, *modules, *demo),
+        "submit-array.txt": site.say(*submit, *some, *demo, "--engine-arg=--burn-s=0.1"),
+        "submit-local.txt": site.say(*submit, "--cluster", "local", "--tasks", 2, *demo, "--simulate", 2),
+        "submit-no-slurm.txt": site.say(*submit[:-1], *demo),
         "templates.txt": site.say("template"),
         "templates.json": site.say_json("template"),
         "template-missing.txt": site.say("template", "sockeye-array", "-o", "job.sbatch"),
@@ -341,8 +341,6 @@ def test_live(site: FixedSite, pinned: Pinned) -> None:
     monitor = ("monitor", site.out)
     said = {
         "monitor.txt": site.say(*monitor, "--once"),
-        "monitor-devices.txt": site.say(*monitor, "--once", "--devices", "--sort", "GPU", "--ascii"),
-        "monitor-filter.txt": site.say(*monitor, "--once", "--filter", "gpu03"),
         "monitor.json": site.say_json(*monitor),
         "monitor-old.txt": site.say("monitor", lay_out("silent", site.folder / "silent"), "--once"),
     }

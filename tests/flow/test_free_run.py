@@ -245,7 +245,7 @@ def test_a_device_of_a_run_is_nobody_elses_until_that_run_is_killed(site: Site) 
     with running(program):
         wait_for(lambda: list(seen.iterdir()), "its worker is at work")
         (mine,) = [path.name for path in seen.iterdir()]
-        other = site.badcjobs("gpus", "--simulate", 2, "--max-gpus", 1, "--json", env=env)
+        other = site.badcjobs("gpus", "--simulate", 2, "--free", 1, "--json", env=env)
         assert other.exit_code == 0, other.stderr
         assert uuids(other) != [mine]
         both = site.badcjobs("gpus", "--simulate", 2, "--free", 2, env=env)

@@ -120,7 +120,7 @@ def test_a_file_that_was_repaired_is_tried_in_any_case(site: Site, with_a_failur
 
 def test_leaving_failures_alone_without_looking_back_is_refused(site: Site) -> None:
     refused = site.run(site.manifest(1), *ON_CPU, "--no-resume", "--config", "run.retry_failed=false")
-    assert_refused(refused, 2, "retry_failed = false goes with --resume")
+    assert_refused(refused, 2, "retry_failed = false needs --resume")
 
 
 # --- what looking back costs ------------------------------------------------------------------------------------------

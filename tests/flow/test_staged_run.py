@@ -76,7 +76,7 @@ def test_bad_audio_is_named_by_its_own_path(site: Site) -> None:
 
 def test_a_wish_that_nobody_knows_is_refused(site: Site) -> None:
     refused = site.badcjobs("run", site.manifest(1), "--out", site.out, *DEMO, "--config", "run.stage=sometimes")
-    assert_refused(refused, 2, "--config run.stage = 'sometimes' must be one of auto, always, never")
+    assert_refused(refused, 2, '--config run.stage = "sometimes" must be one of auto, always, never')
 
 
 @pytest.mark.parametrize("stage", ["auto", "always", "never"])

@@ -89,5 +89,5 @@ def test_with_nothing_left_to_do_a_task_is_done_however_late_it_is(site: Site) -
 
 def test_a_time_that_is_no_time_is_refused(site: Site) -> None:
     refused = site.run(site.manifest(1), *SLOW, "--config", "run.stop_after=abc")
-    assert_refused(refused, 2, "--config run.stop_after = 'abc' must be minutes, M:S, H:M:S", "badcjobs run --help")
+    assert_refused(refused, 2, '--config run.stop_after = "abc" must be minutes, H:M:S', "badcjobs guide settings")
     assert not site.out.exists()

@@ -80,4 +80,4 @@ def test_one_worker_per_device_is_what_you_get_if_you_do_not_ask(site: Site) -> 
 def test_a_number_of_workers_that_is_none_is_refused(site: Site, wrong: str) -> None:
     outcome = site.run(site.manifest(1), "--engine", "demo", "--simulate", "1", f"--workers-per-gpu={wrong}")
     assert outcome.exit_code == 2
-    assert f"--workers-per-gpu = {wrong!r} must be a whole number from 1 to 64, or auto" in outcome.stderr
+    assert f'--workers-per-gpu = "{wrong}" must be a whole number from 1 to 64, or auto' in outcome.stderr
