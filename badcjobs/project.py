@@ -37,6 +37,7 @@ from badcjobs.settings import (
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _OF_RUN_TOML = ("array", "written_by")  # a run.toml may be given as it is
+_MORE_OF_RUN = ("alerts.", "recordings.")  # keys that a run reads besides those of [run]
 Made = TypeVar("Made", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
 
 
@@ -97,10 +98,13 @@ class Project:
         """Return one value; None: not set."""
         return self.values.get(table, {}).get(key)
 
-    def make(self, kind: type[Made], flags: Mapping[str, Any], command: str) -> Made:
-        """Return a table with these options, by key (None: not given); all mistakes are in one message."""
+    def make(self, kind: type[Made], flags: Mapping[str, Any], command: str, collect: list[str] | None = None) -> Made:
+        """Return a table with these options, by key (None: not given); all mistakes are in one message.
+
+        ``collect``: mistakes are added to it instead, and the values that are wrong are left out.
+        """
         table = next(name for name, one in TABLES.items() if one is kind)
-        mistakes: list[str] = []
+        mistakes: list[str] = [] if collect is None else collect
         given = {key: value for key, value in flags.items() if value is not None}
         values: dict[str, Any] = {**self.values.get(table, {})}
         values |= check_values(table, given, lambda key: SETTINGS[table][key].option, mistakes)
@@ -111,7 +115,8 @@ class Project:
             more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns}
             if "out" in values:
                 values["out"] = Path(values["out"])
-        refuse(mistakes, f"badcjobs {command} --help")
+        if collect is None:
+            refuse(mistakes, f"badcjobs {command} --help")
         return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
 
     def words(self) -> list[str]:
@@ -121,7 +126,7 @@ class Project:
 
     def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
         """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
-        others = replace(self, keys={k: one for k, one in self.keys.items() if not k.startswith("run.")})
+        others = replace(self, keys={k: one for k, one in self.keys.items() if k.startswith(_MORE_OF_RUN)})
         alone = {k.removeprefix("run."): one for k, one in self.keys.items() if k.startswith("run.")}
         given = alone | {key: value for key, value in flags.items() if value is not None}
         return [*(f"--config={word}" for word in others.words()), *option_words(absolute_paths(given, "run", cwd))]

@@ -2,6 +2,64 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.job_signals import BatchTask
+from badcjobs.cli.job_signals import HeldSignals
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import Sources
+from badcjobs.cli.options import find_stand_in
+from badcjobs.cli.options import read_project
+from badcjobs.cli.options import run_options
+from badcjobs.cli.options import with_settings
+from badcjobs.cli.output import Pace
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import hand_out
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import poll_s
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.output import shown
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.local import Emulation
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local import ScriptOrder
+from badcjobs.cluster.local import emulate_order
+from badcjobs.cluster.local import emulate_script
+from badcjobs.cluster.local import refuse_here
+from badcjobs.cluster.local import refuse_script_here
+from badcjobs.cluster.local import script_text
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.slurm import POLL_S
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.submit import ArrayPlan
+from badcjobs.cluster.submit import Handed
+from badcjobs.cluster.submit import RunCommand
+from badcjobs.cluster.submit import find_record
+from badcjobs.cluster.submit import hand_in
+from badcjobs.cluster.submit import make_plan
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import TaskOutcome
+from badcjobs.cluster.wait_for_job import end_lines
+from badcjobs.cluster.wait_for_job import follow
+from badcjobs.cluster.wait_for_job import headline
+from badcjobs.cluster.wait_for_job import judge
+from badcjobs.errors import BadInput
+from badcjobs.project import Project
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count
+from badcjobs.report.words import plain
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import SubmitSettings
+from badcjobs.project import find_project_file
+from badcjobs.settings import refuse
+
 import os
 import shlex
 import sys
@@ -13,44 +71,6 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.job_signals import BatchTask, HeldSignals
-from badcjobs.cli.options import JsonWanted, Sources, find_stand_in, read_project, run_options, with_settings
-from badcjobs.cli.output import (
-    Pace,
-    colour_wanted,
-    hand_out,
-    log_to_stderr,
-    poll_s,
-    print_json,
-    read_world,
-    remark,
-    say,
-    shown,
-)
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import (
-    Emulation,
-    LocalScheduler,
-    ScriptOrder,
-    emulate_order,
-    emulate_script,
-    refuse_here,
-    refuse_script_here,
-    script_text,
-)
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, has_ended
-from badcjobs.cluster.submit import ArrayPlan, Handed, RunCommand, find_record, hand_in, make_plan
-from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, follow, headline, judge
-from badcjobs.errors import BadInput
-from badcjobs.project import Project
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import count, plain
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, SubmitSettings
 
 # What a job has of its own and another one must not inherit, besides Slurm's variables.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
@@ -92,7 +112,8 @@ def submit(
     """
     log_to_stderr(quiet=True)
     project = read_project(context)
-    options = with_merge_account(project.make(SubmitSettings, settings, "submit"), project.site)
+    mistakes: list[str] = []
+    options = with_merge_account(project.make(SubmitSettings, settings, "submit", mistakes), project.site)
     flags = {**run_options(context), "out": None if out is None else str(out)}
     flags |= {key: value for key, value in (("source", source), ("root", root)) if value is not None}
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
@@ -103,7 +124,10 @@ def submit(
     if project.file is not None and not json_wanted:
         remark(f"settings: {shown(project.file)}")
     if sources and is_job_script(sources[0]):
-        return _submit_script(sources, flags, project, options, local, how)
+        refuse(mistakes, "badcjobs submit --help")
+        of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
+        own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
+        return _submit_script(sources, flags, project, own, local, how)
     if out is None and project.get("run", "out") is None:
         raise BadInput(
             "--out DIR is missing",
@@ -111,8 +135,8 @@ def submit(
             fix="badcjobs submit SOURCE --out runs/first",
         )
     if options.cluster == "local":
-        return _submit_here((flags, project), options, local, how)
-    return _submit_to_slurm((flags, project), options, how)
+        return _submit_here((flags, project), options, local, how, mistakes)
+    return _submit_to_slurm((flags, project), options, how, mistakes)
 
 
 def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSettings:
@@ -130,13 +154,15 @@ def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSetti
 # --- under Slurm ------------------------------------------------------------------------------------------------------
 
 
-def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags) -> int:
+def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
     """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
     clock, scheduler = (
         SystemClock(),
         SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=poll_s(POLL_S)),
     )
-    plan = make_plan(command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run)
+    plan = make_plan(
+        command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run, mistakes=mistakes
+    )
     if plan.finished is not None:
         return _tell_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
@@ -256,10 +282,12 @@ def _outside_any_job() -> Iterator[None]:
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def _submit_here(command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags) -> int:
+def _submit_here(
+    command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags, mistakes: Sequence[str]
+) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
     world = read_world()
-    plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False)
+    plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False, mistakes=mistakes)
     for words in () if how.json_wanted else _notes(plan).values():
         remark(words)
     if how.dry_run:
@@ -303,6 +331,7 @@ def _submit_script(
             fix="write the paths into a text file, one per line; that file is the SOURCE",
         )
     world = read_world()
+    file = None if project.file == find_project_file(world.cwd) else project.file  # that one it reads by itself
     out = flags.get("out") or project.get("run", "out")
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
     order = ScriptOrder(
@@ -310,7 +339,7 @@ def _submit_script(
         _sbatch_options(options),
         source=others[0] if others else None,
         out=None if out is None else Path(out),
-        arguments=tuple(replace(project, file=None).run_words(given, world.cwd)),
+        arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
     )
     if how.dry_run:
         refuse_script_here(order, world, again=how.again)

@@ -6,6 +6,45 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
+from badcjobs.cluster.array_options import extra_options
+from badcjobs.cluster.job_script import JobRequest
+from badcjobs.cluster.job_script import find_srun
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.job_script import read_script
+from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_array import LocalArray
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_array import TaskRow
+from badcjobs.cluster.local_array import open_pool
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import query_number
+from badcjobs.cluster.slurm import query_states
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import has_worked
+from badcjobs.cluster.wait_for_job import nobody_began
+from badcjobs.cluster.wait_for_job import verdict_of
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import ArrayOrder
+from badcjobs.model import JobStates
+from badcjobs.model import Submitted
+from badcjobs.model import default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob
+from badcjobs.report.job import finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import emulation_lock
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+from badcjobs.task.startup import World
+
 import json
 import re
 import shlex
@@ -17,22 +56,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
-from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
-from badcjobs.cluster.local_task import COMPLETED, LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob, finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
-from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
@@ -232,12 +255,14 @@ def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
     """Return the command that emulates a script once more."""
     sources = [] if order.source is None else [str(world.cwd / order.source)]
+    before, of_run = records.split_run_words(order.arguments)
     return (
         *("badcjobs", "submit", str(world.cwd / order.script), *sources, "--cluster=local"),
         *([] if order.out is None else [f"--out={world.cwd / order.out}"]),
         *(f"--sbatch={option}" for option in order.options),
         *settings.options,
-        *(["--", *order.arguments] if order.arguments else []),
+        *before,
+        *(["--", *of_run] if of_run else []),
     )
 
 

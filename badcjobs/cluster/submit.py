@@ -7,30 +7,45 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
 from badcjobs.cluster.array_options import make_order
-from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, has_ended, keep_script
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import ArrayOrder, Submitted
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import SlurmSilent
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import keep_script
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import Submitted
 from badcjobs.paths import RunFolder
 from badcjobs.project import Project
 from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun, check_against
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, RunSettings, SubmitSettings
+from badcjobs.run_toml import FrozenRun
+from badcjobs.run_toml import check_against
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import AUTO
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
 
 Progress = Callable[[int], None]
 
@@ -73,37 +88,33 @@ def make_plan(
     again: bool = False,
     find: bool = True,
     keep: bool = True,
+    mistakes: Sequence[str] = (),
 ) -> ArrayPlan:
     """Check settings, source, run folder and options; raise one BadInput for each kind of trouble.
+
+    ``mistakes`` were found in the same command before.
 
     ``again``: of a run that has stopped, only the array indices that have work left, or with --no-resume all of them.
     ``find``: the source of a job that is there already was checked when that was submitted.
     ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
     """
     flags, project = command
-    out, mistakes = cwd / str(flags.get("out") or project.get("run", "out")), list[str]()
-    try:
-        settings = project.make(RunSettings, flags, "submit")
-    except BadInput as error:
-        settings = None
-        mistakes += (error.why or error.what).splitlines()
-    for key in _OF_ONE_TASK if settings else ():
-        if getattr(settings, key) is not None:
-            mistakes.append(f"[run] {key} is for one task, not for an array")
+    out, wrong = cwd / str(flags.get("out") or project.get("run", "out")), list(mistakes)
+    settings = project.make(RunSettings, flags, "submit", wrong)
+    wrong += [f"[run] {key} is for one task, not for an array" for key in _OF_ONE_TASK if getattr(settings, key)]
     chunks, looked_at, listed = 0, None, None
     if find and not again and (record := records.read_record(out)) is not None:
         chunks, listed = record.chunks, record.listed  # that was checked when it was submitted
-    elif settings is not None:
+    elif not wrong:
         chunks, looked_at, listed = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
     arguments = run_arguments(out, flags, project, cwd)
-    order = make_order(options, frozen, listed, out=out, run_arguments=arguments, mistakes=mistakes)
-    if frozen is not None and settings is not None:
+    order = make_order(options, frozen, listed, out=out, run_arguments=arguments, mistakes=wrong)
+    if frozen is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
-    anew = settings is not None and not settings.resume
-    plan = ArrayPlan(order, chunks, records.asked_of(order), looked_at, listed, anew=anew)
-    return _what_is_left(plan, clock, keep=keep) if again and not anew and not order.only else plan
+    plan = ArrayPlan(order, chunks, records.asked_of(order), looked_at, listed, anew=not settings.resume)
+    return _what_is_left(plan, clock, keep=keep) if again and settings.resume and not order.only else plan
 
 
 def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int, int | None]:

@@ -7,6 +7,16 @@ found in Slurm by that name. An emulation keeps the states of its tasks in ``log
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import CutShort
+from badcjobs.model import Submitted
+from badcjobs.model import default_cpus
+from badcjobs.model import default_mem
+from badcjobs.settings import value_text
+from badcjobs.store.run_lock import emulated_command
+from badcjobs.store.run_lock import is_emulated_now
+
 import json
 import os
 import shlex
@@ -15,10 +25,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
-from badcjobs.settings import value_text
-from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
 NO_NOTE = "no information"
@@ -151,9 +157,7 @@ def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[st
     """Return the ``badcjobs submit`` that repeats a submission, without options that have their default value."""
     gpus = asked["--gpus-per-task"]  # the defaults of cores and memory depend on it
     defaults = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
-    words, of_run = list[str](), list[str]()
-    for word in run_arguments[1:]:  # SOURCE, --out and --config stand before --, other options of run after it
-        (words if not word.startswith("--") or word.startswith(("--out=", "--config=")) else of_run).append(word)
+    words, of_run = split_run_words(run_arguments[1:])
     words.append(f"--cluster={cluster}")
     for option, value in asked.items():
         if value is None or value == defaults.get(option):
@@ -163,6 +167,12 @@ def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[st
         else:
             words += [f"{option}={one}" for one in (value if isinstance(value, list) else [value])]
     return ("badcjobs", "submit", *words, *(["--", *of_run] if of_run else []))
+
+
+def split_run_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return which words of a ``badcjobs run`` stand before -- (SOURCE, --out, --config), and its options after it."""
+    before = [word for word in words if not word.startswith("--") or word.startswith(("--out=", "--config="))]
+    return before, [word for word in words if word not in before]
 
 
 def with_words(command: Sequence[str], *more: str) -> tuple[str, ...]:

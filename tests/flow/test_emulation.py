@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.badcjobs_program import ON_CPU, QUICK, Outcome, Program, Site, rows
+from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
 from support.waiting import wait_for
 
 from badcjobs.clock import SystemClock
@@ -29,7 +29,8 @@ from badcjobs.devices.simulated import simulated_uuid
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
 ROUGH = ("misfortunes", "limit", "stopped", "killed")  # the scenarios to which something happens
-LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, *QUICK)
+KEYS = ("--config", "run.publish_every_s=0.1", "--config", "run.backoff_s=0.05")
+LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1)
 
 # What happens to a chunk, by the array index that has it; once `finish` is there, all is well.
 MISFORTUNES = """
@@ -101,7 +102,7 @@ def per_chunk(site: Site, what: str) -> list[object]:
     return ["--command", f"{script} {{input}} {{output}}"]
 
 
-def array(site: Site, chunks: int, *options: object, what: str = "") -> Scenario:
+def array(site: Site, chunks: int, *options: object, simulate: int, what: str = "") -> Scenario:
     manifest = site.manifest(chunks)
     words = (
         "submit",
@@ -112,8 +113,12 @@ def array(site: Site, chunks: int, *options: object, what: str = "") -> Scenario
         "local",
         "--json",
         *options,
+        *KEYS,
+        "--",
         *per_chunk(site, what),
         *LEAN,
+        "--simulate",
+        simulate,
     )
     return Scenario(site, chunks, words)
 
@@ -125,36 +130,36 @@ def template(site: Site, chunks: int) -> Scenario:
         "SOURCE": str(site.manifest(chunks)),
         "OUT": str(site.out),
         "BADCJOBS": str(program),
-        "BADCJOBS_ARGS": " ".join(map(str, ["--simulate", 4, *LEAN, "--engine", "demo"])),
+        "BADCJOBS_ARGS": " ".join(map(str, [*KEYS, *LEAN, "--engine", "demo"])),
     }
-    words = ("submit", "--cluster", "local", "--script", TEMPLATE, "--simulate", 4, "--json", "--array", "0-19%4")
-    return Scenario(site, chunks, (*words, "--sbatch=--gpus-per-node=1"), env)
+    words = ("submit", "--cluster", "local", TEMPLATE, "--json", "--sbatch=--array=0-19%4", "--gpus-per-task", 1)
+    return Scenario(site, chunks, (*words, "--", "--simulate", 4), env)
 
 
 def limited(site: Site, chunks: int) -> Scenario:
     """A job whose time is over in the middle of chunks that will not end."""
     (manifest, (flag, command)) = site.manifest(chunks), per_chunk(site, HANGS)
-    run = f"run {manifest} --out {site.out} --simulate 2 {flag} '{command}' {' '.join(map(str, LEAN))}"
+    run = f"run {manifest} --out {site.out} --simulate 2 {flag} '{command}' {' '.join(map(str, [*KEYS, *LEAN]))}"
     script = site.folder / "job.sbatch"
     script.write_text(
         "#!/bin/bash\n#SBATCH --time=0:10 --gpus-per-node=2 --signal=B:USR1@30\n#SBATCH --open-mode=append\n"
         f"{sys.executable} -m badcjobs {run} &\nchild=$!\ntrap 'touch {site.folder}/warned' USR1\n"
         "while ! wait $child; do kill -0 $child 2>/dev/null || break; done\n"
     )
-    words = ("submit", "--cluster", "local", "--script", script, "--out", site.out, "--simulate", 2, "--json")
-    return Scenario(site, chunks, (*words, "--kill-wait", 1))
+    words = ("submit", "--cluster", "local", script, "--out", site.out, "--json")
+    return Scenario(site, chunks, (*words, "--config", "submit.kill_wait_s=1", "--", "--simulate", 2))
 
 
 def nested(site: Site, chunks: int) -> Scenario:
     """A job that submits an array from inside, on what it was granted itself."""
-    inner = array(site, chunks, "--simulate", 4, "--tasks", 2, what="echo $CUDA_VISIBLE_DEVICES >> {folder}/seen\n")
+    inner = array(site, chunks, "--tasks", 2, simulate=4, what="echo $CUDA_VISIBLE_DEVICES >> {folder}/seen\n")
     words = " ".join(f"'{word}'" for word in inner.arguments)
     script = site.folder / "outer.sbatch"
     script.write_text(
         "#!/bin/bash\n#SBATCH --array=5 --gpus-per-node=2\n"
         f"echo $CUDA_VISIBLE_DEVICES > {site.folder}/granted\nexec {sys.executable} -m badcjobs {words}\n"
     )
-    return Scenario(site, chunks, ("submit", "--cluster", "local", "--script", script, "--simulate", 4, "--json"))
+    return Scenario(site, chunks, ("submit", "--cluster", "local", script, "--json", "--", "--simulate", 4))
 
 
 @pytest.fixture(scope="module")
@@ -168,11 +173,11 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
     sites = {name: make_site(parent, name) for name in names}
     found = {
         "misfortunes": array(
-            sites["misfortunes"], 16, "--tasks", 4, "--simulate", 8, "--config", "run.grace_s=0.5", what=MISFORTUNES
+            sites["misfortunes"], 16, "--tasks", 4, "--config", "run.grace_s=0.5", simulate=8, what=MISFORTUNES
         ),
         "limit": limited(sites["limit"], 4),
-        "stopped": array(sites["stopped"], 4, "--tasks", 2, "--simulate", 8, "--config", "run.grace_s=0.5", what=HANGS),
-        "killed": array(sites["killed"], 4, "--tasks", 2, "--simulate", 8, "--kill-wait", 60, what=HANGS),
+        "stopped": array(sites["stopped"], 4, "--tasks", 2, "--config", "run.grace_s=0.5", simulate=8, what=HANGS),
+        "killed": array(sites["killed"], 4, "--tasks", 2, "--config", "submit.kill_wait_s=60", simulate=8, what=HANGS),
         "nested": nested(sites["nested"], 4),
         "twenty": template(sites["twenty"], 40),
     }
@@ -345,7 +350,7 @@ def assert_nothing_stays(site: Site) -> None:
 def test_two_emulations_of_one_machine_never_take_the_same_card_and_one_waits(tmp_path: Path) -> None:
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
     what = ALONE.replace("{folder}", str(tmp_path))
-    both = [array(one, 3, "--tasks", 3, "--simulate", 2, what=what) for one in (site, other)]
+    both = [array(one, 3, "--tasks", 3, simulate=2, what=what) for one in (site, other)]
     ends = [scenario.start() for scenario in both]
     outcomes = [program.wait() for program in ends]
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], [outcome.stderr for outcome in outcomes]
@@ -356,7 +361,7 @@ def test_two_emulations_of_one_machine_never_take_the_same_card_and_one_waits(tm
 
 def test_a_second_emulation_of_the_same_run_is_refused(site: Site) -> None:
     gate = site.folder / "gate"
-    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what=f"while [ ! -e '{gate}' ]; do sleep 0.1; done\n")
+    scenario = array(site, 1, "--tasks", 1, simulate=1, what=f"while [ ! -e '{gate}' ]; do sleep 0.1; done\n")
     first = scenario.start()
     wait_for(lambda: list(site.out.glob("logs/*.out")), "it runs")
     second = scenario.start().wait()
@@ -373,7 +378,7 @@ def test_a_run_stays_locked_until_the_last_task_of_a_killed_emulation_is_gone(sc
 
 def test_a_killed_emulation_leaves_nobody_not_even_what_a_script_without_exec_has_set_free(site: Site) -> None:
     script = site.script("job.sbatch", f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; touch {site.folder}/up; sleep 300'")
-    words = ("submit", "--cluster", "local", "--script", script, "--kill-wait", 1)
+    words = ("submit", "--cluster", "local", script, "--config", "submit.kill_wait_s=1")
     program = Scenario(site, 0, words).start()
     wait_for(lambda: (site.folder / "up").exists(), "it runs")
     program.kill()
@@ -391,8 +396,8 @@ def lives(pid: int) -> bool:
 def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_gone(site: Site) -> None:
     up = site.folder / "up"
     script = site.script("job.sbatch", f"sh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true")
-    words = ("submit", "--cluster", "local", "--script", script, "--simulate", 1, "--kill-wait", 2)
-    scenario = Scenario(site, 0, (*words, "--sbatch=--gpus-per-node=1"))
+    keys = ("--config", "submit.kill_wait_s=2", "--config", "run.simulate=1")
+    scenario = Scenario(site, 0, ("submit", "--cluster", "local", script, "--gpus-per-task", 1, *keys))
     program = scenario.start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
     locks = DeviceLocks(Path(scenario.machine["BADCJOBS_LOCK_DIR"]), SystemClock(), None)
@@ -406,7 +411,7 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
 
 
 def test_under_nohup_it_outlives_its_terminal(site: Site) -> None:
-    scenario = array(site, 1, "--tasks", 1, "--simulate", 1, what="sleep 0.5\n")
+    scenario = array(site, 1, "--tasks", 1, simulate=1, what="sleep 0.5\n")
     words = [sys.executable, "-m", "badcjobs", *map(str, scenario.arguments)]
     env = site.environ(scenario.machine)
     with subprocess.Popen(["nohup", *words], env=env, cwd=site.folder, stdout=subprocess.PIPE) as quiet:
@@ -417,17 +422,16 @@ def test_under_nohup_it_outlives_its_terminal(site: Site) -> None:
 
 
 def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_line_to_paste(site: Site) -> None:
-    many = array(site, 1, "--tasks", 1, "--simulate", 2, "--gpus-per-task", 4)
-    few = many.start().wait()
+    few = array(site, 1, "--tasks", 1, "--gpus-per-task", 4, simulate=2).start().wait()
     assert few.exit_code == 3 and "--gpus-per-task 2" in few.stderr
-    wrong = Scenario(site, 1, (*many.arguments[: -len(LEAN) - 2], "--simulate", 4, "--engine", "hawkears"))
-    broken = wrong.start().wait()
+    here = ("submit", site.manifest(1), "--out", site.out, "--cluster", "local", "--tasks", 1)
+    broken = Scenario(site, 1, (*here, "--gpus-per-task", 4, "--", "--simulate", 4)).start().wait()
     assert broken.exit_code == 3, broken.stderr
     assert "no task of job " in broken.stderr and "could begin" in broken.stderr
-    none = Scenario(site, 1, (*many.arguments, "--gpus-per-task", 0)).start().wait()
+    none = Scenario(site, 1, (*here, "--gpus-per-task", 0, "--", "--engine", "demo")).start().wait()
     assert none.exit_code == 2 and "try: the same command with --cpu-workers 2" in none.stderr
-    on_cpu = (*many.arguments, "--gpus-per-task", 0, "--cpu-workers", 1)
-    setup = Scenario(site, 1, (*on_cpu, "--setup", "echo no module; exit 1")).start().wait()
+    fails = ("--config", "submit.setup=['echo no module; exit 1']")
+    setup = Scenario(site, 1, (*here, "--gpus-per-task", 0, *fails, "--", *ON_CPU)).start().wait()
     assert setup.exit_code == 3, setup.stderr  # as with --cluster slurm --wait, whatever it has ended with
     assert "FAILED, exit code 1\n       no module\n  try: less " in setup.stderr
     assert "left to Slurm" not in setup.stderr, "nobody has given --mem"
@@ -435,18 +439,18 @@ def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_
 
 def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None:
     manifest = site.manifest(4)
-    here = ("--out", site.out, "--cluster", "local", "--simulate", 2)
-    done = site.badcjobs("submit", manifest, *here, "--tasks", 2, "--engine", "demo")
+    here = ("--out", site.out, "--cluster", "local")
+    done = site.badcjobs("submit", manifest, *here, "--tasks", 2, "--", "--engine", "demo", "--simulate", 2)
     assert done.exit_code == 0, done.stderr
     fails = site.folder / "fails.sbatch"
     fails.write_text("#!/bin/bash\n#SBATCH --array=0-1\nexit 3\n")
-    failed = site.badcjobs("submit", *here, "--script", fails)
+    failed = site.badcjobs("submit", fails, *here)
     assert failed.exit_code == 1, failed.stdout + failed.stderr
     assert "did not do its work, though every chunk is done" in failed.stdout
     assert "_0: FAILED, exit code 3; less " in failed.stdout
     assert "what is left" not in failed.stdout
     fails.write_text("#!/bin/bash\nexit 3\n")  # without an array, too
-    failed = site.badcjobs("submit", *here, "--script", fails)
+    failed = site.badcjobs("submit", fails, *here)
     assert failed.exit_code == 1
     assert re.search(r"^  job \d+: FAILED, exit code 3; less ", failed.stdout, re.MULTILINE)
     assert "None" not in failed.stdout + failed.stderr
@@ -458,7 +462,7 @@ def test_tasks_that_end_badly_after_their_work_are_named_and_the_job_is_done(sit
     script.write_text(
         f"#!/bin/bash\n#SBATCH --array=0-1 --no-requeue\n{run}\nexit $((75 + 62 * SLURM_ARRAY_TASK_ID))\n"
     )
-    done = site.badcjobs("submit", "--cluster", "local", "--script", script)
+    done = site.badcjobs("submit", "--cluster", "local", script)
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "every chunk is done; 2 tasks ended badly after their work:" in done.stdout
     assert "_0: FAILED, exit code 75; less " in done.stdout and "_1: FAILED, exit code 137; less " in done.stdout
@@ -468,7 +472,7 @@ def test_tasks_that_end_badly_after_their_work_are_named_and_the_job_is_done(sit
 def test_a_script_with_line_ends_of_dos_is_refused_as_sbatch_does(site: Site) -> None:
     script = site.folder / "dos.sbatch"
     script.write_bytes(b"#!/bin/bash\r\n#SBATCH --array=0-1\r\necho hello\r\n")
-    refused = site.badcjobs("submit", "--cluster", "local", "--script", script, "--simulate", 2)
+    refused = site.badcjobs("submit", "--cluster", "local", script)
     assert refused.exit_code == 2
     assert "CRLF" in refused.stderr
 

@@ -11,7 +11,7 @@ import pytest
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused
 from support.login_node import LoginNode
 
-RUN = (*ON_CPU, "--gpus-per-task", "0")
+RUN = ("--gpus-per-task", "0", "--", *ON_CPU)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def login(site: Site) -> LoginNode:
 def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_past_the_banner(
     site: Site, login: LoginNode
 ) -> None:
-    done = login.submit(site.manifest(6), "--tasks", 3, *RUN, "--json")
+    done = login.submit(site.manifest(6), "--tasks", 3, "--json", *RUN)
     assert done.exit_code == 0, done.stderr
     assert (done.json["job_id"], done.json["merge_job_id"], done.json["array"]) == ("4821", "4822", "0-2")
     assert (done.json["tasks"], done.json["chunks"], done.json["found"]) == (3, 6, False)
@@ -36,7 +36,7 @@ def test_the_array_and_then_its_merge_job_are_handed_to_sbatch_and_the_ids_read_
 
 def test_the_step_of_an_array_task_is_given_the_cores_that_the_job_has(site: Site, login: LoginNode) -> None:
     """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
-    assert login.submit(site.manifest(6), "--tasks", 3, *RUN, "--cpus", 7).exit_code == 0
+    assert login.submit(site.manifest(6), "--tasks", 3, "--cpus", 7, *RUN).exit_code == 0
     [script] = (site.out / "logs").glob("4821_submission*.sh")
     lines = script.read_text().splitlines()
     assert "#SBATCH --cpus-per-task=7" in lines
@@ -50,9 +50,9 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     again = login.submit(manifest, *RUN)
     assert again.exit_code == 0
     assert "job 4821 is there already" in again.stdout
-    assert_refused(login.submit(manifest, *RUN, "--again"), 2, "job 4821 has not ended yet", "scancel 4821 4822")
+    assert_refused(login.submit(manifest, "--again", *RUN), 2, "job 4821 has not ended yet", "scancel 4821 4822")
     assert_refused(
-        login.submit(manifest, *RUN, "--config", "run.backoff_s=3"),
+        login.submit(manifest, "--config", "run.backoff_s=3", *RUN),
         2,
         "it was submitted with other options",
         "--config=run.backoff_s=3",
@@ -61,14 +61,14 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     login.program("squeue", "echo Unable to contact slurm controller >&2; exit 1")
     unknown = login.submit(manifest, *RUN)
     assert (unknown.exit_code, "Slurm does not say whether it has ended" in unknown.stderr) == (0, True)
-    silent = login.submit(manifest, *RUN, "--again")
+    silent = login.submit(manifest, "--again", *RUN)
     assert_refused(silent, 5, "nobody knows whether job 4821 has ended", "try: squeue -j 4821")
     login.forget()
     # It has ended, and no task of it has left anything: nobody began.
-    nobody = login.submit(manifest, *RUN, "--wait")
+    nobody = login.submit(manifest, "--wait", *RUN)
     assert nobody.exit_code == 3
     assert "no task of job 4821 could begin" in nobody.stderr
-    assert login.submit(manifest, *RUN, "--again").exit_code == 0
+    assert login.submit(manifest, "--again", *RUN).exit_code == 0
     assert len(login.calls) == 4
 
 
@@ -98,18 +98,18 @@ def test_options_of_run_reach_the_tasks_with_absolute_paths_and_auto_workers_unl
         "manifest.csv",
         "--root",
         "audio",
-        "--engine-arg=--burn-s=0.1",
-        "--no-resume",
         "--config",
         "badc.toml",
         *RUN,
+        "--engine-arg=--burn-s=0.1",
+        "--no-resume",
     )
     assert login.submit(*args).exit_code == 0
     record = json.loads((site.out / "submitted.json").read_text())
     assert record["run_arguments"] == [
-        "run", f"{site.folder}/manifest.csv", f"--out={site.out}", f"--config={config}", f"--root={site.folder}/audio",
-        "--engine=demo", "--engine-arg=--burn-s=0.1", "--workers-per-gpu=auto", "--cpu-workers=1", "--no-resume",
-        "--no-emit-gpu-telemetry",
+        "run", f"{site.folder}/manifest.csv", f"--out={site.out}", f"--config={config}", "--no-resume",
+        "--engine=demo", "--engine-arg=--burn-s=0.1", f"--root={site.folder}/audio", "--workers-per-gpu=auto",
+        "--cpu-workers=1", "--no-emit-gpu-telemetry",
     ]  # fmt: skip
     (site.out / "submitted.json").unlink()
     config.write_text("[run]\nretries = 5\nworkers_per_gpu = 2\n")
@@ -118,11 +118,15 @@ def test_options_of_run_reach_the_tasks_with_absolute_paths_and_auto_workers_unl
     assert not [word for word in record["run_arguments"] if "workers-per-gpu" in word]
 
 
-def test_what_only_the_emulation_has_is_refused_for_slurm(site: Site, login: LoginNode) -> None:
+def test_a_job_script_is_refused_for_slurm_and_options_that_stand_elsewhere_with_a_line_to_paste(
+    site: Site, login: LoginNode
+) -> None:
     manifest = site.manifest(3)
-    assert_refused(login.submit(manifest, *RUN, "--share-gpus"), 2, "--share-gpus goes with --cluster local", "try: ")
-    assert_refused(login.submit(manifest, *RUN, "--kill-wait", 30), 2, "--kill-wait goes with --cluster local", "try: ")
-    assert_refused(login.submit("--script", "a.sbatch"), 2, "--script goes with --cluster local", "sbatch a.sbatch")
+    assert_refused(login.submit(manifest, "--share-gpus", *RUN), 2, "try: --config submit.share_gpus=true")
+    assert_refused(login.submit(manifest, "--kill-wait", 30, *RUN), 2, "try: --config submit.kill_wait_s=30")
+    assert_refused(login.submit(manifest, "--engine", "demo"), 2, "try: badcjobs submit … -- --engine demo")
+    assert_refused(login.submit(manifest, *RUN, "--shard", "0/2"), 2, "--shard cannot stand after --")
+    assert_refused(login.submit("a.sbatch"), 2, "a.sbatch is a job script", "try: sbatch a.sbatch")
     assert login.calls == []
 
 
@@ -132,7 +136,7 @@ def test_a_merge_job_that_sbatch_refuses_is_told_in_the_answer_and_the_array_sta
     manifest = site.manifest(3)
     refuses = "*--parsable*) echo 'sbatch: error: Memory specification can not be satisfied' >&2; exit 1 ;;"
     login.program("sbatch", f'case "$*" in {refuses} *) echo Submitted batch job 4821 ;; esac')
-    told = login.submit(manifest, *RUN, "--json")
+    told = login.submit(manifest, "--json", *RUN)
     assert told.exit_code == 0, told.stderr
     assert (told.json["job_id"], told.json["merge_job_id"]) == ("4821", None)
     assert "Memory specification can not be satisfied" in told.json["merge_refused"]
@@ -148,7 +152,7 @@ def test_a_list_of_manifests_gets_a_task_for_each_line(site: Site, login: LoginN
     listed = site.folder / "manifests.txt"
     listed.write_text("a.csv\nb.csv\nc.csv\n")
     assert_refused(login.submit(listed, "--tasks", 2, *RUN), 2, "the list names 3 manifests")
-    done = login.submit(listed, *RUN, "--json")
+    done = login.submit(listed, "--json", *RUN)
     assert (done.json["array"], done.json["chunks"]) == ("0-2", 9)
 
 
@@ -165,35 +169,37 @@ def test_a_source_that_cannot_be_used_is_refused_before_anything_is_submitted(si
 
 def test_every_mistake_in_the_options_is_told_at_once(site: Site, login: LoginNode) -> None:
     wrong = login.submit(
-        site.manifest(3), "--time", "soon", "--mem", "much", "--array", "1,2,5", "--engine", "crow", "--retries", -1
-    )
-    assert_refused(wrong, 2, "--time soon", "--mem much", "--array=1,2,5", "--engine = 'crow'", "--retries = -1")
-    assert_refused(login.submit(), 2, "no SOURCE was given")
+        site.manifest(3), "--time", "soon", "--mem", "much", "--sbatch=--array=1,2,5", "--", "--engine", "crow",
+        "--retries", -1,
+    )  # fmt: skip
+    assert_refused(wrong, 2, '--time = "soon"', "--mem much", "--array=1,2,5", '--engine = "crow"', "--retries = -1")
+    assert_refused(login.submit(), 2, "no SOURCE")
     assert_refused(site.badcjobs("submit", "m.csv"), 2, "--out DIR is missing")
-    assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, "--cluster", "'pbs' is not one of 'slurm', 'local'")
+    assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, '--cluster = "pbs" must be one of slurm, local')
 
 
 def test_a_run_folder_that_belongs_to_another_run_is_refused(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(4)
     envs = [array_task(index, [0, 1]) for index in (0, 1)]
     site.run_tasks(manifest, *ON_CPU, envs=envs)
-    same = ("--interval", "0.1")
-    assert_refused(login.submit(manifest, *RUN, *same, "--retries", 9), 2, "retries was 2, now 9")
-    assert_refused(login.submit(manifest, *RUN, *same, "--tasks", 4), 2, "began as an array of 2 (0-1)")
+    same = (*RUN, "--interval", "0.1")
+    assert_refused(login.submit(manifest, *same, "--retries", 9), 2, "retries was 2, now 9")
+    assert_refused(login.submit(manifest, "--tasks", 4, *same), 2, "began as an array of 2 (0-1)")
     assert login.calls == []
-    done = login.submit(manifest, *RUN, *same, "--array", "1", "--json")  # and the shape is taken over from there
+    done = login.submit(manifest, "--sbatch=--array=1", "--json", *same)  # and the shape is taken over from there
     assert (done.exit_code, done.json["array"], done.json["tasks"]) == (0, "1", 1)
 
 
 def test_without_slurm_there_is_the_script_but_no_submission(site: Site) -> None:
     nowhere = {"PATH": str(site.folder / "no-programs")}
-    args = ("submit", site.manifest(3), "--out", site.out, *RUN, "--setup", "module load gcc cuda", "--account=st-pi-1")
-    shown = site.badcjobs(*args, "--dry-run", env=nowhere)
+    setup = ("--config", "submit.setup=['module load gcc cuda']")
+    args = (site.manifest(3), "--out", site.out, *setup, "--account=st-pi-1", *RUN)
+    shown = site.badcjobs("submit", "--dry-run", *args, env=nowhere)
     assert shown.exit_code == 0, shown.stderr
     assert "\nmodule load gcc cuda\n" in shown.stdout
     assert shown.stdout.count("#SBATCH --account=st-pi-1\n") == 2
     assert not site.out.exists()
-    assert_refused(site.badcjobs(*args, env=nowhere), 3, "there is no Slurm here", "--cluster local")
+    assert_refused(site.badcjobs("submit", *args, env=nowhere), 3, "there is no Slurm here", "--cluster local")
 
 
 def test_what_sbatch_refuses_is_told_in_its_own_words(site: Site, login: LoginNode) -> None:
@@ -222,30 +228,30 @@ def test_other_options_than_those_of_the_job_that_is_there_are_named_with_both_v
     site: Site, login: LoginNode
 ) -> None:
     manifest = site.manifest(3)
-    first = (manifest, *RUN, "--time", "12:00:00", "--mem", "16GB", "--account", "st-pi-1", "--array", "0-1%1")
-    assert login.submit(*first).exit_code == 0
+    first = ("--time", "12:00:00", "--mem", "16GB", "--account", "st-pi-1", "--sbatch=--array=0-1%1")
+    assert login.submit(manifest, *first, *RUN).exit_code == 0
     same = login.submit(
-        manifest, *RUN, "--time", "720", "--mem", "16G", "--account=st-pi-1", "--tasks=2", "--parallel=1"
+        manifest, "--time", "720", "--mem", "16G", "--account=st-pi-1", "--tasks=2", "--parallel=1", *RUN
     )
     assert (same.exit_code, "is there already" in same.stdout) == (0, True), same.stderr
-    other = login.submit(manifest, *RUN, "--time", "1-0", "--mem", "32G", "--array", "0-3", "--sbatch=--qos=high")
+    other = login.submit(manifest, "--time", "1-0", "--mem", "32G", "--sbatch=--array=0-3", "--sbatch=--qos=high", *RUN)
     assert_refused(
         other, 2, "--time was 720, now 1440", "--mem was 16G, now 32G", "--account was st-pi-1, now not given",
         "--array was 0-1%1, now 0-3", "--sbatch was not given, now --qos=high", "--again", "scancel 4821 4822",
     )  # fmt: skip
     assert len(login.calls) == 2
     login.forget()
-    assert login.submit(*first, "--mem", "32G", "--again").exit_code == 0  # and the last --mem wins
+    assert login.submit(manifest, *first, "--mem", "32G", "--again", *RUN).exit_code == 0  # and the last --mem wins
     assert json.loads((site.out / "submitted.json").read_text())["asked"]["--mem"] == "32G"
 
 
 def test_a_job_that_an_earlier_version_has_submitted_is_found(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(3)
-    assert login.submit(manifest, *RUN, "--json").json["audio_looked_at"] == 3
+    assert login.submit(manifest, "--json", *RUN).json["audio_looked_at"] == 3
     file = site.out / "submitted.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps({key: record[key] for key in record if key not in ("asked", "listed")}))
-    found = login.submit(manifest, *RUN, "--mem", "9G", "--json")
+    found = login.submit(manifest, "--mem", "9G", "--json", *RUN)
     assert (found.exit_code, found.json["found"], found.json["audio_looked_at"]) == (0, True, None)
 
 
@@ -260,8 +266,8 @@ def test_a_list_of_manifests_finds_its_job_before_any_task_has_begun(site: Site,
 
 def test_the_help_says_how_a_job_is_found_again_and_what_again_does(site: Site) -> None:
     said = " ".join(site.badcjobs("submit", "--help").stdout.split())
-    assert "The same command finds its job again, from DIR/submitted.json, and submits nothing twice" in said
-    assert "To submit what is left then, add --again" in said
+    assert "The same command finds its job again and never submits it twice" in said
+    assert "--again Submit what is left after the job has ended" in said
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
@@ -277,14 +283,14 @@ def test_one_task_is_one_task_and_a_large_source_is_said_to_be_looked_at_in_part
     assert "job 4821 is submitted: 1 array task for 6,000 chunks, merge job 4822" in done.stdout
     assert "looked at the audio of 2,000 of 6,000 chunks; badcjobs check looks at all" in done.stdout
     (site.out / "submitted.json").unlink()
-    as_json = login.submit(manifest, *RUN, "--json").json
+    as_json = login.submit(manifest, "--json", *RUN).json
     assert (as_json["audio_looked_at"], as_json["chunks"]) == (2000, 6000)
 
 
 def test_a_refused_submit_leaves_no_folder_and_says_its_reason_once(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(3)
     login.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
-    refused = login.submit(manifest, *RUN, "--partition", "none")
+    refused = login.submit(manifest, "--sbatch=--partition=none", *RUN)
     assert_refused(refused, 5, "Slurm did not take the array")
     assert refused.stderr.count("invalid partition specified") == 1
     assert not site.out.exists()
@@ -296,17 +302,14 @@ def test_a_refused_submit_leaves_no_folder_and_says_its_reason_once(site: Site, 
     assert not (site.out / "new").exists()
 
 
-def test_several_nodes_and_a_name_of_nothing_are_refused_with_the_way_that_there_is(
-    site: Site, login: LoginNode
-) -> None:
+def test_several_nodes_are_refused_with_the_way_that_there_is(site: Site, login: LoginNode) -> None:
     manifest = site.manifest(3)
-    assert_refused(login.submit(manifest, *RUN, "--sbatch=--nodes=2"), 2, "one node", "badcjobs template multinode")
-    assert_refused(login.submit(manifest, *RUN, "--sbatch=-N2"), 2, "long form")
-    assert_refused(login.submit(manifest, *RUN, "--job-name", ""), 2, "--job-name ''")
-    assert login.submit(manifest, *RUN, "--sbatch=--nodes=1").exit_code == 0
+    assert_refused(login.submit(manifest, "--sbatch=--nodes=2", *RUN), 2, "one node", "badcjobs template multinode")
+    assert_refused(login.submit(manifest, "--sbatch=-N2", *RUN), 2, "not a long option of sbatch")
+    assert login.submit(manifest, "--sbatch=--nodes=1", *RUN).exit_code == 0
 
 
 def test_a_poll_that_is_no_time_is_refused(site: Site, login: LoginNode) -> None:
     for text in ("soon", "0", "nan"):
         wrong = login.submit(site.manifest(3), *RUN, env={"BADCJOBS_POLL_S": text})
-        assert_refused(wrong, 2, f"BADCJOBS_POLL_S={text} is no number of seconds")
+        assert_refused(wrong, 2, f"BADCJOBS_POLL_S={text} is not a number of seconds")

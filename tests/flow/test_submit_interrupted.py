@@ -6,6 +6,8 @@ so that all commands of all stories can follow one another in no time.
 
 from __future__ import annotations
 
+from badcjobs.cluster.slurm import call_sbatch
+
 import json
 import signal
 from dataclasses import dataclass
@@ -15,9 +17,8 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.login_node import LoginNode
 
-from badcjobs.cluster.slurm import call_sbatch
 
-RUN = (*ON_CPU, "--gpus-per-task", "0")
+RUN = ("--gpus-per-task", "0", "--", *ON_CPU)
 SBATCH = """
 echo "$@" >> $0.called
 case "$*" in *--parsable*) echo "$3" > $0.merge; eval "${TEST_MERGE:-echo 4822}"; exit ;; esac
@@ -46,8 +47,14 @@ HAS_LATE = f"[ ! -e $(dirname $0)/sbatch.late ] || {HAS_IT}"
 # By run folder: the arguments of each command, what sbatch does then, what squeue says of scripts; and what sbatch does
 # when it gets the merge job.
 STORIES = {
-    "INT": [("--array 1-5:2 --wait", f"{TAKES}; {hit('INT')}", SILENT), ("--array 1-5:2", TAKES, SILENT)],
-    "TERM": [("--array 1-5:2 --wait", f"{TAKES}; {hit('TERM')}", SILENT), ("--array 1-5:2", TAKES, SILENT)],
+    "INT": [
+        ("--sbatch=--array=1-5:2 --wait", f"{TAKES}; {hit('INT')}", SILENT),
+        ("--sbatch=--array=1-5:2", TAKES, SILENT),
+    ],
+    "TERM": [
+        ("--sbatch=--array=1-5:2 --wait", f"{TAKES}; {hit('TERM')}", SILENT),
+        ("--sbatch=--array=1-5:2", TAKES, SILENT),
+    ],
     "killed": [
         ("--tasks 2", f"{TAKES}; {hit('KILL')}", HAS_IT),
         ("--tasks 2 --dry-run", TAKES, HAS_IT),
@@ -61,12 +68,12 @@ STORIES = {
     "looked-at": [
         ("--tasks 3 --time 9", LOST, SILENT),
         ("monitor --json --once", TAKES, SILENT),
-        ("check --json --engine demo", TAKES, SILENT),
+        ("check --json -- --engine demo", TAKES, SILENT),
         ("--tasks 3 --time 9", TAKES, HAS_IT, LOST),
         ("monitor --json --once", TAKES, SILENT),
         ("--tasks 3 --time 9", TAKES, HAS_BOTH),
         ("monitor --json --once", TAKES, SILENT),
-        ("check --json --engine demo", TAKES, SILENT),
+        ("check --json -- --engine demo", TAKES, SILENT),
     ],
     "lost-and-found": [("", LOST, HAS_IT)],
     "late": [("", LATE, HAS_LATE), ("", TAKES, HAS_LATE)],
@@ -123,8 +130,8 @@ def _command(manifest: str, out: Path, words: str) -> list[str]:
     if words.startswith("monitor"):
         return [*words.split(), str(out)]
     if words.startswith("check"):
-        return [*words.split(), "--out", str(out)]
-    return ["submit", manifest, *RUN, *words.split(), "--out", str(out)]
+        return ["check", "--out", str(out), *words.split()[1:]]
+    return ["submit", manifest, "--out", str(out), *words.split(), *RUN]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +176,7 @@ def test_killed_right_after_sbatch_slurm_is_asked_for_the_job_by_its_script(told
     assert (shown.exit_code, "has job 4821 already" in shown.stderr) == (0, True), shown.stderr
     assert_refused(silent, 5, "nobody knows whether Slurm has taken the array that was being submitted here")
     assert_refused(again, 2, "job 4821 has not ended yet")
-    assert_refused(other, 2, "has a job already, 4821", "--array was 0-1, now 0-2")
+    assert_refused(other, 2, "has a job already, 4821", "--sbatch=--array was 0-1, now 0-2")
     assert "job 4821 is there already: 2 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array, and at last its merge job"
     assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
@@ -254,7 +261,9 @@ def test_who_looks_at_a_run_is_told_of_a_submit_that_was_cut_short_and_of_the_co
     assert words == "a submit was interrupted here, or is still running; the same command finds its job"
     assert seen.json["total"]["standstill"] == "no task is running"
     (command,) = seen.json["total"]["go_on"]
-    assert command.startswith(f"badcjobs submit {manifest} --out={out} ") and "--array=0-2 " in command, command
+    assert command.startswith(f"badcjobs submit {manifest} --out={out} ") and "--sbatch=--array=0-2 " in command, (
+        command
+    )
     assert [one["fix"] for one in checked.json["findings"] if one["subject"] == "submit"] == [command]
     assert "the submit of job 4821 was interrupted" in without_merge.json["remarks"][0]
     assert without_merge.json["total"]["go_on"] == [command]

@@ -1,4 +1,4 @@
-"""``badcjobs submit --cluster local --script``: somebody's script with the options of sbatch beside it."""
+"""``badcjobs submit --cluster local JOB.sbatch``: a job script of a user, with the options of sbatch beside it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def test_options_that_sbatch_has_too_win_over_the_lines_of_the_script(site: Site
     script = write_script(
         site,
         f"#SBATCH --time=5 --job-name=mine --cpus-per-task=2 --mem=1G {asks} --array=0-9",
-        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID",
+        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID  # it starts no badcjobs: $BADCJOBS_ARGS",
     )
-    options = ("--time", "1:00:00", "--job-name", "theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
-    done = site.badcjobs(*LOCAL, "--script", script, *options, "--account", "st-pi-1", "--array", "3", "--simulate", 2)
+    options = ("--time", "1:00:00", "--sbatch=--job-name=theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
+    more = ("--account", "st-pi-1", "--sbatch=--array=3", "--config", "run.simulate=2")
+    done = site.badcjobs(*LOCAL, script, *options, *more)
     assert done.exit_code == 0, done.stderr
     env = dict(line.split("=", 1) for line in (site.folder / "env-3").read_text().splitlines() if "=" in line)
     assert int(env["SLURM_JOB_END_TIME"]) - int(env["SLURM_JOB_START_TIME"]) == 3600
@@ -52,18 +53,28 @@ def test_options_that_sbatch_has_too_win_over_the_lines_of_the_script(site: Site
 
 def test_options_that_would_never_reach_the_script_are_refused_by_name(site: Site) -> None:
     script = write_script(site, f"touch {site.folder}/ran")
-    lost = ("--engine", "demo", "--setup", "module load gcc", "--merge-mem", "8G", "--no-resume", "--config", "x.toml")
-    refused, nowhere = (site.badcjobs(*LOCAL, "--script", one, *some) for one, some in ((script, lost), ("nope", ())))
-    assert_refused(nowhere, 2, "the job script nope cannot be read", "try: ls -l .")
-    assert_refused(refused, 2, "--setup, --merge-mem, --engine, --no-resume, --config: not with --script", "edit ")
+    lost = ("--config", "submit.setup=['module load gcc']", "--config", "submit.merge_mem=8G", "--root", "audio")
+    assert_refused(
+        site.badcjobs(*LOCAL, script, *lost),
+        2,
+        "[submit] setup, [submit] merge_mem, --root: not with a job script",
+        "edit ",
+    )
+    (site.folder / "x.toml").write_text("[run]\nretries = 5\n")
+    of_run = ("--config", "x.toml", "--config", "alerts.idle_s=9", "--", "--engine", "demo", "--no-resume")
+    words = f"--config={site.folder}/x.toml --config=alerts.idle_s=9 --no-resume --engine=demo"
+    refused = site.badcjobs(*LOCAL, script, *of_run)
+    assert_refused(refused, 2, f"would not get {words}", "BADCJOBS_ARGS, which this one does not use", f"add {words}")
+    nowhere = site.badcjobs(*LOCAL, "nope.sbatch")
+    assert_refused(nowhere, 2, "the job script nope.sbatch cannot be read", "try: ls -l .")
     assert not (site.folder / "ran").exists()
 
 
 def test_one_source_reaches_a_script_with_its_blanks_and_two_are_refused(site: Site) -> None:
     script = write_script(site, f'printf %s "$SOURCE" > {site.folder}/source')
-    assert site.badcjobs(*LOCAL, "my birds/july.csv", "--script", script).exit_code == 0
+    assert site.badcjobs(*LOCAL, script, "my birds/july.csv").exit_code == 0
     assert (site.folder / "source").read_text() == "my birds/july.csv"
-    two = site.badcjobs(*LOCAL, "a.csv", "b.csv", "--script", script)
+    two = site.badcjobs(*LOCAL, script, "a.csv", "b.csv")
     assert_refused(two, 2, "2 sources, but a job script takes one", "SOURCE")
 
 
@@ -71,7 +82,7 @@ def test_one_source_reaches_a_script_with_its_blanks_and_two_are_refused(site: S
 def test_a_script_that_says_itself_where_its_results_go_is_merged_and_named_to_go_on(site: Site, array: str) -> None:
     manifest = site.manifest(4)
     script = filled_template(site, f"source={manifest}", f"out={site.out}", f"array={array}", "gpus-per-node=1")
-    done = site.badcjobs(*LOCAL, "--script", script, "--gpus-per-task", 0, "--json")
+    done = site.badcjobs(*LOCAL, script, "--gpus-per-task", 0, "--json")
     assert done.exit_code == 0, done.stderr
     assert (done.json["out"], done.json["summary"]["done"]) == (str(site.out), 4)
     assert (site.out / "job.sqlite").exists()
@@ -86,19 +97,20 @@ def test_what_an_emulated_run_has_left_is_finished_by_the_command_that_is_named(
         "--cpu-workers",
         1,
         "--no-emit-gpu-telemetry",
-        "--config",
-        "run.grace_s=0.1",
     )
-    wished = ("--tasks", 2, "--gpus-per-task", 0, "--requeues", 0, "--kill-wait", 2, "--time", 90)
-    first = site.badcjobs(*LOCAL, site.manifest(4), "--out", site.out, *work, *wished, "--json")
+    keys = ("submit.requeues=0", "submit.kill_wait_s=2", "run.grace_s=0.1")
+    wished = ("--tasks", 2, "--gpus-per-task", 0, "--time", 90, *(f"--config={key}" for key in keys))
+    first = site.badcjobs(*LOCAL, site.manifest(4), "--out", site.out, *wished, "--json", "--", *work)
     assert first.exit_code == 75, first.stderr
     proof = first.json["summary"]["completeness"]
     assert proof["left_indices"] == [1]
     (command,) = proof["finish"]
     assert command.startswith("badcjobs submit /")
-    assert {"--cluster=local", "--array=0-1", "--time=90", "--requeues=0", "--kill-wait=2.0"} <= set(command.split())
+    before, after = (set(shlex.split(part)) for part in command.split(" -- "))
+    assert {"--cluster=local", "--sbatch=--array=0-1", "--time=90", *(f"--config={key}" for key in keys)} <= before
+    assert "--cpu-workers=1" in after
     (site.folder / "well").touch()
-    last = site.badcjobs(*shlex.split(command)[1:], "--json")
+    last = site.badcjobs("submit", "--json", *shlex.split(command)[2:])
     assert last.exit_code == 0, last.stderr
     assert last.json["summary"]["completeness"]["complete"]
 
@@ -109,7 +121,7 @@ def test_a_script_that_left_something_names_the_log_of_who_said_nothing_and_the_
     manifest = site.manifest(4)
     refuses = "[ -e well ] || [ $SLURM_ARRAY_TASK_ID = 0 ] || exit 9"
     script = filled_template(site, f"source={manifest}", "array=0-1", "gpus-per-node=1", f"setup={refuses}")
-    words = ("--script", script.name, "--out", site.out.name, "--gpus-per-task", 0, "--sbatch=--comment='two words'")
+    words = (script.name, "--out", site.out.name, "--gpus-per-task", 0, "--sbatch=--comment='two words'")
     first = site.badcjobs(*LOCAL, *words, "--json")
     assert first.exit_code == 75, first.stderr
     proof = first.json["summary"]["completeness"]
@@ -117,7 +129,7 @@ def test_a_script_that_left_something_names_the_log_of_who_said_nothing_and_the_
     assert (proof["missing_indices"], proof["missing_logs"], log.exists()) == ([1], [str(log)], True)
     (command,) = proof["finish"]
     assert shlex.split(command)[2:] == [
-        "--cluster=local", f"--script={script}", f"--out={site.out}", "--sbatch=--gres=", "--sbatch=--gpus=",
+        str(script), "--cluster=local", f"--out={site.out}", "--sbatch=--gres=", "--sbatch=--gpus=",
         "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-node=0",
         "--sbatch='--comment=two words'",
     ]  # fmt: skip
@@ -128,18 +140,18 @@ def test_a_script_that_left_something_names_the_log_of_who_said_nothing_and_the_
 
 def test_a_job_belongs_to_whoever_runs_it_whatever_the_variables_say(site: Site) -> None:
     script = write_script(site, f"echo $SLURM_JOB_USER > {site.folder}/user")
-    assert site.badcjobs(*LOCAL, "--script", script, env={"USER": "nobody-else"}).exit_code == 0
+    assert site.badcjobs(*LOCAL, script, env={"USER": "nobody-else"}).exit_code == 0
     assert (site.folder / "user").read_text().strip() == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_a_script_that_calls_srun_is_said_to_before_it_starts(site: Site) -> None:
     path = {"PATH": "/usr/bin:/bin"}
     script = write_script(site, "# srun is for several nodes", 'echo "no srun"', "X=1 exec srun -n1 true")
-    told = site.badcjobs(*LOCAL, "--script", script, env=path)
+    told = site.badcjobs(*LOCAL, script, env=path)
     assert "line 4 of the script calls srun, and " in told.stderr
     assert told.stderr.index("calls srun") < told.stderr.index("RUNNING")
     quiet = write_script(site, "# srun is for several nodes", 'echo "no srun"')
-    assert "calls srun" not in site.badcjobs(*LOCAL, "--script", quiet, env=path).stderr
+    assert "calls srun" not in site.badcjobs(*LOCAL, quiet, env=path).stderr
 
 
 # --- devices that are not there ---------------------------------------------------------------------------------------
@@ -152,8 +164,8 @@ def test_the_badcjobs_in_a_template_knows_the_simulated_devices_of_the_emulation
     words = [f"--set={one}" for one in (f"source={manifest}", f"out={site.out}", f"badcjobs={program}")]
     assert site.badcjobs("template", "array", *words, "--set=array=0-1", "-o", script).exit_code == 0
     more = {"BADCJOBS_ARGS": "--engine demo --interval 0.1"}
-    options = ("--simulate", 4, "--gpus-per-task", 2, "--cpus", 1, "--json")
-    done = site.badcjobs(*LOCAL, "--script", script, *options, env=more)
+    options = ("--gpus-per-task", 2, "--cpus", 1, "--json", "--", "--simulate", 4)
+    done = site.badcjobs(*LOCAL, script, *options, env=more)
     assert done.exit_code == 0, done.stderr
     devices = done.json["summary"]["devices"]
     assert {device["backend"] for device in devices} == {"simulated"}
@@ -165,16 +177,14 @@ def test_the_badcjobs_in_a_template_knows_the_simulated_devices_of_the_emulation
 )
 def test_a_script_whose_badcjobs_would_not_hear_of_simulated_devices_is_refused(site: Site, run: str) -> None:
     script = write_script(site, "#SBATCH --gpus-per-node=1", "echo hello", f"exec badcjobs {run}")
-    refused = site.badcjobs(*LOCAL, site.manifest(2), "--script", script, "--out", site.out, "--simulate", 2)
-    assert_refused(
-        refused, 2, "line 4: the badcjobs there knows nothing of --simulate", "add --simulate=2 to that line"
-    )
+    refused = site.badcjobs(*LOCAL, script, site.manifest(2), "--out", site.out, "--", "--simulate", 2)
+    assert_refused(refused, 2, "line 4: the badcjobs there would not get --simulate=2", "add --simulate=2 to its line")
     assert not site.out.exists()
 
 
 def interrupt(site: Site, *args: object) -> Outcome:
     script = write_script(site, f"touch {site.folder}/up", "exec sleep 60")
-    program = site.start(*LOCAL, "--script", script, *args)
+    program = site.start(*LOCAL, script, *args)
     wait_for(lambda: (site.folder / "up").exists(), "it runs")
     program.send(signal.SIGINT)
     return program.wait()
@@ -186,6 +196,7 @@ def test_ctrl_c_is_130_whether_or_not_the_script_has_an_out(site: Site, out: tup
 
 
 def test_what_cannot_begin_leaves_no_folder(site: Site) -> None:
-    options = (site.manifest(2), "--out", site.out, "--engine", "demo", "--simulate", 2, "--gpus-per-task", 3)
+    of_run = ("--engine", "demo", "--simulate", 2)
+    options = (site.manifest(2), "--out", site.out, "--gpus-per-task", 3, "--", *of_run)
     assert_refused(site.badcjobs(*LOCAL, *options), 3, "asks for 3 GPUs")
     assert not site.out.exists()

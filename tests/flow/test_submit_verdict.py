@@ -7,7 +7,7 @@ from support.badcjobs_program import ON_CPU, Outcome, Site, array_task
 from support.login_node import LoginNode
 from support.waiting import wait_for
 
-RUN = (*ON_CPU, "--gpus-per-task", "0", "--interval", "0.1")
+RUN = ("--gpus-per-task", "0", "--", *ON_CPU, "--interval", "0.1")
 MERGED = "4822 COMPLETED 0"
 
 
@@ -22,7 +22,7 @@ def login(site: Site) -> LoginNode:
 def follow(login: LoginNode, *args: object) -> Outcome:
     """Submit, and see what comes of it."""
     manifest = login.site.folder / "manifest.csv"
-    return login.submit(manifest, *RUN, "--wait", *args)
+    return login.submit(manifest, "--wait", *args, *RUN)
 
 
 def ends(outcome: Outcome) -> list[tuple[int, str | None]]:
@@ -107,9 +107,9 @@ def test_where_no_task_could_begin_its_exit_code_and_the_end_of_its_log_are_quot
     login, manifest = LoginNode(site), site.manifest(2)
     answer = "printf '4821_0 FAILED 256 NonZeroExitCode\\n4821_1 FAILED 256 NonZeroExitCode\\n4822 FAILED 256\\n'"
     login.program("squeue", f"echo x >> $0.asked; {answer}")
-    assert login.submit(manifest, *RUN, "--tasks", 2).exit_code == 0
+    assert login.submit(manifest, "--tasks", 2, *RUN).exit_code == 0
     (site.out / "logs" / "4821_0_0_log.out").write_text("module: command not found\n")
-    nobody = login.submit(manifest, *RUN, "--tasks", 2, "--wait")
+    nobody = login.submit(manifest, "--tasks", 2, "--wait", *RUN)
     assert nobody.exit_code == 3, nobody.stdout
     assert "no task of job 4821 could begin\n  why: task 4821_0: FAILED, exit code 1\n" in nobody.stderr
     assert "module: command not found\n  try: less " in nobody.stderr
@@ -121,11 +121,11 @@ def test_where_no_task_could_begin_its_exit_code_and_the_end_of_its_log_are_quot
 
 def test_again_on_a_finished_run_submits_nothing_unless_nothing_is_to_be_taken_over(login: LoginNode) -> None:
     manifest = login.site.folder / "manifest.csv"
-    done = login.submit(manifest, *RUN, "--again")
+    done = login.submit(manifest, "--again", *RUN)
     assert (done.exit_code, login.calls) == (0, [])
     assert (login.site.out / "job.sqlite").exists()
     assert not (login.site.out / "report.html").exists(), "nobody draws a page to print a text"
-    anew = login.submit(manifest, *RUN, "--again", "--no-resume", "--json")
+    anew = login.submit(manifest, "--again", "--json", *RUN, "--no-resume")
     assert anew.exit_code == 0, anew.stderr
     assert (anew.json["array"], anew.json["tasks"], anew.json["left"]) == ("0-1", 2, None)
     assert "chunks that are done already are done once more" in anew.stderr
@@ -137,14 +137,14 @@ def test_again_says_how_many_chunks_are_left_and_a_dry_run_of_it_does_nothing(si
     site.run_tasks(manifest, *ON_CPU, envs=[array_task(index, [0, 1, 2], job_id=4000) for index in (0, 2)])
     for _ in range(2):
         before = {path: path.stat().st_mtime_ns for path in site.out.rglob("*")}
-        shown = login.submit(manifest, *RUN, "--again", "--dry-run")
+        shown = login.submit(manifest, "--again", "--dry-run", *RUN)
         assert "#SBATCH --array=1\n" in shown.stdout, shown.stderr
         assert {path: path.stat().st_mtime_ns for path in site.out.rglob("*")} == before, "it does nothing"
         site.badcjobs("merge", site.out, "--remove-merged")  # then only job.sqlite knows what is done
         assert site.task_databases() == []
-    again = login.submit(manifest, *RUN, "--again")
+    again = login.submit(manifest, "--again", *RUN)
     assert "job 4821 is submitted: 1 array task for the 3 of 9 chunks that were left, merge job 4822" in again.stdout
-    found = login.submit(manifest, *RUN, "--json")
+    found = login.submit(manifest, "--json", *RUN)
     assert (found.json["found"], found.json["chunks"], found.json["left"]) == (True, 9, 3), found.stderr
 
 
@@ -157,8 +157,9 @@ def test_an_emulation_and_a_job_of_slurm_in_one_folder_each_refuse_the_other_whi
     waits = f"while [ ! -e {site.folder}/go ]; do sleep 0.05; done"
     engine = site.script("engine", f"{waits}; echo start_time,end_time,label,score > $2")
     work = ("--command", f"{engine} {{input}} {{output}}", "--cpu-workers", 1, "--no-emit-gpu-telemetry")
-    options = (manifest, *work, "--gpus-per-task", 0)
-    emulation = site.start("submit", *options, "--out", site.out, "--cluster", "local")
+    options = (manifest, "--gpus-per-task", 0, "--", *work)
+    local = ("--cluster", "local")
+    emulation = site.start("submit", "--out", site.out, *local, *options)
     wait_for(lambda: list(site.out.glob("tasks/*.sqlite")), "it is at work")
     refused = login.submit(*options)
     assert refused.exit_code == 2, refused.stderr
@@ -169,13 +170,13 @@ def test_an_emulation_and_a_job_of_slurm_in_one_folder_each_refuse_the_other_whi
     assert emulation.wait().exit_code == 0
     assert login.submit(*options).exit_code == 0  # it has ended: nothing is in the way
     for more in ((), ("--again",)):
-        other = login.submit(*options, "--cluster", "local", *more)
+        other = login.submit(*local, *more, *options)
         assert other.exit_code == 2, other.stderr
         assert "has a job already, 4821 of --cluster slurm" in other.stderr
         assert "scancel 4821 4822" in other.stderr
     login.program("squeue", "exit 7")
-    unknown = login.submit(*options, "--cluster", "local")
+    unknown = login.submit(*local, *options)
     assert (unknown.exit_code, "nobody here can tell" in unknown.stderr) == (2, True)
-    assert login.submit(*options, "--cluster", "local", "--again").exit_code == 0
+    assert login.submit(*local, "--again", *options).exit_code == 0
     login.forget()
-    assert login.submit(*options, "--cluster", "local").exit_code == 0
+    assert login.submit(*local, *options).exit_code == 0

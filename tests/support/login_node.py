@@ -45,7 +45,7 @@ class LoginNode:
     def submit(self, *args: object, env: dict[str, str] | None = None) -> Outcome:
         """Call ``badcjobs submit`` here."""
         path = {"PATH": f"{self.folder}:/usr/bin:/bin", "BADCJOBS_POLL_S": "1"}
-        return self.site.badcjobs("submit", *args, "--out", self.site.out, env={**path, **(env or {})})
+        return self.site.badcjobs("submit", "--out", self.site.out, *args, env={**path, **(env or {})})
 
     @property
     def calls(self) -> list[str]:
