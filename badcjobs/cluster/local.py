@@ -45,6 +45,7 @@ from badcjobs.store.run_lock import refuse_during_emulation
 from badcjobs.store.run_lock import undo_on_error
 from badcjobs.task.startup import World
 
+
 import json
 import re
 import shlex
@@ -259,7 +260,7 @@ def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tu
     return (
         *("badcjobs", "submit", str(world.cwd / order.script), *sources, "--cluster=local"),
         *([] if order.out is None else [f"--out={world.cwd / order.out}"]),
-        *(f"--sbatch={option}" for option in order.options),
+        *(f"--sbatch={shlex.quote(option)}" for option in order.options),  # a script's are split at spaces
         *settings.options,
         *before,
         *(["--", *of_run] if of_run else []),
@@ -298,16 +299,18 @@ def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest
 def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: World) -> World:
     """Return the world in which the badcjobs inside a script gets these options of run: through BADCJOBS_ARGS.
 
-    Our templates use that variable; a script that does not is refused, unless it names its simulated devices itself.
+    Our templates use that variable; a script that does not is refused. --simulate alone is also for the emulation
+    itself: a script that starts no badcjobs, or that names its simulated devices, need not use it.
     """
     words = order.arguments
     environ = {**world.environ, **request.exports}
-    if not words or (len(words) == 1 and words[0].startswith("--simulate=") and _NAMES_DEVICES.search(text)):
+    starts = read_script(text, str(order.script), environ).starts
+    only_devices = len(words) == 1 and words[0].startswith("--simulate=")
+    if not words or (only_devices and (not starts or _NAMES_DEVICES.search(text))):
         return world
     if _ARGUMENTS in text and not any(re.search(r"\s", word) for word in words):
         given = " ".join([*environ.get(_ARGUMENTS, "").split(), *words])
         return replace(world, environ={**world.environ, _ARGUMENTS: given})
-    starts = read_script(text, str(order.script), environ).starts
     where = f"{order.script}, line {starts[0].line}" if starts else str(order.script)
     if _ARGUMENTS in text:
         why = f"{_ARGUMENTS} is split at spaces, and one of these options has a space in it"

@@ -37,7 +37,7 @@ def test_options_that_sbatch_has_too_win_over_the_lines_of_the_script(site: Site
     script = write_script(
         site,
         f"#SBATCH --time=5 --job-name=mine --cpus-per-task=2 --mem=1G {asks} --array=0-9",
-        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID  # it starts no badcjobs: $BADCJOBS_ARGS",
+        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID",
     )
     options = ("--time", "1:00:00", "--sbatch=--job-name=theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
     more = ("--account", "st-pi-1", "--sbatch=--array=3", "--config", "run.simulate=2")
