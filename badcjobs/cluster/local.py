@@ -6,46 +6,6 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.job_script import JobRequest
-from badcjobs.cluster.job_script import find_srun
-from badcjobs.cluster.job_script import read_request
-from badcjobs.cluster.job_script import read_script
-from badcjobs.cluster.local_array import DevicePool
-from badcjobs.cluster.local_array import LocalArray
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.local_array import TaskRow
-from badcjobs.cluster.local_array import open_pool
-from badcjobs.cluster.local_task import COMPLETED
-from badcjobs.cluster.local_task import LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.slurm import query_number
-from badcjobs.cluster.slurm import query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES
-from badcjobs.cluster.wait_for_job import has_worked
-from badcjobs.cluster.wait_for_job import nobody_began
-from badcjobs.cluster.wait_for_job import verdict_of
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import ArrayOrder
-from badcjobs.model import JobStates
-from badcjobs.model import Submitted
-from badcjobs.model import default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob
-from badcjobs.report.job import finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import emulation_lock
-from badcjobs.store.run_lock import folder_lock
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.run_lock import undo_on_error
-from badcjobs.task.startup import World
-
-
 import json
 import re
 import shlex
@@ -57,6 +17,22 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from badcjobs.cluster.array_options import extra_options
+from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
+from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
+from badcjobs.cluster.local_task import COMPLETED, LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm import has_ended, query_number, query_states
+from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob, finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
+from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
@@ -305,14 +281,17 @@ def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: W
     words = order.arguments
     environ = {**world.environ, **request.exports}
     starts = read_script(text, str(order.script), environ).starts
+    exported = request.exports.get(_ARGUMENTS)  # wins over the variable that we set
     only_devices = len(words) == 1 and words[0].startswith("--simulate=")
-    if not words or (only_devices and (not starts or _NAMES_DEVICES.search(text))):
+    if not words or (only_devices and (not starts or _NAMES_DEVICES.search(f"{text}\n{exported}"))):
         return world
-    if _ARGUMENTS in text and not any(re.search(r"\s", word) for word in words):
+    if _ARGUMENTS in text and exported is None and not any(re.search(r"\s", word) for word in words):
         given = " ".join([*environ.get(_ARGUMENTS, "").split(), *words])
         return replace(world, environ={**world.environ, _ARGUMENTS: given})
     where = f"{order.script}, line {starts[0].line}" if starts else str(order.script)
-    if _ARGUMENTS in text:
+    if exported is not None:
+        why = f"--export sets {_ARGUMENTS}, in which options after -- reach a script"
+    elif _ARGUMENTS in text:
         why = f"{_ARGUMENTS} is split at spaces, and one of these options has a space in it"
     else:
         why = f"options after -- reach a script in the variable {_ARGUMENTS}, which this one does not use"

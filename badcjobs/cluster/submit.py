@@ -7,37 +7,6 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
-from badcjobs.cluster.array_options import make_order
-from badcjobs.cluster.slurm import SlurmRefused
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm import SlurmSilent
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.slurm import keep_script
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import Submitted
-from badcjobs.paths import RunFolder
-from badcjobs.project import Project
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun
-from badcjobs.run_toml import check_against
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import AUTO
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import folder_lock
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.run_lock import undo_on_error
-
 import shlex
 import shutil
 import tempfile
@@ -46,6 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster.array_options import make_order
+from badcjobs.cluster.slurm import SlurmRefused, SlurmScheduler, SlurmSilent, has_ended, keep_script
+from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.model import ArrayOrder, Submitted
+from badcjobs.paths import RunFolder
+from badcjobs.project import Project
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.run_toml import FrozenRun, check_against
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import AUTO, RunSettings, SubmitSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 

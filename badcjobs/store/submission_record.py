@@ -7,16 +7,6 @@ found in Slurm by that name. An emulation keeps the states of its tasks in ``log
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import CutShort
-from badcjobs.model import Submitted
-from badcjobs.model import default_cpus
-from badcjobs.model import default_mem
-from badcjobs.settings import value_text
-from badcjobs.store.run_lock import emulated_command
-from badcjobs.store.run_lock import is_emulated_now
-
 import json
 import os
 import shlex
@@ -25,6 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
+from badcjobs.settings import value_text
+from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
 NO_NOTE = "no information"

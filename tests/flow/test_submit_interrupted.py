@@ -6,8 +6,6 @@ so that all commands of all stories can follow one another in no time.
 
 from __future__ import annotations
 
-from badcjobs.cluster.slurm import call_sbatch
-
 import json
 import signal
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.login_node import LoginNode
 
+from badcjobs.cluster.slurm import call_sbatch
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU)
 SBATCH = """

@@ -65,6 +65,9 @@ def test_options_that_would_never_reach_the_script_are_refused_by_name(site: Sit
     words = f"--config={site.folder}/x.toml --config=alerts.idle_s=9 --no-resume --engine=demo"
     refused = site.badcjobs(*LOCAL, script, *of_run)
     assert_refused(refused, 2, f"would not get {words}", "BADCJOBS_ARGS, which this one does not use", f"add {words}")
+    uses = write_script(site, "badcjobs run m.csv --out out $BADCJOBS_ARGS", name="uses.sbatch")
+    exported = site.badcjobs(*LOCAL, uses, "--sbatch=--export=ALL,BADCJOBS_ARGS=--no-resume", "--", "--engine", "demo")
+    assert_refused(exported, 2, "would not get --engine=demo", "--export sets BADCJOBS_ARGS")
     nowhere = site.badcjobs(*LOCAL, "nope.sbatch")
     assert_refused(nowhere, 2, "the job script nope.sbatch cannot be read", "try: ls -l .")
     assert not (site.folder / "ran").exists()

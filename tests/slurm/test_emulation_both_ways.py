@@ -69,9 +69,9 @@ def ways(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) 
     options = [f"--array={ARRAY}", f"--gpus-per-node={GPUS}"]
     job_id = slurm_cluster.sbatch(TEMPLATE, *options, f"--export={export['slurm']}", cwd=found["slurm"].folder)
     here = subprocess.Popen(
-        [sys.executable, "-m", "badcjobs", "submit", "--cluster", "local", "--script", TEMPLATE, "--simulate", "4"]
+        [sys.executable, "-m", "badcjobs", "submit", "--cluster", "local", TEMPLATE]
         + [f"--sbatch={option}" for option in options]
-        + [f'--sbatch="--export={export["local"]}"'],
+        + [f'--sbatch="--export={export["local"]}"', "--", "--simulate", "4"],
         cwd=found["local"].folder,
         env={**slurm_cluster.env, "BADCJOBS_LOCK_DIR": str(parent / "locks")},
     )

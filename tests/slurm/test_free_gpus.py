@@ -14,7 +14,7 @@ from support.waiting import wait_for
 
 
 def ask(cluster: SlurmCluster, *args: str, cwd: Path) -> dict[str, Any]:
-    done = cluster.run([sys.executable, "-m", "badcjobs", *args, "--json"], cwd=cwd, check=False)
+    done = cluster.run([sys.executable, "-m", "badcjobs", args[0], "--json", *args[1:]], cwd=cwd, check=False)
     assert done.returncode in (0, 1), done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -34,7 +34,7 @@ def busy_node(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[str]:
 def test_the_gpus_of_a_running_job_are_used_and_a_larger_one_goes_elsewhere(
     slurm_cluster: SlurmCluster, busy_node: str, tmp_path: Path
 ) -> None:
-    said = ask(slurm_cluster, "cluster", "--gpus", "2", cwd=tmp_path)
+    said = ask(slurm_cluster, "cluster", "--gpus-per-task", "2", cwd=tmp_path)
     nodes = {one["name"]: one for one in said["nodes"]}
     assert set(nodes) == set(slurm_cluster.shape.node_names)
     assert nodes[busy_node]["used"] >= 3

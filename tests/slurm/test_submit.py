@@ -27,15 +27,9 @@ from support.waiting import wait_for
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 ON_GPUS = ("--engine", "demo", "--simulate", "4", "--interval", "0.5")
-ON_CPU = (
-    "--gpus-per-task",
-    "0",
-    "--cpu-workers",
-    "1",
-    "--no-emit-gpu-telemetry",
-    "--config",
-    "run.publish_every_s=0.5",
-)
+NO_GPU = ("--gpus-per-task", "0", "--config", "run.publish_every_s=0.5")
+ON_CPU = ("--cpu-workers", "1", "--no-emit-gpu-telemetry")
+DEMO_ON_CPU = (*NO_GPU, "--", "--engine", "demo", *ON_CPU)
 
 
 @dataclass
@@ -76,7 +70,7 @@ class User:
 
     def submit(self, *args: object) -> dict[str, Any]:
         """Submit and return at once."""
-        done = self.badcjobs("submit", *args, "--json")
+        done = self.badcjobs("submit", "--json", *args)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
@@ -96,7 +90,7 @@ class User:
         """Return the options for a program of a few lines of shell."""
         write = f"printf 'start_time,end_time,label,score\\n0,1,HEARD,1\\n' > $2; echo x >> {self.folder}/calls"
         program = self.program("analyse", f"{before}\n{write}")
-        return ("--command", f"{program} {{input}} {{output}}", *ON_CPU)
+        return (*NO_GPU, "--", "--command", f"{program} {{input}} {{output}}", *ON_CPU)
 
     def open(self, gate: str) -> None:
         (self.folder / gate).touch()
@@ -136,11 +130,11 @@ def both_ways(user: User) -> dict[str, Any]:
         f"--export=ALL,{export},BADCJOBS_ARGS={' '.join(args)}",
         cwd=user.folder,
     )  # fmt: skip
-    options = ("submit", manifest, "--out", "out", *args, "--tasks", 3, "--gpus-per-task", 2, "--mem", "8G")
-    shown = user.badcjobs(*options, "--dry-run")
-    shown_json = user.badcjobs(*options, "--dry-run", "--json")
+    options = (manifest, "--out", "out", "--tasks", 3, "--gpus-per-task", 2, "--mem", "8G", "--", *args)
+    shown = user.badcjobs("submit", "--dry-run", *options)
+    shown_json = user.badcjobs("submit", "--dry-run", "--json", *options)
     made_nothing = not user.out.exists()
-    ended = user.badcjobs(*options, "--wait")
+    ended = user.badcjobs("submit", "--wait", *options)
     number = json.loads((user.out / "submitted.json").read_text())["job"]["job_id"]
     kept = user.cluster.run(["scontrol", "write", "batch_script", f"{number}_0", "-"], check=False).stdout
     user.cluster.wait(job_id, timeout_s=120)
@@ -155,8 +149,8 @@ def both_ways(user: User) -> dict[str, Any]:
 
 def twenty_tasks_four_at_a_time(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(40)
-    options = (manifest, "--out", "out", "--array", "1-39:2%4", *user.analyse("sleep 0.1"))
-    ended = user.badcjobs("submit", *options, "--wait", "--json")
+    options = (manifest, "--out", "out", "--sbatch=--array=1-39:2%4", *user.analyse("sleep 0.1"))
+    ended = user.badcjobs("submit", "--wait", "--json", *options)
     return {"ended": ended, "document": json.loads(ended.stdout)}
 
 
@@ -168,29 +162,38 @@ def requeued_in_mid_run(user: User) -> dict[str, Any]:
     user.cluster.run(["scontrol", "requeue", f"{job_id}_1"])
     wait_for(lambda: "SIGTERM" in user.logs(), "it is told to stop")
     user.open("go")
-    return {"ended": user.badcjobs("submit", *options, "--wait")}
+    return {"ended": user.badcjobs("submit", "--wait", *options)}
 
 
 def warned(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(12)
-    options = (manifest, "--out", "out", "--tasks", 1, "--requeues", 1, *user.gated("3=first", "6=second"))
+    options = (
+        manifest,
+        "--out",
+        "out",
+        "--tasks",
+        1,
+        "--config",
+        "submit.requeues=1",
+        *user.gated("3=first", "6=second"),
+    )
     job_id = user.submit(*options)["job_id"]
     for times, gate in ((1, "first"), (2, "second")):  # the second warning is once too often
         wait_for(lambda times=times: user.calls() == 3 * times, "some chunks are done", 60)  # type: ignore[misc]
         user.cluster.run(["scancel", "--signal=USR2", f"{job_id}_0"])
         wait_for(lambda times=times: user.logs().count("starting nothing new") == times, "it is warned")  # type: ignore[misc]
         user.open(gate)
-    first = user.badcjobs("submit", *options, "--wait")
+    first = user.badcjobs("submit", "--wait", *options)
     states = user.cluster.query_ends(int(job_id))
-    user.badcjobs("submit", *options, "--again")
-    return {"first": first, "states": list(states.values()), "ended": user.badcjobs("submit", *options, "--wait")}
+    user.badcjobs("submit", "--again", *options)
+    return {"first": first, "states": list(states.values()), "ended": user.badcjobs("submit", "--wait", *options)}
 
 
 def out_of_time(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(60)
     slow_at_first = user.analyse('[ -n "$SLURM_RESTART_COUNT" ] || sleep 2')
     options = (manifest, "--out", "out", "--tasks", 1, "--time", "1", *slow_at_first)
-    return {"ended": user.badcjobs("submit", *options, "--wait")}
+    return {"ended": user.badcjobs("submit", "--wait", *options)}
 
 
 def one_task_cancelled(user: User) -> dict[str, Any]:
@@ -198,55 +201,42 @@ def one_task_cancelled(user: User) -> dict[str, Any]:
     options = (manifest, "--out", "out", "--tasks", 3, *user.gated("9=go"))
     job = user.submit(*options)
     wait_for(lambda: user.calls() == 9, "every task is half done", 60)
-    early = user.badcjobs("submit", *options, "--again")
+    early = user.badcjobs("submit", "--again", *options)
     user.cluster.run(["scancel", f"{job['job_id']}_1"])
     wait_for(lambda: "SIGTERM" in user.logs(), "it is told to stop")
     user.open("go")
-    stopped = user.badcjobs("submit", *options, "--wait")
+    stopped = user.badcjobs("submit", "--wait", *options)
     left = user.statuses()
     merged_by_the_job = (user.out / "logs" / f"{job['merge_job_id']}_merge.out").read_text()
     ended_before = user.badcjobs("submit", *options)
-    again = json.loads(user.badcjobs("submit", *options, "--again", "--json").stdout)
-    ended = user.badcjobs("submit", *options, "--wait")
+    again = json.loads(user.badcjobs("submit", "--again", "--json", *options).stdout)
+    ended = user.badcjobs("submit", "--wait", *options)
     tasks = query(user.job_database, "SELECT array_index, restart, exit_code FROM task ORDER BY started_at_ms")
     return {
         "early": early, "stopped": stopped, "left": left, "merged": merged_by_the_job, "ended_before": ended_before,
-        "again": again, "ended": ended, "finished": user.badcjobs("submit", *options, "--again"), "exit_codes": tasks,
+        "again": again, "ended": ended, "finished": user.badcjobs("submit", "--again", *options), "exit_codes": tasks,
     }  # fmt: skip
 
 
 def one_chunk_fails(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(6)
     (user.folder / "audio" / "c004.wav").write_bytes(b"not a wav file")
-    ended = user.badcjobs(
-        "submit", manifest, "--out", "out", "--tasks", 2, *ON_GPUS, "--config", "run.backoff_s=0.05", "--wait", "--json"
-    )
+    options = (manifest, "--out", "out", "--tasks", 2, "--config", "run.backoff_s=0.05")
+    ended = user.badcjobs("submit", "--wait", "--json", *options, "--", *ON_GPUS)
     document = json.loads(ended.stdout)
     states = {key: end.exit_code for key, end in user.cluster.query_ends(int(document["job_id"])).items()}
     failed = user.statuses()
     (user.folder / "audio" / "c004.wav").write_bytes((user.folder / "audio" / "c001.wav").read_bytes())
-    again = (
-        "submit",
-        manifest,
-        "--out",
-        "out",
-        "--tasks",
-        2,
-        *ON_GPUS,
-        "--config",
-        "run.backoff_s=0.05",
-        "--again",
-        "--wait",
-    )
-    mended = user.badcjobs(*again, "--mem", "2GB", "--json")
+    mended = user.badcjobs("submit", "--again", "--wait", "--mem", "2GB", "--json", *options, "--", *ON_GPUS)
     return {"ended": ended, "document": document, "states": states, "statuses": failed, "mended": mended}
 
 
 def fails_beside_old_results(user: User) -> dict[str, Any]:
-    options = ("submit", user.site.manifest(4), "--out", "out", "--tasks", 2, *ON_CPU, "--engine", "demo", "--wait")
-    first = user.badcjobs(*options)
+    options = (user.site.manifest(4), "--out", "out", "--tasks", 2, "--wait", *DEMO_ON_CPU)
+    first = user.badcjobs("submit", *options)
     (user.out / "submitted.json").unlink()
-    return {"first": first, "ended": user.badcjobs(*options, "--setup", "exit 9", "--json")}
+    fails = ("--config", "submit.setup=['exit 9']")
+    return {"first": first, "ended": user.badcjobs("submit", "--json", *fails, *options)}
 
 
 def inside_a_job(user: User) -> dict[str, Any]:
@@ -255,7 +245,7 @@ def inside_a_job(user: User) -> dict[str, Any]:
     script.write_text(
         "#!/bin/bash\n#SBATCH --array=7-9:2\n#SBATCH --gpus-per-node=1\n#SBATCH --output=outer-%a.log\n"
         '[ "$SLURM_ARRAY_TASK_ID" = 7 ] || exit 0\n'
-        f"exec badcjobs submit {manifest} --out out --tasks 2 --wait {' '.join(ON_CPU)} --engine demo\n"
+        f"exec badcjobs submit {manifest} --out out --tasks 2 --wait {' '.join(DEMO_ON_CPU)}\n"
     )
     argv = ["sbatch", "--parsable", str(script)]
     done = subprocess.run(argv, env=user.env, cwd=user.folder, capture_output=True, text=True, check=True)
@@ -271,14 +261,14 @@ def inside_a_job(user: User) -> dict[str, Any]:
 
 def interrupted(user: User) -> dict[str, Any]:
     manifest = user.site.manifest(8)
-    options = ("submit", manifest, "--out", "out", "--tasks", 2, *user.gated("4=go"), "--wait")
-    waiting = user.start(*options)
+    options = (manifest, "--out", "out", "--tasks", 2, "--wait", *user.gated("4=go"))
+    waiting = user.start("submit", *options)
     wait_for(lambda: user.calls() == 4, "some chunks are done", 60)
     waiting.send_signal(signal.SIGINT)
     stdout, stderr = waiting.communicate(timeout=60)
-    other = user.badcjobs(*options, "--config", "run.backoff_s=9")
+    other = user.badcjobs("submit", "--config", "run.backoff_s=9", *options)
     user.open("go")
-    resumed = user.badcjobs(*options)
+    resumed = user.badcjobs("submit", *options)
     jobs = query(user.job_database, "SELECT DISTINCT job_id FROM task")
     return {"code": waiting.returncode, "said": stdout + stderr, "other": other, "ended": resumed, "jobs": jobs}
 
@@ -477,7 +467,7 @@ def test_what_slurm_refuses_is_told_in_its_own_words_with_exit_code_5(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     user = User(slurm_cluster, tmp_path)
-    done = user.badcjobs("submit", user.site.manifest(3), "--out", "out", *ON_CPU, "--engine=demo", "--partition=none")
+    done = user.badcjobs("submit", user.site.manifest(3), "--out", "out", "--sbatch=--partition=none", *DEMO_ON_CPU)
     assert done.returncode == 5
     assert "invalid partition specified: none" in done.stderr
     assert not (user.out / "submitted.json").exists()
@@ -487,9 +477,9 @@ def test_a_merge_job_that_slurm_refuses_is_a_warning_and_whoever_waits_merges(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     user = User(slurm_cluster, tmp_path)
-    options = (user.site.manifest(3), "--out", "out", *ON_CPU, "--engine=demo", "--merge-mem=999999G")
+    options = (user.site.manifest(3), "--out", "out", "--config", "submit.merge_mem=999999G", *DEMO_ON_CPU)
     started = time.monotonic()
-    done = user.badcjobs("submit", *options, "--wait", "--json")
+    done = user.badcjobs("submit", "--wait", "--json", *options)
     assert done.returncode == 0, done.stderr
     assert "but not its merge job" in done.stderr
     assert json.loads(done.stdout)["merge_job_id"] is None
