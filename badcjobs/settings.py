@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import (
-    AlertHooks,
-    AlertLimits,
-    Cutting,
-    NamePattern,
-    StandIn,
-    parse_stop_after,
-)
+from badcjobs.model import AlertHooks, AlertLimits, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,6 +39,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "numbers": (tuple, "a list of two numbers"),
     "switch": (bool, "true or false"),
 }
+_METAVARS = {"path": "DIR", "count": "N", "number": "S"}  # of an option whose setting has none of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,100 +99,57 @@ class RunSettings:
     """The table [run]: how one array task works."""
 
     out: Path = _setting(  # noqa: RUF009 - it returns a field
-        None,
-        "text",
-        "Run folder: run.toml, tasks/, job.sqlite.",
-        _OPTIONS,
-        example="runs/first",
-        metavar="DIR",
-        path=True,
-        short="o",
+        None, "text", "Run folder: run.toml, tasks/, job.sqlite.", _OPTIONS, example="runs/first", path=True, short="o"
     )
     source: tuple[str, ...] = _setting(
         (), "texts", "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True
     )
     resume: bool = _setting(True, "switch", "Skip chunks that are already done [on].", _OPTIONS)
-    retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, metavar="N", least=0, frozen=True)
+    retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, least=0, frozen=True)
     shard: str | None = _setting(None, "text", "Do part I (from 0) of N; overrides the array.", _OPTIONS, metavar="I/N")
     engine: str = _setting(
         "hawkears", "text", "hawkears, hawkears1, command, demo [hawkears].", _ENGINE, metavar="NAME", frozen=True,
         among=ENGINES,
     )  # fmt: skip
     hawkears_python: str | None = _setting(
-        None,
-        "text",
-        "Python that has HawkEars [the one on PATH].",
-        _ENGINE,
-        example="hawkears/bin/python",
-        metavar="PATH",
-        path=True,
-    )
+        None, "text", "Python that has HawkEars [the one on PATH].", _ENGINE, example="hawkears/bin/python",
+        metavar="PATH", path=True,
+    )  # fmt: skip
     hawkears_root: str | None = _setting(
-        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", metavar="DIR", path=True
+        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", path=True
     )
     engine_args: tuple[str, ...] = _setting(
-        (),
-        "texts",
-        "Argument for the engine; repeatable.",
-        _ENGINE,
-        "engine_arg",
-        example=["--region=CA-NT"],
-        metavar="ARG",
-        frozen=True,
-    )
+        (), "texts", "Argument for the engine; repeatable.", _ENGINE, "engine_arg", example=["--region=CA-NT"],
+        metavar="ARG", frozen=True,
+    )  # fmt: skip
     engine_prefix: str | None = _setting(
-        None,
-        "text",
-        "Run the engine under CMD: nsys, numactl, ...",
-        _ENGINE,
-        example="numactl --interleave=all",
+        None, "text", "Run the engine under CMD: nsys, numactl, ...", _ENGINE, example="numactl --interleave=all",
         metavar="CMD",
-    )
+    )  # fmt: skip
     command: str | None = _setting(
-        None,
-        "text",
-        "Your own program: 'prog {input} {output}'.",
-        _ENGINE,
-        example="prog {input} {output}",
-        metavar="CMD",
-        frozen=True,
-    )
+        None, "text", "Your own program: 'prog {input} {output}'.", _ENGINE, example="prog {input} {output}",
+        metavar="CMD", frozen=True,
+    )  # fmt: skip
     root: str | None = _setting(
-        None,
-        "text",
-        "Folder that relative source_paths start from.",
-        _AUDIO,
-        example="audio",
-        metavar="DIR",
-        path=True,
-        frozen=True,
+        None, "text", "Folder that relative source_paths start from.", _AUDIO, example="audio", path=True, frozen=True
     )
     chunk_length_s: float | None = _setting(
-        None,
-        "number",
-        "Cut recordings into chunks of S seconds.",
-        _AUDIO,
-        "chunk_length",
-        example=294,
-        metavar="S",
-        frozen=True,
+        None, "number", "Cut recordings into chunks of S seconds.", _AUDIO, "chunk_length", example=294, frozen=True
     )
     overlap_s: float = _setting(
-        0.0, "number", "Seconds that neighbouring chunks share [0].", _AUDIO, "overlap", metavar="S", frozen=True
+        0.0, "number", "Seconds that neighbouring chunks share [0].", _AUDIO, "overlap", frozen=True
     )
-    max_gpus: int | None = _setting(
-        None, "count", "Use at most N GPUs [all granted].", _GPUS, example=2, metavar="N", least=1
-    )
+    max_gpus: int | None = _setting(None, "count", "Use at most N GPUs [all granted].", _GPUS, example=2, least=1)
     workers_per_gpu: str = _setting(
         "1", "text", "Engine processes per GPU [1].", _GPUS, metavar="N|auto", check=_check_workers
     )
-    cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, metavar="N", least=0)
+    cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, least=0)
     simulate: str | None = _setting(
         None, "text", "Use simulated GPUs: N, or as FILE describes.", _GPUS, example=2, metavar="N|FILE", path=True,
         check=_check_simulate,
     )  # fmt: skip
     interval_s: float = _setting(
-        1.0, "number", "Seconds between GPU samples [1].", _GPUS, "interval", metavar="S", least=0.01, frozen=True
+        1.0, "number", "Seconds between GPU samples [1].", _GPUS, "interval", least=0.01, frozen=True
     )
     telemetry: bool = _setting(True, "switch", "Record the GPUs [on].", _GPUS, "emit_gpu_telemetry")
     retry_failed: bool = _setting(True, "switch", "false: skip chunks that failed for good in earlier tasks")
@@ -209,8 +160,8 @@ class RunSettings:
         AUTO, "text", "copy audio to node-local disk before use: auto, always, never", among=(AUTO, "always", "never")
     )
     live_mode: str = _setting(
-        AUTO, "text", "live databases on node-local disk or in the run folder: auto, local, shared",
-        among=(AUTO, "local", "shared"),
+        AUTO, "text", "live databases on node-local disk or in the run folder: auto, local, shared", among=(AUTO,
+        "local", "shared"),
     )  # fmt: skip
     stop_after: str | None = _setting(
         None, "text", 'orderly stop after this time, as in sbatch; "": when the Slurm job ends', check=_check_time,
@@ -267,14 +218,10 @@ class SubmitSettings:
         "slurm", "text", "Slurm, or emulated on this machine [slurm].", _OPTIONS, metavar="slurm|local",
         among=("slurm", "local"),
     )  # fmt: skip
-    tasks: int | None = _setting(
-        None, "count", "Array tasks that share SOURCE [1].", _ARRAY, example=20, metavar="N", least=1
-    )
-    parallel: int | None = _setting(
-        None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, metavar="N", least=1
-    )
-    gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, metavar="N", least=0)
-    cpus: int | None = _setting(None, "count", "CPU cores [2 per GPU].", _TASK, example=2, metavar="N", least=1)
+    tasks: int | None = _setting(None, "count", "Array tasks that share SOURCE [1].", _ARRAY, example=20, least=1)
+    parallel: int | None = _setting(None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, least=1)
+    gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, least=0)
+    cpus: int | None = _setting(None, "count", "CPU cores [2 per GPU].", _TASK, example=2, least=1)
     mem: str | None = _setting(None, "text", "Memory [4G per GPU].", _TASK, example="4G", metavar="SIZE")
     time: str | None = _setting(
         None, "text", "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
@@ -305,8 +252,7 @@ class PlanSettings:
 
     margin: float | None = _setting(
         None, "number", "assume tasks up to this many times slower than the mean; default: as measured, else 1.5",
-        example=1.5,
-        least=1.0,
+        example=1.5, least=1.0,
     )  # fmt: skip
     template: str | None = _setting(
         None, "text", "template for the job scripts of --out; default: the site's, else array", example="array"
@@ -336,7 +282,8 @@ def _described(table: str, kind: type) -> dict[str, Setting]:
     for f in (one for one in fields(kind) if "setting" in one.metadata):
         setting: Setting = f.metadata["setting"]
         key = setting.key or f.name
-        found[key] = replace(setting, key=key, table=table, name=f.name, default=f.default)
+        metavar = setting.metavar or _METAVARS.get("path" if setting.path else setting.kind, "")
+        found[key] = replace(setting, key=key, table=table, name=f.name, default=f.default, metavar=metavar)
     return found
 
 

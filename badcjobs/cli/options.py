@@ -12,18 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.command import CONFIG, RUN_OPTIONS
 from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
 from badcjobs.project import Project
-from badcjobs.settings import SETTINGS, RunSettings, Setting, stand_in
+from badcjobs.settings import SETTINGS, Setting, stand_in
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
 Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
 
+CONFIG, RUN_OPTIONS = "badcjobs.config", "badcjobs.run_options"  # keys of the context of a call
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config")
 _TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number": float, "switch": bool}
 
@@ -81,25 +81,17 @@ def run_options(context: typer.Context) -> dict[str, Any]:
 
 def find_run(given: Path | None, project: Project, command: str) -> Path:
     """Return the run folder or file that a command reads: its argument, else ``[run] out`` of the project file."""
-    if given is not None:
-        return given
-    if (out := project.get("run", "out")) is not None:
+    return require_out(given or project.get("run", "out"), command, "DIR", "runs/first")
+
+
+def require_out(
+    out: str | Path | None, command: str, option: str = "--out DIR", example: str = "SOURCE --out runs/first"
+) -> Path:
+    """Return the run folder of a command; raise BadInput if neither the command line nor badcjobs.toml has it."""
+    if out is not None:
         return Path(out)
-    raise BadInput(
-        "which run? DIR is missing",
-        why="there is no [run] out in a badcjobs.toml either",
-        fix=f"badcjobs {command} runs/first",
-    )
-
-
-def require_out(settings: RunSettings, command: str) -> None:
-    """Refuse a command that has no run folder."""
-    if not settings.out or str(settings.out) == ".":
-        raise BadInput(
-            "--out DIR is missing",
-            why="there is no [run] out in a badcjobs.toml either",
-            fix=f"badcjobs {command} SOURCE --out runs/first",
-        )
+    why = "badcjobs.toml, if there is one, has no [run] out"
+    raise BadInput(f"{option} is missing", why=why, fix=f"badcjobs {command} {example}")
 
 
 def announce_project(project: Project, simulate: str | None) -> None:
@@ -117,26 +109,21 @@ def find_stand_in(project: Project, simulate: str | None) -> StandIn:
     return stand_in(Path.cwd(), simulate)
 
 
-def make_run_parser(run: Any, command: str) -> Callable[[Sequence[str]], Mapping[str, Any]]:
-    """Return a function that parses the words after -- with the parser of ``badcjobs run``."""
-
-    def parse(words: Sequence[str]) -> Mapping[str, Any]:
-        for word in words:
-            if (name := word.partition("=")[0]) in _NOT_AFTER_DASHES:
-                why = "an array divides SOURCE itself" if name == "--shard" else f"it is an option of {command} itself"
-                fix = f"badcjobs {command} … {name} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
-                raise BadInput(f"{name} cannot stand after --", why=why, fix=fix)
-        values = run.make_context(f"badcjobs {command} … --", list(words)).params
-        given = {key: value for key, value in values.items() if value not in (None, [], False) or value is False}
-        given = {key: value for key, value in given.items() if key in SETTINGS["run"]}
-        if sources := given.pop("source", None):
-            raise BadInput(
-                f"{' '.join(sources)}: only options of run can stand after --",
-                fix=f"badcjobs {command} {shlex.join(sources)} … -- …",
-            )
-        return given
-
-    return parse
+def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Parse the words after -- with the parser of ``badcjobs run``; return the options that are given, by key."""
+    for word in words:
+        if (name := word.partition("=")[0]) in _NOT_AFTER_DASHES:
+            why = "an array divides SOURCE itself" if name == "--shard" else f"it is an option of {command} itself"
+            fix = f"badcjobs {command} … {name} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
+            raise BadInput(f"{name} cannot be given after --", why=why, fix=fix)
+    values = run.make_context(f"badcjobs {command} … --", list(words)).params
+    given = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [])}
+    if sources := given.pop("source", None):
+        raise BadInput(
+            f"{' '.join(sources)}: only options of run can be given after --",
+            fix=f"badcjobs {command} {shlex.join(sources)} … -- …",
+        )
+    return given
 
 
 def instead_of(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
@@ -145,7 +132,7 @@ def instead_of(option: str, words: Sequence[str], command: str) -> tuple[str, st
     It may be an option of run that belongs after --, or one that is a key of badcjobs.toml.
     """
     bare = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-    value = _given_value(option, words)
+    value = given_value([option], words)
     of_run = SETTINGS["run"].get(bare)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         said = option if of_run.kind == "switch" else f"{option} {shlex.quote(value or of_run.metavar)}"
@@ -161,10 +148,10 @@ def instead_of(option: str, words: Sequence[str], command: str) -> tuple[str, st
     return None
 
 
-def _given_value(option: str, words: Sequence[str]) -> str | None:
-    """Return the value that the command line gives to an option."""
+def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:
+    """Return the value that a command line gives to an option with these names; None: not given."""
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else following or None
+        if name.startswith("-") and name in names:
+            return value if equals else following
     return None

@@ -1,16 +1,20 @@
-"""The program: its commands, and the one place where every error becomes a message and an exit code."""
+"""The program: its commands, their help pages, and the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
+import textwrap
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from badcjobs import __version__
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
@@ -50,6 +54,81 @@ COMMANDS = {
 }
 BY_NAME = {name: about for section in COMMANDS.values() for name, about in section.items()}
 _RUN_OPTIONS_AFTER_DASHES = ("submit", "check", "plan", "probe")
+_FOOTER = "Every command also takes --config FILE|KEY=VALUE and --debug."
+_COLUMN, _WIDTH = 30, 80  # of a help page: where texts begin, and its width
+
+
+class Command(TyperCommand):
+    """A command; it takes ``--config`` and ``--debug`` besides its own options, and some take those of run after --."""
+
+    usage = ""  # what follows the name of the command
+    parse_run_options: Callable[[Sequence[str]], Mapping[str, Any]] | None = None  # None: it takes none
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        debug = TyperOption(param_decls=["--debug"], is_flag=True, default=False, expose_value=False, hidden=True)
+        self.params += [config_option(hidden=self.name != "run"), debug]  # the program itself looks for --debug
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; those after the first -- with the parser of ``badcjobs run``, where it takes them."""
+        if self.parse_run_options is not None and "--" in args:
+            from badcjobs.cli.options import RUN_OPTIONS
+
+            at = args.index("--")
+            ctx.meta[RUN_OPTIONS] = self.parse_run_options(args[at + 1 :])
+            args = args[:at]
+        return list(super().parse_args(ctx, args))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page: usage, text, options, one example, one footer."""
+        text, _, example = inspect.cleandoc(self.help or "").partition("Example:")
+        usage = f"Usage: badcjobs {self.name} {self.usage}".rstrip()
+        lines = [usage, "", *textwrap.wrap(" ".join(text.split()), _WIDTH)]
+        groups: dict[str, list[Any]] = {"Options": []}
+        parameters: list[Any] = list(self.get_params(ctx))
+        for one in parameters:
+            if one.param_type_name == "option" and not one.hidden:
+                groups.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
+        groups["Options"].sort(key=lambda one: one.opts[0] in ("--json", "-h", "--help"))
+        for heading, options in groups.items():
+            lines += ["", f"{heading}:", *(line for one in options for line in option_lines(one))]
+        lines += ["", "Example:", *(f"  {line.strip()}" for line in example.strip().splitlines()), "", _FOOTER]
+        formatter.write("\n".join(lines) + "\n")
+
+
+def option_lines(option: Any) -> Iterator[str]:
+    """Yield the line of an option on a help page: name, metavar, text with its default in brackets."""
+    names = sorted(option.opts, key=len)
+    if option.secondary_opts:
+        names = [f"--[no-]{option.opts[0].removeprefix('--')}"]
+    help_option = "--help" in names
+    metavar = "" if option.is_flag or help_option else f" {option.metavar or option.type.name.upper()}"
+    label = f"  {', '.join(names)}{metavar}"
+    text = "Show this help." if help_option else option.help or ""
+    if len(label) > _COLUMN - 2:
+        yield label
+        label = ""
+    yield f"{label:<{_COLUMN}}{text}"
+
+
+def config_option(*, hidden: bool) -> TyperOption:
+    """Return the option ``--config``, which may be given before or after the name of the command, repeatedly."""
+
+    def keep(ctx: Any, param: Any, value: Any) -> Any:
+        from badcjobs.cli.options import CONFIG
+
+        ctx.meta.setdefault(CONFIG, []).extend(value or ())
+
+    return TyperOption(
+        param_decls=["--config"],
+        type=str,
+        multiple=True,
+        expose_value=False,
+        callback=keep,
+        hidden=hidden,
+        metavar="FILE|KEY=VALUE",
+        help="Settings file, or one setting; repeatable.",
+    )
 
 
 class Commands(TyperGroup):
@@ -58,14 +137,10 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = dict.fromkeys(BY_NAME, self)  # only the names count: they are listed and suggested
-        from badcjobs.cli.command import config_option
-
         self.params.append(config_option(hidden=False))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None: there is no such command."""
-        from badcjobs.cli.command import Command
-
         if cmd_name not in BY_NAME:
             return None
         module, usage, about = BY_NAME[cmd_name]
@@ -76,15 +151,13 @@ class Commands(TyperGroup):
         assert isinstance(command, Command)
         command.usage = usage
         if cmd_name in _RUN_OPTIONS_AFTER_DASHES:
-            from badcjobs.cli.options import make_run_parser
+            from badcjobs.cli.options import parse_run_options
 
-            command.parse_run_options = make_run_parser(self.get_command(ctx, "run"), cmd_name)
+            command.parse_run_options = partial(parse_run_options, self.get_command(ctx, "run"), cmd_name)
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write ``badcjobs --help``."""
-        from badcjobs.cli.command import option_lines
-
         lines = ["Usage: badcjobs COMMAND …", "", _ABOUT]
         for section, commands in COMMANDS.items():
             lines += ["", f"{section}:", *(f"  {name:<10}  {about}" for name, (_, _, about) in commands.items())]
@@ -164,22 +237,13 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
 
 def _as_ours(error: Any) -> BadcjobsError:
     """Return wrong usage as an error of ours; for an option that has moved, with the line to paste."""
-    from badcjobs.cli.options import instead_of
+    from badcjobs.cli.options import given_value, instead_of
 
     named = next((word for word in sys.argv[1:] if word in BY_NAME), None)
     command = " ".join(filter(None, ["badcjobs", named]))
-    value = _given_for(getattr(getattr(error, "param", None), "opts", ()))
+    value = given_value(getattr(getattr(error, "param", None), "opts", ()), sys.argv[1:])
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
     said = message if value is None or value in message else f"{message} (given: {value})"
     if "No such option" in message and (moved := instead_of(error.option_name, sys.argv[1:], named or "")):
         return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
     return BadInput(said, fix=f"{command} --help")
-
-
-def _given_for(options: Any) -> str | None:
-    """Return what the command line gives for an option; None: nothing, or it is no option."""
-    for word, following in pairwise([*sys.argv[1:], ""]):
-        name, equals, value = word.partition("=")
-        if name.startswith("-") and name in options:
-            return value if equals else following
-    return None

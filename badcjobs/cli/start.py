@@ -225,19 +225,12 @@ def init(
     Example:
       badcjobs init --site sockeye
     """
+    from badcjobs.cluster.templates import write_new
     from badcjobs.planning.init import find_here, project_text
     from badcjobs.project import NAME
-    from badcjobs.store.atomic_write import cannot_write
 
-    path = Path.cwd() / NAME
     found = find_here(environ(), Path.cwd(), site)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(project_text(found))
-    except FileExistsError as error:
-        raise BadInput(f"{NAME} exists already", why="it may have been edited", fix=f"less {NAME}") from error
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    write_new(Path(NAME), project_text(found), f"less {NAME}")
     say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found.words)]))
     say("next: edit it, then badcjobs check SOURCE")
     return 0
@@ -264,7 +257,7 @@ def template(
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
-    from badcjobs.cluster.templates import fill_template, list_templates, write_script
+    from badcjobs.cluster.templates import fill_template, list_templates, write_new
 
     if name is None:
         if settings or out:
@@ -279,7 +272,7 @@ def template(
     filled = fill_template(name, settings or [], read_project(context), complete=complete)
     if out is not None:
         refuse_data([Target("--out", out, "job.sbatch")])
-        write_script(out, filled.text)
+        write_new(out, filled.text, f"--out {out.with_stem(f'{out.stem}-2')}")
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})
         return 0

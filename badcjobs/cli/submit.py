@@ -2,6 +2,67 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.job_signals import BatchTask
+from badcjobs.cli.job_signals import HeldSignals
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import Sources
+from badcjobs.cli.options import find_stand_in
+from badcjobs.cli.options import read_project
+from badcjobs.cli.options import run_options
+from badcjobs.cli.options import with_settings
+from badcjobs.cli.output import Pace
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import hand_out
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import poll_s
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.output import shown
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.local import Emulation
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local import ScriptOrder
+from badcjobs.cluster.local import emulate_order
+from badcjobs.cluster.local import emulate_script
+from badcjobs.cluster.local import refuse_here
+from badcjobs.cluster.local import refuse_script_here
+from badcjobs.cluster.local import script_text
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.slurm import POLL_S
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.submit import ArrayPlan
+from badcjobs.cluster.submit import Handed
+from badcjobs.cluster.submit import RunCommand
+from badcjobs.cluster.submit import find_record
+from badcjobs.cluster.submit import hand_in
+from badcjobs.cluster.submit import make_plan
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import TaskOutcome
+from badcjobs.cluster.wait_for_job import end_lines
+from badcjobs.cluster.wait_for_job import follow
+from badcjobs.cluster.wait_for_job import headline
+from badcjobs.cluster.wait_for_job import judge
+from badcjobs.errors import BadInput
+from badcjobs.project import Project
+from badcjobs.project import find_project_file
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count
+from badcjobs.report.words import plain
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import SubmitSettings
+from badcjobs.settings import refuse
+from badcjobs.cli.options import require_out
+from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.slurm import cancel_line
+
 import os
 import shlex
 import sys
@@ -13,44 +74,6 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.job_signals import BatchTask, HeldSignals
-from badcjobs.cli.options import JsonWanted, Sources, find_stand_in, read_project, run_options, with_settings
-from badcjobs.cli.output import (
-    Pace,
-    colour_wanted,
-    hand_out,
-    log_to_stderr,
-    poll_s,
-    print_json,
-    read_world,
-    remark,
-    say,
-    shown,
-)
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import (
-    Emulation,
-    LocalScheduler,
-    ScriptOrder,
-    emulate_order,
-    emulate_script,
-    refuse_here,
-    refuse_script_here,
-    script_text,
-)
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, has_ended
-from badcjobs.cluster.submit import ArrayPlan, Handed, RunCommand, find_record, hand_in, make_plan
-from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, follow, headline, judge
-from badcjobs.errors import BadInput
-from badcjobs.project import Project, find_project_file
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import count, plain
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 
 # What a job has of its own and another one must not inherit, besides Slurm's variables.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
@@ -108,12 +131,7 @@ def submit(
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
         own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
         return _submit_script(sources, flags, project, own, local, how)
-    if out is None and project.get("run", "out") is None:
-        raise BadInput(
-            "--out DIR is missing",
-            why="there is no [run] out in a badcjobs.toml either",
-            fix="badcjobs submit SOURCE --out runs/first",
-        )
+    require_out(out or project.get("run", "out"), "submit")
     if options.cluster == "local":
         return _submit_here((flags, project), options, local, how, mistakes)
     return _submit_to_slurm((flags, project), options, how, mistakes)
@@ -204,7 +222,7 @@ def _facts(handed: Handed, scheduler: SlurmScheduler) -> dict[str, Any]:
         "audio_looked_at": handed.plan.looked_at,
         "found": handed.found,
         "follow": list(scheduler.follow_lines(job, order)),
-        "cancel": scheduler.cancel_line(job),
+        "cancel": cancel_line(job),
     }
 
 
@@ -310,13 +328,16 @@ def _submit_script(
             why="it reaches the script as the variable SOURCE, which is one path",
             fix="write the paths into a text file, one per line; that file is the SOURCE",
         )
+    words = tuple(submit_words(options))
+    if options.parallel is not None and not any(word.startswith("--array=") for word in words):
+        raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
     world = read_world()
     file = None if project.file == find_project_file(world.cwd) else project.file  # that one it reads by itself
     out = flags.get("out") or project.get("run", "out")
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
     order = ScriptOrder(
         Path(script),
-        _sbatch_options(options),
+        words,
         source=others[0] if others else None,
         out=None if out is None else Path(out),
         arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
@@ -326,25 +347,6 @@ def _submit_script(
         return _show_scripts(how, script=script_text(order.script, world))
     devices = find_stand_in(project, flags.get("simulate"))
     return _tell_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
-
-
-def _sbatch_options(options: SubmitSettings) -> tuple[str, ...]:
-    """Return what of the command line goes before the script's own lines, as options of sbatch."""
-    words = [word for option in options.sbatch for word in shlex.split(option)]
-    array = next((word.partition("=")[2] for word in words if word.startswith("--array=")), None)
-    if options.parallel is not None and array is None and options.tasks is None:
-        raise BadInput("--parallel needs --tasks where a script is given", fix="--tasks 10 --parallel 4")
-    array = array or (None if options.tasks is None else f"0-{options.tasks - 1}")
-    if array is not None and options.parallel is not None:
-        array = f"{array.partition('%')[0]}%{options.parallel}"
-    given = {
-        "array": array, "cpus-per-task": options.cpus, "mem": options.mem, "time": options.time,
-        "account": options.account, "constraint": options.constraint,
-    }  # fmt: skip
-    if options.gpus_per_task is not None:  # whichever way the script asks for them
-        given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": options.gpus_per_task}
-    rest = [word for word in words if not word.startswith("--array=")]
-    return (*(f"--{name}={value}" for name, value in given.items() if value is not None), *rest)
 
 
 def _tell_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:

@@ -239,10 +239,9 @@ def read_script(
 
 def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
     """Return the variables that sbatch hands on to the job."""
-    words = export.split(",")
+    names, values = sbatch.parse_export(export)
     always = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
-    kept = {name: value for name, value in environ.items() if "ALL" in words or name in always or name in words}
-    return kept | {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+    return {name: value for name, value in environ.items() if "ALL" in names or name in (*always, *names)} | values
 
 
 def _line_of(text: str, at: int) -> int:
@@ -495,6 +494,9 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
     words = [word for _, line in _option_lines(script) for word in _split(line)]
     given = sbatch.read_options(words, mistakes) | sbatch.read_options(options, mistakes)
     read = sbatch.read_values(given, mistakes)
+    exported, exports = sbatch.parse_export(given.get("export", "ALL"))
+    if "ALL" not in exported:
+        mistakes.append(f"--export={given['export']}: the emulation passes all variables on; write --export=ALL,…")
     request = JobRequest(
         given=given,
         array=read.get("array"),
@@ -504,7 +506,7 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         cpus=sbatch.tried(mistakes, lambda: sbatch.whole(given, "cpus-per-task")),
         ntasks=sbatch.tried(mistakes, lambda: sbatch.count_tasks(given)),
         mem_mib=sbatch.tried(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
-        exports=sbatch.tried(mistakes, lambda: sbatch.parse_export(given.get("export", "ALL"))) or {},
+        exports=exports,
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]

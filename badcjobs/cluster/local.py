@@ -6,6 +6,46 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
+from badcjobs.cluster.job_script import JobRequest
+from badcjobs.cluster.job_script import find_srun
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.job_script import read_script
+from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_array import LocalArray
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_array import TaskRow
+from badcjobs.cluster.local_array import open_pool
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import query_number
+from badcjobs.cluster.slurm import query_states
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import has_worked
+from badcjobs.cluster.wait_for_job import nobody_began
+from badcjobs.cluster.wait_for_job import verdict_of
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import ArrayOrder
+from badcjobs.model import JobStates
+from badcjobs.model import Submitted
+from badcjobs.model import default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob
+from badcjobs.report.job import finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import emulation_lock
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+from badcjobs.task.startup import World
+from badcjobs.cluster.sbatch_options import extra_options
+from badcjobs.cluster.slurm import cancel_line
+
 import json
 import re
 import shlex
@@ -17,22 +57,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
-from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
-from badcjobs.cluster.local_task import COMPLETED, LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES, has_worked, nobody_began, verdict_of
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob, finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
-from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
@@ -349,8 +373,7 @@ def _refuse_beside_slurm(out: Path, *, again: bool) -> bool:
         record = records.last_submission(out, query_number)
         if record is None or has_ended(query_states(record.job)):
             return record == records.read_record(out)  # else it was found by its script, and has ended
-        ending = shlex.join(["scancel", *filter(None, [record.job.job_id, record.job.merge_job_id])])
-        fix = f"{ending}   (or wait: the same command with --cluster slurm --wait)"
+        fix = f"{cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)"
     except (NotHere, Unanswered) as error:
         if again:
             return False

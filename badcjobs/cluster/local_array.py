@@ -23,6 +23,7 @@ from badcjobs.devices.listing import open_devices
 from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
+from badcjobs.report.words import count as count_of
 from badcjobs.store.submission_record import PENDING, RUNNING
 from badcjobs.task.startup import World
 
@@ -86,18 +87,6 @@ class DevicePool:
         """The open files that hold the locks of all that is lent."""
         return tuple(file for locks in self._locks.values() for file in locks.files)
 
-    def check(self, count: int, why: str) -> None:
-        """Refuse what this pool can never lend; ``why`` says where the pool is from."""
-        if count > (most := len(self._users)):
-            fewer = f"--gpus-per-task {most} (with --script: --sbatch=--gpus-per-node={most})"
-            if not most:
-                fewer = "--gpus-per-task 0 --cpu-workers 2 (with --script: write --cpu-workers 2 into it)"
-            raise NotHere(
-                f"each task asks for {count} GPU{'s' * (count > 1)}, but this machine has {most or 'none'}",
-                why=why,
-                fix=f"the same command with {fewer}, or --simulate {count} to try it out",
-            )
-
     def take(self, count: int) -> tuple[Device, ...] | None:
         """Lend so many devices; None: not now."""
         fit = sorted(
@@ -107,9 +96,7 @@ class DevicePool:
         if count == 0 or len(fit) < count:
             return None if count else ()
         chosen: list[Device] = []
-        with (
-            nullcontext() if self._new_locks is None else self._new_locks().exclusive()
-        ):  # else two would each get some
+        with nullcontext() if self._new_locks is None else self._new_locks().exclusive():  # else two get a part each
             for device in fit:
                 if len(chosen) < count and self._lock(device):
                     self._users[device] += 1
@@ -144,14 +131,19 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
         return DevicePool((), share=share)
     with open_devices(world.environ, world.clock, stand_in) as sight:
         devices, why = sight.grant.devices, "\n".join(filter(None, [sight.grant.why, sight.trouble]))
+    if count > (most := len(devices)):
+        fewer = f"--gpus-per-task {most}" if most else "--gpus-per-task 0 -- --cpu-workers 2"
+        raise NotHere(
+            f"each task asks for {count_of(count, 'GPU')}, but this machine has {most or 'none'}",
+            why=why,
+            fix=f"the same command with {fewer}, or with -- --simulate {count} to try it out",
+        )
     folder = lock_folder(world.environ)
     if is_in_slurm(world.environ):  # other jobs are kept off its devices by the scheduler that granted them
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
     new_locks = partial(DeviceLocks, folder, world.clock, describe_holder(world.pid, run))
-    pool = DevicePool(devices, new_locks if lock else None, share=share)
-    pool.check(count, why)
-    return pool
+    return DevicePool(devices, new_locks if lock else None, share=share)
 
 
 class LocalArray:

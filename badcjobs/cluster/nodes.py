@@ -6,10 +6,12 @@ What ``badcjobs cluster`` shows is at the end; ``badcjobs check`` asks how large
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from badcjobs.cluster.sbatch_options import parse_gpus
 from badcjobs.cluster.slurm import SlurmRefused, ask
 from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
@@ -168,26 +170,18 @@ def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
 
     Shards and MPS shares are parts of GPUs that are counted already.
     """
-    total, used = _counts(gres), _counts(gres_used)
+    total, used = Counter[str](), Counter[str]()
+    for text, counter in ((gres, total), (gres_used, used)):
+        for kind, number in parse_gpus(text, gres=True):
+            counter[(kind or UNTYPED).lower()] += number
     strange = sum(many for kind, many in used.items() if kind not in total)  # one side names the type, the other not
     counts = []
     for kind, many in sorted(total.items()):
-        known = min(many, used.get(kind, 0))
+        known = min(many, used[kind])
         more = min(many - known, strange)
         strange -= more
         counts += [GpuCount(kind, many, known + more)] if many else []
     return tuple(counts)
-
-
-def _counts(gres: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    # Some versions write gpu:(null):2 for no type. What else stands in brackets (indices, sockets) has its own commas.
-    for word in re.sub(r"\([^()]*\)", "", gres.replace(":(null)", "")).split(","):
-        found = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", word.strip())
-        if found:
-            kind = (found[1] or UNTYPED).lower()
-            counts[kind] = counts.get(kind, 0) + (1 if found[2] is None else int(found[2]))
-    return counts
 
 
 def parse_state(state: str) -> tuple[str, frozenset[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from badcjobs.model import ArrayShape
+from badcjobs.model import ArrayShape, parse_stop_after
 from badcjobs.settings import SubmitSettings
 
 T = TypeVar("T")
@@ -50,12 +50,15 @@ VALUES = {
 
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # what MaxArraySize can be at most
-_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?", re.ASCII)
 _UNLIMITED = ("unlimited", "infinite", "-1")
 _SIGNAL = re.compile(r"(?:(?P<who>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+_GPUS = re.compile(r"(?:(?P<type>[^:,]+):)?(?P<number>[0-9]+)")
+_GRES = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[^:]+))??(?::(?P<number>[0-9]+))?")
 _EXPORTED = re.compile(r"""((?:[^,'"]|'[^']*'|"[^"]*")+)(?:,|$)""")
+_OURS = ("output", "error", "signal", "open-mode", "requeue", "dependency")
+_OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
@@ -81,9 +84,14 @@ def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
 
 
 def submit_words(settings: SubmitSettings) -> list[str]:
-    """Return what ``badcjobs submit`` was given as options of sbatch; those of --sbatch come last and win."""
+    """Return the settings of ``badcjobs submit`` as options of sbatch; those of --sbatch come last and win."""
+    words = [word for option in settings.sbatch for word in shlex.split(option)]
+    array = next((word.partition("=")[2] for word in words if word.startswith("--array=")), None)
+    array = array or (None if settings.tasks is None else f"0-{settings.tasks - 1}")
+    if array is not None and settings.parallel is not None:
+        array = f"{array.partition('%')[0]}%{settings.parallel}"
     given = {
-        "array": None if settings.tasks is None else f"0-{settings.tasks - 1}",
+        "array": array,
         "cpus-per-task": settings.cpus,
         "mem": settings.mem,
         "time": settings.time,
@@ -92,8 +100,24 @@ def submit_words(settings: SubmitSettings) -> list[str]:
     }
     if settings.gpus_per_task is not None:  # replaces every way in which a script may ask for GPUs
         given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
-    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return [*words, *(word for option in settings.sbatch for word in shlex.split(option))]
+    others = [word for word in words if not word.startswith("--array=")]
+    return [*(f"--{name}={value}" for name, value in given.items() if value is not None), *others]
+
+
+def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
+    """Return options of sbatch by name: ``--qos=high`` and ``--exclusive``; raise ValueError for what cannot be."""
+    options: dict[str, str | bool] = {}
+    for text in given:
+        name, equals, value = text.removeprefix("--").partition("=")
+        if not text.startswith("--") or not name or any(letter.isspace() for letter in name):
+            raise ValueError(f"{text!r} is not a long option of sbatch; write --name=value")
+        if name in _OURS:
+            raise ValueError(f"--{name} is set by badcjobs itself")
+        if name in _OF_ONE_NODE and value != "1":
+            several = "for several nodes: badcjobs template multinode"
+            raise ValueError(f"{text}: each array task is one badcjobs on one node; {several}")
+        options[name] = value if equals else True
+    return options
 
 
 def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Sequence[str] = ()) -> str:
@@ -166,20 +190,16 @@ class EarlySignal:
 
 
 def parse_limit(text: str) -> int | None:
-    """Return the seconds of ``--time``: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S``; None: no limit.
+    """Return the seconds of ``--time``; None: no limit. Raises ValueError.
 
-    Slurm counts in whole minutes, rounded up, and takes no time at all for no limit. Raises ValueError.
+    Slurm rounds up to full minutes; 0 means no limit.
     """
     if text.strip().lower() in _UNLIMITED:
         return None
-    parts = _CLOCK.fullmatch(text.strip())
-    if parts is None:
-        raise ValueError(f"--time={text} is no time; write minutes, or H:M:S, or D-H:M:S")
-    a, b, c = (int(parts[name] or 0) for name in "abc")
-    if parts["days"] is None and parts["c"] is None:
-        a, b, c = 0, a, b
-    seconds = ((int(parts["days"] or 0) * 24 + a) * 60 + b) * 60 + c
-    return -(-seconds // 60) * 60 or None
+    seconds = parse_stop_after(text.strip())
+    if seconds is None:
+        raise ValueError(f"--time={text} is not a time limit; write minutes, H:M:S or D-H:M:S")
+    return math.ceil(seconds / 60) * 60 or None
 
 
 def parse_minutes(text: str) -> int:
@@ -210,13 +230,12 @@ def parse_signal(text: str) -> EarlySignal:
     return EarlySignal(number, int(found["lead"] or 60), "B" in (found["who"] or ""))
 
 
-def parse_export(text: str) -> dict[str, str]:
-    """Return the variables that ``--export=ALL,NAME=VALUE,…`` sets."""
+def parse_export(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the names of ``--export=ALL,NAME,NAME=VALUE,…`` without a value, and the variables that it sets."""
     words = [word.strip() for word in _EXPORTED.findall(text)]
-    if "ALL" not in words:
-        raise ValueError(f"--export={text}: the emulation passes the whole environment on; write --export=ALL,…")
     pairs = (word.partition("=") for word in words if "=" in word)
-    return {name: re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, _, value in pairs}
+    values = {name: re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, _, value in pairs}
+    return [word for word in words if "=" not in word], values
 
 
 # --- what all of them ask for -----------------------------------------------------------------------------------------
@@ -333,19 +352,27 @@ def count_gpus(given: Mapping[str, str]) -> int:
     return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
 
 
+def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
+    """Return type (None: not named) and number of each part: ``2``, ``a100:2`` or ``v100:1,a100:1``.
+
+    With ``gres`` the parts are ``gpu``, ``gpu:2``, ``gpu:a100`` or ``gpu:a100:2``, and others are left out.
+    """
+    found: list[tuple[str | None, int]] = []
+    # sinfo writes gpu:(null):2 for no type, and indices or sockets in brackets, with commas of their own.
+    for part in filter(None, re.sub(r"\([^()]*\)", "", text.replace(":(null)", "")).split(",")):
+        one = (_GRES if gres else _GPUS).fullmatch(part.strip())
+        if one is not None:
+            found.append((one["type"], int(one["number"] or 1)))
+        elif not gres:
+            raise ValueError(text)
+    return found
+
+
 def _gpus(given: Mapping[str, str], name: str) -> int:
-    """Return 2 for ``2``, ``a100:2`` and ``v100:1,a100:1``, and of --gres also for ``gpu:2`` and ``gpu:a100:2``."""
-    total = 0
-    for part in filter(None, given.get(name, "").split(",")):
-        count = part.rpartition(":")[2]
-        if name == "gres":
-            if not re.match(r"(gres[/:])?gpu(:|$)", part):
-                continue
-            count = count if count.isdecimal() else "1"  # gpu, gpu:a100
-        if not (count.isascii() and count.isdecimal()):
-            raise ValueError(f"--{name}={given[name]} is no number of GPUs")
-        total += int(count)
-    return total
+    try:
+        return sum(number for _, number in parse_gpus(given.get(name, ""), gres=name == "gres"))
+    except ValueError:
+        raise ValueError(f"--{name}={given[name]} is not a number of GPUs") from None
 
 
 def count_tasks(given: Mapping[str, str]) -> int | None:

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.array_options import extra_options
-from badcjobs.cluster.sbatch_options import batch_text
+from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.seams import Unanswered
@@ -374,10 +373,6 @@ class SlurmScheduler:
         """Ask squeue once."""
         return query_states(job)
 
-    def cancel_line(self, job: Submitted) -> str:
-        """Return the scancel for array and merge job."""
-        return shlex.join(["scancel", *filter(None, [job.job_id, job.merge_job_id])])
-
     def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
         """Return how to see the queue, the logs, and what is done so far."""
         ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
@@ -392,6 +387,11 @@ def _look_for(script: Path) -> Answer | None:
     except (Unanswered, NotHere) as error:
         return Answer(None, str(error), sure=False)
     return None if job_id is None else Answer(job_id, "")
+
+
+def cancel_line(job: Submitted) -> str:
+    """Return the scancel for array and merge job."""
+    return shlex.join(["scancel", *filter(None, [job.job_id, job.merge_job_id])])
 
 
 def keep_script(script: Path, job_id: str) -> None:

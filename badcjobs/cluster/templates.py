@@ -106,16 +106,15 @@ def _from_project(project: Project) -> Iterator[tuple[str, str]]:
         yield "out", f"out={out}"
 
 
-def write_script(path: Path, text: str) -> None:
-    """Write a script; never replace a file."""
+def write_new(path: Path, text: str, fix: str) -> None:
+    """Write a file that does not exist yet; never replace one. ``fix`` is the line to try if it exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         if path.is_dir():
             raise cannot_write(path, IsADirectoryError(f"{path} is a folder")) from error
-        another = path.with_stem(f"{path.stem}-2")
-        raise BadInput(f"{path} exists already", why="it may have been edited", fix=f"--out {another}") from error
+        raise BadInput(f"{path} exists already", why="it may have been edited", fix=fix) from error
     except OSError as error:
         raise cannot_write(path, error) from error
 

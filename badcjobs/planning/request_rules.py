@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
+from badcjobs.cluster.sbatch_options import parse_gpus, tried
 from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -342,8 +344,10 @@ def _names(facts: PreflightFacts) -> Cases:
     for name in _missing(wanted, features):
         fix = _other("constraint", asked.constraint, name, of_all, "sinfo -N -O NodeList,Partition,Features")
         yield _absent("constraint", f"no node of {whose} has the feature {name}", features, fix)
-    for option, kind in [(one, kind) for one in asked.gpu_options for kind in kinds_of(one)]:
-        if kind.lower() not in kinds:
+    for option in asked.gpu_options:
+        name, _, text = option.partition("=")
+        parts = tried([], partial(parse_gpus, text, gres=name == "--gres")) or []
+        for kind in [kind for kind, _ in parts if kind and kind.lower() not in kinds]:
             right = re.sub(rf"\b{re.escape(kind)}:(?=\d)|:{re.escape(kind)}$", "", option)
             fix = f"#SBATCH {right}   (of any kind)"
             yield _absent("GPUs", f"no node of {whose} has a GPU of kind {kind}", kinds, fix)
@@ -359,17 +363,6 @@ def _missing(wanted: Sequence[str], there: Sequence[str]) -> Iterator[str]:
 def _absent(subject: str, what: str, names: Sequence[str], fix: str) -> dict[str, str]:
     more = f" and {len(names) - _MANY:,} more" if len(names) > _MANY else ""
     return {"subject": subject, "what": what, "there": ", ".join(names[:_MANY]) + more or "none", "fix": fix}
-
-
-def kinds_of(option: str) -> list[str]:
-    """Return the kinds of GPU that an option names: --gres=gpu:a100:2, --gpus-per-node=v100:1,a100:1."""
-    kinds = []
-    for one in option.partition("=")[2].split(","):
-        words = re.sub(r"\(.*", "", one).removeprefix("gres").lstrip("/:").split(":")
-        if option.startswith("--gres"):
-            words = words[1:] if words[0] == "gpu" else []
-        kinds += [word for word in words[:1] if word and not word.isdecimal()]
-    return kinds
 
 
 def _other(option: str, value: str | None, wrong: str, known: Sequence[str], ask: str) -> str:

@@ -14,7 +14,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster.job_script import read_request
 from badcjobs.cluster.local import LocalScheduler
 from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import SlurmScheduler, cancel_line
 from badcjobs.model import ArrayOrder, Submitted
 from badcjobs.seams import Scheduler
 from badcjobs.task.startup import StopRequest, World
@@ -101,7 +101,7 @@ def test_the_merge_job_of_slurm_merges_the_run_folder(order: ArrayOrder) -> None
 
 def test_the_lines_of_slurm_can_be_pasted(order: ArrayOrder) -> None:
     job = Submitted("4821", "4822", order.indices)
-    lines = (slurm().cancel_line(job), *slurm().follow_lines(job, order))
+    lines = (cancel_line(job), *slurm().follow_lines(job, order))
     assert len(lines) == 4
     assert all(shlex.split(line) for line in lines)
     assert any(shlex.split(line)[:2] == ["badcjobs", "merge"] for line in lines)

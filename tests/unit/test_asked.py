@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import make_order
+from badcjobs.cluster.submit import make_order
 from badcjobs.model import ArrayOrder
 from badcjobs.project import Project
 from badcjobs.settings import SubmitSettings

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.local_array import DevicePool
+from badcjobs.cluster.local_array import DevicePool, open_pool
 from badcjobs.cluster.local_task import visible_lists
 from badcjobs.devices.locks import DeviceLocks
 from badcjobs.errors import NotHere
-from badcjobs.model import Device
+from badcjobs.model import Device, StandIn
+from badcjobs.task.startup import StopRequest, World
 
 
 def devices(count: int) -> list[Device]:
@@ -20,6 +21,11 @@ def devices(count: int) -> list[Device]:
 
 def make_pool(folder: Path, count: int, *, share: bool = False, who: str = "one") -> DevicePool:
     return DevicePool(devices(count), lambda: DeviceLocks(folder, SystemClock(), who), share=share)
+
+
+def world(folder: Path, **environ: str) -> World:
+    clock = SystemClock()
+    return World(environ, clock, StopRequest(clock.monotonic_s), "here", 1, folder, 8)
 
 
 def tokens(lent: tuple[Device, ...] | None) -> str | None:
@@ -72,12 +78,12 @@ def test_a_task_that_asks_for_none_gets_none_and_takes_no_lock(tmp_path: Path) -
 
 def test_more_than_the_machine_has_is_refused_with_a_smaller_number_to_paste(tmp_path: Path) -> None:
     with pytest.raises(NotHere) as refused:
-        make_pool(tmp_path / "locks", 2).check(4, "all devices of the machine")
+        open_pool(4, StandIn(simulate=2), world(tmp_path), tmp_path, share=False, lock=True)
     assert "4 GPUs" in refused.value.what and "has 2" in refused.value.what
     assert "--gpus-per-task 2" in str(refused.value.fix)
     with pytest.raises(NotHere, match="has none") as none:
-        DevicePool((), lambda: DeviceLocks(tmp_path, SystemClock(), "")).check(1, "")
-    assert "--gpus-per-task 0 --cpu-workers 2" in str(none.value.fix)
+        open_pool(1, StandIn(), world(tmp_path, CUDA_VISIBLE_DEVICES=""), tmp_path, share=False, lock=True)
+    assert "--gpus-per-task 0 -- --cpu-workers 2" in str(none.value.fix)
 
 
 def test_a_device_that_nobody_can_identify_is_lent_without_a_lock(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from badcjobs.cluster.templates import fill_template, keys_of, list_templates, wrong_values
 from badcjobs.errors import BadInput
+from badcjobs.project import Project
 
 TEMPLATES = {template.name: template.text for template in list_templates()}
 
@@ -75,10 +76,10 @@ def test_what_sbatch_would_not_take_is_named_with_its_key_and_an_example(setting
 )
 def test_a_time_limit_and_its_early_warning_are_judged_together(settings: tuple[str, ...], fix: str | None) -> None:
     try:
-        fill_template("array", [*settings], complete=False)
+        fill_template("array", [*settings], Project(), complete=False)
     except BadInput as error:
         assert error.fix == f"badcjobs template array {fix}"
-        fill_template("array", [word for word in (fix or "").split() if word != "--set"], complete=False)
+        fill_template("array", [word for word in (fix or "").split() if word != "--set"], Project(), complete=False)
     else:
         assert fix is None
 
@@ -107,24 +108,26 @@ def test_what_stands_in_a_template_is_what_it_takes(name: str) -> None:
 
 def test_every_mistake_is_named_at_once_with_one_line_that_mends_the_values() -> None:
     with pytest.raises(BadInput) as refused:
-        fill_template("sockeye-array", ["account=st-lab-1", "array=potato", "colour=red"], complete=True)
+        fill_template("sockeye-array", ["account=st-lab-1", "array=potato", "colour=red"], Project(), complete=True)
     said = str(refused.value)
     for words in ("--set account=st-lab-1:", "--set array=potato:", "has no key 'colour'", "keys of sockeye-array"):
         assert words in said
     assert refused.value.fix == "badcjobs template sockeye-array --set account=st-lab-1-gpu --set array=0-9"
-    assert fill_template("sockeye-array", (refused.value.fix or "").split()[4::2], complete=True)
+    assert fill_template("sockeye-array", (refused.value.fix or "").split()[4::2], Project(), complete=True)
 
 
 def test_a_single_wrong_value_is_the_message_itself() -> None:
     with pytest.raises(BadInput) as refused:
-        fill_template("array", ["time=noon"], complete=True)
+        fill_template("array", ["time=noon"], Project(), complete=True)
     assert refused.value.what == "--set time=noon: wanted is a time limit, such as 12:00:00 or 1-00:00:00"
     assert refused.value.fix == "badcjobs template array --set time=12:00:00"
 
 
 @pytest.mark.parametrize("name", ["array", "single", "multinode", "apptainer-array", "merge"])
 def test_partition_and_qos_add_a_line_only_where_they_are_set(name: str) -> None:
-    text = fill_template(name, ["qos=high"], complete=False).text
+    text = fill_template(name, ["qos=high"], Project(), complete=False).text
     assert "#SBATCH --qos=high" in text.splitlines()
     assert not any(line.startswith("#SBATCH --partition") for line in text.splitlines())
-    assert "#SBATCH --partition=gpu" in fill_template(name, ["partition=gpu"], complete=False).text.splitlines()
+    assert (
+        "#SBATCH --partition=gpu" in fill_template(name, ["partition=gpu"], Project(), complete=False).text.splitlines()
+    )

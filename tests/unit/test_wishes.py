@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.array_options import extra_options, make_order
-from badcjobs.cluster.sbatch_options import parse_array, parse_minutes
-from badcjobs.cluster.submit import ArrayPlan
+from badcjobs.cluster.sbatch_options import extra_options, parse_array, parse_minutes
+from badcjobs.cluster.submit import ArrayPlan, make_order
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, ArrayShape
 from badcjobs.project import Project
