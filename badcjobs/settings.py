@@ -338,8 +338,8 @@ def check_values(
             value = tuple(map(float, value))
         if setting.unset is not None and value == setting.unset:
             values[key] = None
-        elif complaint := _complaint(setting, value):
-            mistakes.append(f"{place_of(key)} = {_shown(value)} {complaint}")
+        elif problem := _find_problem(setting, value):
+            mistakes.append(f"{place_of(key)} = {_shown(value)} {problem}")
         else:
             values[key] = value
     return values
@@ -353,15 +353,15 @@ def _shown(value: Any) -> str:
         return str(value)
 
 
-def _complaint(setting: Setting, value: Any) -> str | None:
+def _find_problem(setting: Setting, value: Any) -> str | None:
     """Return what is wrong with a value; None: nothing."""
     kind: Any
     kind, words = _KINDS[setting.kind]
     if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
         either = f", or {to_toml(setting.unset)}" if setting.unset else ""
         return f"must be {words}{either}"
-    if setting.check is not None and (complaint := setting.check(value)):
-        return complaint
+    if setting.check is not None and (problem := setting.check(value)):
+        return problem
     if setting.among and value not in setting.among:
         return f"must be one of {', '.join(setting.among)}"
     if setting.kind in ("count", "number", "numbers"):
@@ -408,8 +408,8 @@ def stand_in(cwd: Path, simulate: str | None) -> StandIn:
     """Return what replaces the real devices: N simulated ones, those of a script (.toml), or those of a recording."""
     if simulate is None:
         return StandIn()
-    if complaint := _check_simulate(simulate):
-        raise BadInput(f"--simulate {simulate} {complaint}", fix="--simulate 2")
+    if problem := _check_simulate(simulate):
+        raise BadInput(f"--simulate {simulate} {problem}", fix="--simulate 2")
     if simulate.isascii() and simulate.isdecimal():
         return StandIn(simulate=int(simulate))
     path = str(cwd / simulate)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, Sources, instead_of, read_project, run_options, with_settings
+from badcjobs.cli.options import JsonWanted, Sources, explain_moved_option, read_project, run_options, with_settings
 from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
 from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.clock import SystemClock
@@ -119,7 +119,7 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
         message = f"badcjobs {name}: {error.format_message()}"
         if "does not take a value" in message:
             wrong, near = next((word for word in words if word.startswith(f"{wrong}=")), wrong), wrong
-        elif moved := instead_of(wrong, words, name):
+        elif moved := explain_moved_option(wrong, words, name):
             near = moved[1]
             pair = f"{wrong} {near.rpartition('=')[2]}"  # the option and its value, which near has at its end
             wrong = pair if pair in " ".join(words) else next(word for word in words if word.startswith(wrong))
@@ -162,7 +162,7 @@ def plan(
     Example:
       badcjobs plan july.csv --site sockeye --rate 400 --parallel 10
     """
-    from badcjobs.cli.job_signals import HeldSignals
+    from badcjobs.cli.job_signals import DelayedSignals
     from badcjobs.planning.make_plan import to_dict
     from badcjobs.planning.plan import PlanOrder, plan_sources, plan_text
     from badcjobs.report.rules import PROBLEM
@@ -180,7 +180,7 @@ def plan(
         speed_from=speed_from,
         out=out,
     )
-    with HeldSignals():  # so that the unfinished folder of --out is removed, whatever ends this
+    with DelayedSignals():  # so that the unfinished folder of --out is removed, whatever ends this
         planned = plan_sources(order, environ(), Path.cwd(), Pace("chunks read"))
     made, ends = planned.plan, None
     if made.running_s is not None:

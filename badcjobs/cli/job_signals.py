@@ -20,7 +20,7 @@ _LOOKS_PER_WORD = 10
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-class HeldSignals:
+class DelayedSignals:
     """From ``begin`` to the end of its block, TERM, INT and HUP wait; the first of them then ends the program.
 
     When it comes, ``meanwhile`` says why nothing happens yet. Before ``begin`` the block is left at once.
@@ -32,7 +32,7 @@ class HeldSignals:
         self.came: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
 
-    def __enter__(self) -> HeldSignals:
+    def __enter__(self) -> DelayedSignals:
         for number in _SUDDEN:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._receive(number, self._leave)
@@ -89,7 +89,7 @@ class BatchTask:
     def __call__(self) -> None:
         """Run the task; leave with its exit code."""
         signal.signal(signal.SIGTERM, self._note_end)
-        self._child = _spawn_deaf_to_warnings(self._argv)
+        self._child = _spawn_ignoring_warnings(self._argv)
         try:
             code = self._wait()
             if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped by the clock, before the warning
@@ -135,7 +135,7 @@ class BatchTask:
         self._ended = True
 
 
-def _spawn_deaf_to_warnings(argv: tuple[str, ...]) -> int:
+def _spawn_ignoring_warnings(argv: tuple[str, ...]) -> int:
     """Start a program that ignores Slurm's warnings until it has handlers of its own; without, they would end it."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # one that comes just now waits for our own handler
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}

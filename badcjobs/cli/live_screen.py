@@ -62,43 +62,43 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
     """Show a live view until somebody quits; return the exit code."""
     logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would stand across the screen
     console = Console(highlight=False)
-    with _Bell() as bell:
-        looker = _Looker(view, interval_s, bell)
-        looker.start()
-        while not ui.quitting and bell.ended_by is None:
+    with _Wakeup() as wakeup:
+        reader = _SnapshotReader(view, interval_s, wakeup)
+        reader.start()
+        while not ui.quitting and wakeup.ended_by is None:
             try:
                 with _own_terminal(), console.screen():
-                    ui = _interact(console, bell, looker, ui, ascii_only)
+                    ui = _interact(console, wakeup, reader, ui, ascii_only)
             except OSError:
                 return 128 + signal.SIGHUP  # the terminal is gone
-            if bell.suspended:
-                bell.suspended = False
+            if wakeup.suspended:
+                wakeup.suspended = False
                 os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was; fg goes on here
-    return 0 if bell.ended_by is None else 128 + bell.ended_by
+    return 0 if wakeup.ended_by is None else 128 + wakeup.ended_by
 
 
-def _interact(console: Console, bell: _Bell, looker: _Looker, ui: UiState, ascii_only: bool) -> UiState:
-    """Draw what the looker brings and what the keys ask for, until somebody quits, stops us (Ctrl-Z) or ends us."""
+def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: UiState, ascii_only: bool) -> UiState:
+    """Draw what the reader brings and what the keys ask for, until somebody quits, stops us (Ctrl-Z) or ends us."""
     while True:
         width, height = console.size
-        snapshot = looker.snapshot
+        snapshot = reader.snapshot
         if snapshot is None:
             page = Page((Text("badcjobs: reading the task databases" + ("" if ascii_only else " …")),), (), 1)
         else:
             page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
         console.update_screen(_one_text(page.lines))
-        if ui.quitting or bell.suspended or bell.ended_by is not None:
+        if ui.quitting or wakeup.suspended or wakeup.ended_by is not None:
             return ui
-        for key in bell.wait():
+        for key in wakeup.wait():
             ui = press(ui, key, rows=page.rows, names=list(page.names))
 
 
-class _Looker(threading.Thread):
+class _SnapshotReader(threading.Thread):
     """Looks again and again, so that keys never wait for a slow filesystem."""
 
-    def __init__(self, view: View, interval_s: float, bell: _Bell) -> None:
-        super().__init__(name="looker", daemon=True)
-        self._view, self._interval_s, self._bell = view, interval_s, bell
+    def __init__(self, view: View, interval_s: float, wakeup: _Wakeup) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._view, self._interval_s, self._wakeup = view, interval_s, wakeup
         self._snapshot: Snapshot | None = None
         self._error: Exception | None = None
 
@@ -122,13 +122,13 @@ class _Looker(threading.Thread):
                 else:  # the folder is gone, or its filesystem for a while: go on with what was seen last
                     what = error.what if isinstance(error, BadcjobsError) else str(error)
                     self._snapshot = replace(seen, remarks=(f"{what}; this was read before", *seen.remarks))
-            self._bell.ring()
+            self._wakeup.wake()
             if self._snapshot is not None and not self._snapshot.unread:
                 patience_s = _SHARE * self._interval_s
                 time.sleep(self._interval_s)
 
 
-class _Bell:
+class _Wakeup:
     """Wakes whoever waits for keys: by a key, a new snapshot, another size of the terminal, or a signal."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class _Bell:
         self.ended_by: int | None = None
         self.suspended = False
 
-    def __enter__(self) -> _Bell:
+    def __enter__(self) -> _Wakeup:
         for number in (*_ENDINGS, signal.SIGWINCH, signal.SIGTSTP):
             self._before[number] = signal.signal(number, self._receive)
         return self
@@ -148,7 +148,7 @@ class _Bell:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the one who waits."""
         try:
             os.write(self._write_end, b"!")
@@ -171,7 +171,7 @@ class _Bell:
             self.ended_by = number
         elif number == signal.SIGTSTP:
             self.suspended = True
-        self.ring()
+        self.wake()
 
 
 @contextmanager

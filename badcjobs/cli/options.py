@@ -126,7 +126,7 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
     return given
 
 
-def instead_of(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
+def explain_moved_option(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
     """Return why an unknown option of a command is refused, and the line to paste; None: it never was an option.
 
     It may be an option of run that belongs after --, or one that is a key of badcjobs.toml.

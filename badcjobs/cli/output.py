@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _POLL = "BADCJOBS_POLL_S"
-_GOES_ON = "    | "  # nobody takes a line that begins so for one of ours
+_CONTINUATION = "    | "  # nobody takes a line that begins so for one of ours
 
 
 def safe_lines(text: str, *, painted: bool = False, tabs: bool = False) -> str:
@@ -36,10 +36,10 @@ def safe_lines(text: str, *, painted: bool = False, tabs: bool = False) -> str:
 
 def safe_json(text: str) -> str:
     r"""Return the same JSON document with every sign that is not printable spelled out, such as \u202e."""
-    return _NOT_PLAIN_ASCII.sub(_spelled_out, text)
+    return _NOT_PLAIN_ASCII.sub(_escape, text)
 
 
-def _spelled_out(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     sign = found[0]
     if sign.isprintable() or "\ud800" <= sign <= "\udfff":  # half a sign: strict readers refuse it spelled out
         return sign
@@ -57,7 +57,7 @@ class SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and with its mark before each whatever follows it: an engine's last words, a traceback."""
-        return safe_lines(super().format(record).rstrip("\n"), tabs=True).replace("\n", f"\n{_GOES_ON}")
+        return safe_lines(super().format(record).rstrip("\n"), tabs=True).replace("\n", f"\n{_CONTINUATION}")
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def say(text: str, *, painted: bool = False) -> None:
     _print(safe_lines(text, painted=painted))
 
 
-def hand_out(document: str) -> None:
+def print_document(document: str) -> None:
     """Print a document as it is, for whoever keeps it; on a terminal nothing in it steers that."""
     _print(safe_lines(document, tabs=True) if sys.stdout.isatty() else document)
 

@@ -211,9 +211,9 @@ def run_program() -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
     except UsageError as error:
-        sys.exit(_complain(_as_ours(error), debug))
+        sys.exit(_print_error(_convert_usage_error(error), debug))
     except BadcjobsError as error:
-        sys.exit(_complain(error, debug))
+        sys.exit(_print_error(error, debug))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except Exception as error:
@@ -222,10 +222,10 @@ def run_program() -> NoReturn:
             why="this is a bug in badcjobs",
             fix="the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …",
         )
-        sys.exit(_complain(bug, debug))
+        sys.exit(_print_error(bug, debug))
 
 
-def _complain(error: BadcjobsError, debug: bool) -> int:
+def _print_error(error: BadcjobsError, debug: bool) -> int:
     """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
     from badcjobs.cli.output import safe_error, safe_lines
 
@@ -235,15 +235,15 @@ def _complain(error: BadcjobsError, debug: bool) -> int:
     return int(error.exit_code)
 
 
-def _as_ours(error: Any) -> BadcjobsError:
+def _convert_usage_error(error: Any) -> BadcjobsError:
     """Return wrong usage as an error of ours; for an option that has moved, with the line to paste."""
-    from badcjobs.cli.options import given_value, instead_of
+    from badcjobs.cli.options import explain_moved_option, given_value
 
     named = next((word for word in sys.argv[1:] if word in BY_NAME), None)
     command = " ".join(filter(None, ["badcjobs", named]))
     value = given_value(getattr(getattr(error, "param", None), "opts", ()), sys.argv[1:])
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
     said = message if value is None or value in message else f"{message} (given: {value})"
-    if "No such option" in message and (moved := instead_of(error.option_name, sys.argv[1:], named or "")):
+    if "No such option" in message and (moved := explain_moved_option(error.option_name, sys.argv[1:], named or "")):
         return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
     return BadInput(said, fix=f"{command} --help")

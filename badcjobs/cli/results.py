@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from badcjobs.cli.options import JsonWanted, find_run, read_project
-from badcjobs.cli.output import Pace, colour_wanted, hand_out, log_to_stderr, print_json, remark, say, shown
+from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
 from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
@@ -137,7 +137,7 @@ def _write(path: Path, text: str) -> None:
     from badcjobs.report.job import write_whole
 
     if is_stdout(path):
-        hand_out(text.rstrip("\n"))
+        print_document(text.rstrip("\n"))
         return
     try:
         write_whole(path, text)

@@ -87,7 +87,7 @@ class ProgressBars:
             before_s = time.thread_time()
             columns, lines = live.console.size
             rows, widths = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
-            live.update(_drawn(rows, widths, ascii_only=self._ascii_only), refresh=True)
+            live.update(_draw_rows(rows, widths, ascii_only=self._ascii_only), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is gone; the work goes on
             return
@@ -126,7 +126,7 @@ class ProgressBars:
         return self._live
 
 
-def _drawn(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: bool) -> Table:
+def _draw_rows(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: bool) -> Table:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

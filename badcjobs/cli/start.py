@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from badcjobs.cli.options import JsonWanted, read_project
-from badcjobs.cli.output import answer, colour_wanted, environ, hand_out, print_json, read_world, remark, say
+from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
 from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.errors import BadcjobsError, BadInput
 
@@ -152,10 +152,10 @@ def guide(
       badcjobs guide start
     """
     if topic is not None:
-        hand_out(read_topic(topic))
+        print_document(read_topic(topic))
         return 0
     lines = [f"  {name:<12} {text.partition(chr(10))[0].lstrip('# ')}" for name, text in sorted(_pages().items())]
-    hand_out("\n".join(["Pages of the guide (badcjobs guide TOPIC):", "", *lines]))
+    print_document("\n".join(["Pages of the guide (badcjobs guide TOPIC):", "", *lines]))
     return 0
 
 
@@ -272,12 +272,12 @@ def template(
     filled = fill_template(name, settings or [], read_project(context), complete=complete)
     if out is not None:
         refuse_data([Target("--out", out, "job.sbatch")])
-        write_new(out, filled.text, f"--out {out.with_stem(f'{out.stem}-2')}")
+        write_new(out, filled.text)
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})
         return 0
     if out is None:
-        hand_out(filled.text.rstrip("\n"))
+        print_document(filled.text.rstrip("\n"))
     else:
         say(f"{out} is written; next: sbatch {out}")
     if filled.open:

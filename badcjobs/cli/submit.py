@@ -2,67 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.job_signals import BatchTask
-from badcjobs.cli.job_signals import HeldSignals
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import Sources
-from badcjobs.cli.options import find_stand_in
-from badcjobs.cli.options import read_project
-from badcjobs.cli.options import run_options
-from badcjobs.cli.options import with_settings
-from badcjobs.cli.output import Pace
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import hand_out
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import poll_s
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.output import shown
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import Emulation
-from badcjobs.cluster.local import LocalScheduler
-from badcjobs.cluster.local import ScriptOrder
-from badcjobs.cluster.local import emulate_order
-from badcjobs.cluster.local import emulate_script
-from badcjobs.cluster.local import refuse_here
-from badcjobs.cluster.local import refuse_script_here
-from badcjobs.cluster.local import script_text
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.slurm import POLL_S
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.submit import ArrayPlan
-from badcjobs.cluster.submit import Handed
-from badcjobs.cluster.submit import RunCommand
-from badcjobs.cluster.submit import find_record
-from badcjobs.cluster.submit import hand_in
-from badcjobs.cluster.submit import make_plan
-from badcjobs.cluster.wait_for_job import EXIT_CODES
-from badcjobs.cluster.wait_for_job import TaskOutcome
-from badcjobs.cluster.wait_for_job import end_lines
-from badcjobs.cluster.wait_for_job import follow
-from badcjobs.cluster.wait_for_job import headline
-from badcjobs.cluster.wait_for_job import judge
-from badcjobs.errors import BadInput
-from badcjobs.project import Project
-from badcjobs.project import find_project_file
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import count
-from badcjobs.report.words import plain
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import SubmitSettings
-from badcjobs.settings import refuse
-from badcjobs.cli.options import require_out
-from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.slurm import cancel_line
-
 import os
 import shlex
 import sys
@@ -74,6 +13,53 @@ from typing import Annotated, Any
 
 import typer
 
+from badcjobs.cli.job_signals import BatchTask, DelayedSignals
+from badcjobs.cli.options import (
+    JsonWanted,
+    Sources,
+    find_stand_in,
+    read_project,
+    require_out,
+    run_options,
+    with_settings,
+)
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    log_to_stderr,
+    poll_s,
+    print_document,
+    print_json,
+    read_world,
+    remark,
+    say,
+    shown,
+)
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.local import (
+    Emulation,
+    LocalScheduler,
+    ScriptOrder,
+    check_run_folder,
+    check_script_folder,
+    emulate_order,
+    emulate_script,
+    script_text,
+)
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
+from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
+from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
+from badcjobs.errors import BadInput
+from badcjobs.project import Project, find_project_file
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count, plain
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 
 # What a job has of its own and another one must not inherit, besides Slurm's variables.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
@@ -162,7 +148,7 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
         command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run, mistakes=mistakes
     )
     if plan.finished is not None:
-        return _tell_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
+        return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
         record = find_record(plan, scheduler, again=how.again)
         if record is not None:
@@ -170,29 +156,31 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
         elif plan.idle:
             remark(_notes(plan)["tasks"])
         return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
-    if how.again and plan.anew:
+    if how.again and plan.redo_all:
         remark("--no-resume: chunks that are done already are done once more")
     with _outside_any_job():
-        with HeldSignals("sbatch has the script; waiting for its answer, for there may be a job") as held:
-            handed = hand_in(plan, scheduler, clock, again=how.again, hold=held.begin)
-            facts = _facts(handed, scheduler)
+        with DelayedSignals("sbatch has the script; waiting for its answer, for there may be a job") as held:
+            result = submit_or_find(plan, scheduler, clock, again=how.again, hold=held.begin)
+            facts = _facts(result, scheduler)
             if not how.json_wanted:
-                say(_handed_text(facts, handed))
+                say(_result_text(facts, result))
             if held.came is not None:
-                remark(f"{held.came.name}: job {handed.job.job_id} goes on; the same command finds it again")
-        return _follow_up(handed, facts, scheduler, clock, how)
+                remark(f"{held.came.name}: job {result.job.job_id} goes on; the same command finds it again")
+        return _follow_up(result, facts, scheduler, clock, how)
 
 
-def _follow_up(handed: Handed, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags) -> int:
+def _follow_up(
+    result: SubmitResult, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags
+) -> int:
     """Say how the job ends, if that is wanted or if it is over already."""
     states = None
     try:
         if how.wait:
-            states = follow(handed, scheduler, clock, remark)
-        elif handed.found:
-            states = scheduler.states(handed.job)
+            states = follow(result, scheduler, clock, remark)
+        elif result.found:
+            states = scheduler.states(result.job)
     except KeyboardInterrupt:
-        remark(f"job {handed.job.job_id} goes on; the same command goes on waiting for it")
+        remark(f"job {result.job.job_id} goes on; the same command goes on waiting for it")
         raise
     except Unanswered as error:
         remark(f"Slurm does not say whether it has ended: {error}")
@@ -200,12 +188,12 @@ def _follow_up(handed: Handed, facts: dict[str, Any], scheduler: SlurmScheduler,
         if how.json_wanted:
             print_json(facts)
         return 0
-    return _tell_slurm_end(facts, *judge(handed, states, clock, Pace(_ROWS)), how)
+    return _report_slurm_end(facts, *evaluate_job(result, states, clock, Pace(_ROWS)), how)
 
 
-def _facts(handed: Handed, scheduler: SlurmScheduler) -> dict[str, Any]:
+def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
     """Return what ``--json`` prints of a job."""
-    order, job = handed.plan.order, handed.job
+    order, job = result.plan.order, result.job
     return {
         "cluster": scheduler.name,
         "job_id": job.job_id,
@@ -216,17 +204,17 @@ def _facts(handed: Handed, scheduler: SlurmScheduler) -> dict[str, Any]:
         "logs": str(order.logs),
         "array": order.spec,
         "tasks": len(job.indices),
-        "chunks": handed.plan.chunks,
-        "idle_tasks": handed.plan.idle,
-        "left": handed.plan.left,
-        "audio_looked_at": handed.plan.looked_at,
-        "found": handed.found,
+        "chunks": result.plan.chunks,
+        "idle_tasks": result.plan.idle,
+        "left": result.plan.left,
+        "audio_looked_at": result.plan.looked_at,
+        "found": result.found,
         "follow": list(scheduler.follow_lines(job, order)),
         "cancel": cancel_line(job),
     }
 
 
-def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
+def _result_text(facts: dict[str, Any], result: SubmitResult) -> str:
     said = "is there already" if facts["found"] else "is submitted"
     merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
     chunks = count(facts["chunks"], "chunk")
@@ -239,7 +227,7 @@ def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
         merge = f"there is no job for it; later: badcjobs merge {shlex.quote(facts['out'])}"
     lines = {
         "folder": facts["out"],
-        **({} if handed.found else _notes(handed.plan)),
+        **({} if result.found else _notes(result.plan)),
         "merge": merge,
         **dict(zip(("queue", "logs", "so far"), facts["follow"], strict=False)),
     }
@@ -247,7 +235,7 @@ def _handed_text(facts: dict[str, Any], handed: Handed) -> str:
     return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
 
 
-def _tell_slurm_end(
+def _report_slurm_end(
     facts: dict[str, Any], summary: Summary, verdict: str, ends: Sequence[TaskOutcome], how: SubmitFlags
 ) -> int:
     code = int(EXIT_CODES[verdict])
@@ -289,13 +277,13 @@ def _submit_here(
     for words in () if how.json_wanted else _notes(plan).values():
         remark(words)
     if how.dry_run:
-        refuse_here(plan.order.out, again=how.again)
+        check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=LocalScheduler.script(plan.order))
     flags, project = command
     devices = find_stand_in(project, flags.get("simulate"))
     done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
-    return _tell_local_end(done, how, facts)
+    return _report_local_end(done, how, facts)
 
 
 def _submit_script(
@@ -343,13 +331,13 @@ def _submit_script(
         arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
     )
     if how.dry_run:
-        refuse_script_here(order, world, again=how.again)
+        check_script_folder(order, world, again=how.again)
         return _show_scripts(how, script=script_text(order.script, world))
     devices = find_stand_in(project, flags.get("simulate"))
-    return _tell_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
+    return _report_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
 
 
-def _tell_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
+def _report_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
     if how.json_wanted:
         print_json({**done.to_dict(), **facts})
         return done.exit_code
@@ -394,5 +382,5 @@ def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
         print_json(scripts)
     else:
         between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
-        hand_out(between.join(scripts.values()).rstrip("\n"))
+        print_document(between.join(scripts.values()).rstrip("\n"))
     return 0

@@ -47,7 +47,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
         place = Path(os.path.realpath(target.path))
         if place.exists() and not place.is_file() and not place.is_dir():
             continue  # a pipe or a device keeps nothing
-        why = f"{taken[place]} names it as well" if place in taken else _why_kept(place, given)
+        why = f"{taken[place]} names it as well" if place in taken else _why_protected(place, given)
         if why is None and not whatever_it_holds:
             why = _why_by_content(place)
         if why is not None:
@@ -56,7 +56,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
         taken[place] = target.option
 
 
-def _why_kept(place: Path, inputs: Iterable[Path]) -> str | None:
+def _why_protected(place: Path, inputs: Iterable[Path]) -> str | None:
     """Return whose file it is by its place; None: nobody's."""
     if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
         return "this command, or its run, reads it"

@@ -502,16 +502,16 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         array=read.get("array"),
         time_s=read.get("time"),
         warning=read.get("signal"),
-        gpus=sbatch.tried(mistakes, lambda: sbatch.count_gpus(given)) or 0,
-        cpus=sbatch.tried(mistakes, lambda: sbatch.whole(given, "cpus-per-task")),
-        ntasks=sbatch.tried(mistakes, lambda: sbatch.count_tasks(given)),
-        mem_mib=sbatch.tried(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
+        gpus=sbatch.try_parse(mistakes, lambda: sbatch.count_gpus(given)) or 0,
+        cpus=sbatch.try_parse(mistakes, lambda: sbatch.parse_positive(given, "cpus-per-task")),
+        ntasks=sbatch.try_parse(mistakes, lambda: sbatch.count_tasks(given)),
+        mem_mib=sbatch.try_parse(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
         exports=exports,
     )
     mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
     alone = [{one: given[one] for one in given if one == name or one not in ways} for name in ways]
-    if len({sbatch.tried(mistakes, partial(sbatch.count_gpus, one)) for one in alone}) > 1:
+    if len({sbatch.try_parse(mistakes, partial(sbatch.count_gpus, one)) for one in alone}) > 1:
         names = " and ".join(f"--{name}={given[name]}" for name in ways)
         mistakes.append(f"{names} do not agree; on one machine, write --gpus-per-node alone")
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":

@@ -6,46 +6,6 @@ the devices out, ``local_task.py`` starts and ends one.
 
 from __future__ import annotations
 
-from badcjobs.cluster.job_script import JobRequest
-from badcjobs.cluster.job_script import find_srun
-from badcjobs.cluster.job_script import read_request
-from badcjobs.cluster.job_script import read_script
-from badcjobs.cluster.local_array import DevicePool
-from badcjobs.cluster.local_array import LocalArray
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.local_array import TaskRow
-from badcjobs.cluster.local_array import open_pool
-from badcjobs.cluster.local_task import COMPLETED
-from badcjobs.cluster.local_task import LocalJob
-from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.slurm import query_number
-from badcjobs.cluster.slurm import query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES
-from badcjobs.cluster.wait_for_job import has_worked
-from badcjobs.cluster.wait_for_job import nobody_began
-from badcjobs.cluster.wait_for_job import verdict_of
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import ArrayOrder
-from badcjobs.model import JobStates
-from badcjobs.model import Submitted
-from badcjobs.model import default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.report.job import FinishedJob
-from badcjobs.report.job import finish_job
-from badcjobs.seams import Unanswered
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import emulation_lock
-from badcjobs.store.run_lock import folder_lock
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.run_lock import undo_on_error
-from badcjobs.task.startup import World
-from badcjobs.cluster.sbatch_options import extra_options
-from badcjobs.cluster.slurm import cancel_line
-
 import json
 import re
 import shlex
@@ -57,6 +17,21 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
+from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
+from badcjobs.cluster.local_task import COMPLETED, LocalJob
+from badcjobs.cluster.sbatch_options import batch_text, extra_options
+from badcjobs.cluster.slurm import cancel_line, has_ended, query_number, query_states
+from badcjobs.cluster.wait_for_job import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.report.job import FinishedJob, finish_job
+from badcjobs.seams import Unanswered
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
+from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
@@ -105,9 +80,9 @@ def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell
     words = records.submit_command("local", order.run_arguments, records.asked_of(order))
     command = records.with_words(words, *settings.options)
     scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
-    with only_here(order.out, command, again=settings.again) as lock:
+    with lock_for_emulation(order.out, command, again=settings.again) as lock:
         job = scheduler.submit(order, keep=(lock,))
-        return conclude(job.job_id, scheduler.rows, order.out, world, tell)
+        return finish_emulation(job.job_id, scheduler.rows, order.out, world, tell)
 
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
@@ -119,10 +94,10 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
         why = "srun, if it is there at all, knows nothing of an emulated job"
         tell(f"line {line} of the script calls srun, and {why}: expect it to fail (badcjobs guide local)")
     scheduler = LocalScheduler(settings, world, tell, out or world.cwd / order.script)
-    with nullcontext() if out is None else only_here(out, command, again=settings.again) as lock:
+    with nullcontext() if out is None else lock_for_emulation(out, command, again=settings.again) as lock:
         logs, keep = (None, ()) if out is None or lock is None else (out / "logs", (lock,))
         done = scheduler.run(text, order.script.name, order.options, state_folder=logs, keep=keep)
-        return conclude(*done, out, world, tell)
+        return finish_emulation(*done, out, world, tell)
 
 
 class LocalScheduler:
@@ -194,7 +169,7 @@ class LocalScheduler:
         pool = open_pool(
             request.gpus, settings.stand_in, world, self._run, share=settings.share_gpus, lock=settings.lock
         )
-        job_id, folder = _claim_number(world, state_folder)
+        job_id, folder = _choose_job_number(world, state_folder)
         state_file = None if state_folder is None else state_folder / f"{job_id}.json"
         job = LocalJob(
             job_id, request.given.get("job-name") or name, request, script, world, folder, state_file, tuple(keep)
@@ -231,7 +206,7 @@ class LocalScheduler:
             tell("left to Slurm, without effect here: " + ", ".join(ignored))
 
 
-def _claim_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
+def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
     """Return a job number that is new in the run folder and on this machine now, and a folder of its own.
 
     It is the time in seconds: a whole number that grows, as Slurm's do.
@@ -330,7 +305,7 @@ def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: W
 
 
 @contextmanager
-def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int]:
+def lock_for_emulation(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int]:
     """Keep a second emulation of the same run away, and a job of Slurm: they would do the same chunks.
 
     The lock's file is to be kept open by the process that ends the tasks if this one is killed.
@@ -338,7 +313,7 @@ def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int
     with undo_on_error(out), ExitStack() as held:
         with folder_lock(out):
             check_writable(out)
-            sure = _refuse_beside_slurm(out, again=again)
+            sure = _refuse_if_slurm_has_job(out, again=again)
             lock = held.enter_context(emulation_lock(out, command))
             intent = records.read_intent(out)
             if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
@@ -348,20 +323,20 @@ def only_here(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int
         yield lock.fileno()
 
 
-def refuse_here(out: Path, *, again: bool) -> None:
+def check_run_folder(out: Path, *, again: bool) -> None:
     """Refuse what an emulation in this run folder would refuse, and change nothing."""
-    _refuse_beside_slurm(out, again=again)
+    _refuse_if_slurm_has_job(out, again=again)
     refuse_during_emulation(out)
 
 
-def refuse_script_here(order: ScriptOrder, world: World, *, again: bool) -> None:
+def check_script_folder(order: ScriptOrder, world: World, *, again: bool) -> None:
     """Do the same for the run folder of a script, where that is known."""
     _, _, out = _read_order(order, script_text(order.script, world), world)
     if out is not None:
-        refuse_here(out, again=again)
+        check_run_folder(out, again=again)
 
 
-def _refuse_beside_slurm(out: Path, *, again: bool) -> bool:
+def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     """Refuse a run whose job Slurm still has; where Slurm cannot be asked, ``again`` says that it has not.
 
     Return whether Slurm has said that it knows no array of this run that is not written down.
@@ -387,13 +362,15 @@ def _refuse_beside_slurm(out: Path, *, again: bool) -> bool:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
+def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
     """Merge what the tasks have left, and judge."""
     stop = world.stop
     if stop.cut_short_by is not None:
         return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
     for row in rows:
-        row.worked = row.state != COMPLETED and out is not None and has_worked(RunFolder(out), job_id, row.index)
+        row.worked = (
+            row.state != COMPLETED and out is not None and finished_all_chunks(RunFolder(out), job_id, row.index)
+        )
     verdict = verdict_of(rows)
     job: FinishedJob | None = None
     if out is None:
@@ -405,7 +382,7 @@ def conclude(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: Wo
         # What lies there may be done, but not by these tasks.
         verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
     elif verdict != "done" and stop.ended_by is None:
-        raise nobody_began(job_id, rows, then="the same command")
+        raise no_task_started(job_id, rows, then="the same command")
     code = int(EXIT_CODES[verdict])
     code = 128 + signal.SIGINT if code and stop.ended_by is signal.SIGINT else code
     return Emulation(code, verdict, job_id, rows, out, job)

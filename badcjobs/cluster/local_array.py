@@ -161,7 +161,7 @@ class LocalArray:
         self._clock = job.world.clock
         self._waiting = list(self.rows)
         self._running: list[TaskRow] = []
-        self._heard: set[str] = set()  # what signals have asked for so far; then nothing new is started
+        self._obeyed: set[str] = set()  # what signals have asked for so far; then nothing new is started
         outer = job.world.environ.get(MARK, "")
         # What every process of this job carries, behind what the job around it carries.
         self._mark = f"{outer}/{job.job_id}-{os.getpid()}".lstrip("/")
@@ -172,10 +172,10 @@ class LocalArray:
         """Run everything to its end."""
         self._watch = Watcher(self._mark, self._settings.kill_wait_s, self.job.folder, self.job.world.environ)
         try:
-            while self._running or (self._waiting and not self._heard):
+            while self._running or (self._waiting and not self._obeyed):
                 self._obey_signals()
                 for row in [row for row in self._running if row.attempt is not None and row.attempt.look()]:
-                    self._settle(row)
+                    self._finish_attempt(row)
                 self._start_what_fits()
                 self._write_states()
                 self._clock.sleep(_TICK_S)
@@ -200,8 +200,8 @@ class LocalArray:
             (stop.cut_short_by, "ending {} at once", lambda one, _: one.kill(CANCELLED)),
         )
         for signum, words, act in steps:
-            if signum is not None and words not in self._heard:
-                self._heard.add(words)
+            if signum is not None and words not in self._obeyed:
+                self._obeyed.add(words)
                 self._tell(f"{signum.name}: {words.format(tasks)}")
                 for attempt in attempts:
                     act(attempt, signum)
@@ -209,7 +209,7 @@ class LocalArray:
     # --- from PENDING to RUNNING --------------------------------------------------------------------------------------
 
     def _start_what_fits(self) -> None:
-        while self._waiting and not self._heard and self._has_room():
+        while self._waiting and not self._obeyed and self._has_room():
             devices, now_s = self._pool.take(self.job.request.gpus), self._clock.monotonic_s()
             if devices is None and self._pool.refusals:
                 self._next_lock_s = now_s + _TRY_LOCKED_S
@@ -249,7 +249,7 @@ class LocalArray:
 
     # --- from RUNNING to an end ---------------------------------------------------------------------------------------
 
-    def _settle(self, row: TaskRow) -> None:
+    def _finish_attempt(self, row: TaskRow) -> None:
         attempt = row.attempt
         assert attempt is not None
         self._running.remove(row)
@@ -274,7 +274,7 @@ class LocalArray:
 
     def _why_no_requeue(self, row: TaskRow) -> str | None:
         """Return why a task with work left is not started again; None: it is."""
-        if self._heard:
+        if self._obeyed:
             return "the emulation is being stopped"
         if "no-requeue" in self.job.request.given:
             return "--no-requeue"

@@ -221,7 +221,7 @@ class Attempt:
         if (runs and self._kill_at_s is None) or now_s < self._next_scan_s:
             return False
         self._next_scan_s = now_s + _SCAN_EVERY_S
-        left = self._everybody()
+        left = self._processes()
         if left and self._kill_at_s is None:
             self._terminate(left)
         elif self._kill_at_s is not None and now_s >= self._kill_at_s:
@@ -237,17 +237,17 @@ class Attempt:
         """Ask all its processes to end, and give them the grace; a second time changes nothing."""
         self.ended_by = self.ended_by or why
         if self._kill_at_s is None:
-            self._terminate(self._everybody())
+            self._terminate(self._processes())
 
     def kill(self, why: str) -> None:
         """End all its processes at once."""
         self.ended_by = self.ended_by or why
         self._kill_at_s = self._clock.monotonic_s()
-        send(self._everybody(), signal.SIGKILL)
+        send(self._processes(), signal.SIGKILL)
 
     def _terminate(self, processes: Sequence[psutil.Process]) -> None:
         self._kill_at_s = self._clock.monotonic_s() + self._kill_wait_s
         send(processes, signal.SIGCONT, signal.SIGTERM)
 
-    def _everybody(self) -> list[psutil.Process]:
+    def _processes(self) -> list[psutil.Process]:
         return processes_of(self._mark, session=self.process.pid)

@@ -162,7 +162,7 @@ def parse_array(text: str) -> ArraySpec:
     return ArraySpec(tuple(sorted(indices)), step, int(limit or 0) or None)
 
 
-def range_instead(spec: ArraySpec) -> str | None:
+def suggest_range(spec: ArraySpec) -> str | None:
     """Return the range to write in the place of a list; None: tasks can know their place in the array as it is.
 
     Of ``1,3,5,7`` Slurm tells a task the first index, the last, a step of 1 and a count of 4, as of ``1,2,6,7``. Where
@@ -266,7 +266,7 @@ class Asked:
     node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, where they stand there one by one
 
 
-def tried(mistakes: list[str], read: Callable[[], T]) -> T | None:
+def try_parse(mistakes: list[str], read: Callable[[], T]) -> T | None:
     """Return what is read; None, and one mistake more, where it cannot be."""
     try:
         return read()
@@ -300,10 +300,10 @@ def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: li
         }
     if (array := values.get("array")) is not None:
         asked |= {"tasks": len(array.indices), "last_index": array.indices[-1], "array": given["array"]}
-        asked["array_range"] = range_instead(array)
+        asked["array_range"] = suggest_range(array)
     if "time" in values:
         asked |= {"time_s": values["time"], "no_time_limit": values["time"] is None}
-    return Asked(**asked, **(tried(mistakes, lambda: _size(given)) or {}))
+    return Asked(**asked, **(try_parse(mistakes, lambda: _size(given)) or {}))
 
 
 def _size(given: Mapping[str, str]) -> dict[str, Any]:
@@ -319,10 +319,10 @@ def _size(given: Mapping[str, str]) -> dict[str, Any]:
     elif gpus and not on_a_node:
         alone = "gpus-per-task" in given and processes == 1
         on_a_node = gpus if alone else -(-gpus // nodes) if nodes else None
-    each = whole(given, "cpus-per-task")
+    each = parse_positive(given, "cpus-per-task")
     cpus = None if each is None else each * processes
     if "cpus-per-gpu" in given and gpus:
-        cpus = (whole(given, "cpus-per-gpu") or 0) * gpus
+        cpus = (parse_positive(given, "cpus-per-gpu") or 0) * gpus
     # Without --nodes Slurm takes as many as it needs: only what cannot be split is surely on one of them.
     cpus_on_a_node = each
     if nodes or processes == 1 or "ntasks-per-node" in given:
@@ -377,7 +377,7 @@ def _gpus(given: Mapping[str, str], name: str) -> int:
 
 def count_tasks(given: Mapping[str, str]) -> int | None:
     """Return how many processes srun would start by itself; None: the options do not say."""
-    return whole(given, "ntasks") or (whole(given, "ntasks-per-node") or 0) * _nodes(given) or None
+    return parse_positive(given, "ntasks") or (parse_positive(given, "ntasks-per-node") or 0) * _nodes(given) or None
 
 
 def _nodes(given: Mapping[str, str]) -> int:
@@ -385,7 +385,7 @@ def _nodes(given: Mapping[str, str]) -> int:
     return max(1, int(least)) if least.isdecimal() else 1
 
 
-def whole(given: Mapping[str, str], name: str) -> int | None:
+def parse_positive(given: Mapping[str, str], name: str) -> int | None:
     """Return the value of an option that takes a number above 0; None: it is not given."""
     text = given.get(name)
     if text is None:

@@ -233,7 +233,7 @@ class SlurmRefused(BadcjobsError):
     exit_code = ExitCode.SLURM
 
 
-class SlurmSilent(SlurmRefused):
+class SubmissionUnknown(SlurmRefused):
     """Nobody knows whether Slurm has taken a job."""
 
 
@@ -315,14 +315,14 @@ class SlurmScheduler:
             script.unlink()
             (order.logs / _WORK).unlink()
             raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
-        job_id = answer.job_id or (_look_for(script) or answer).job_id
+        job_id = answer.job_id or (_find_by_script(script) or answer).job_id
         if job_id is None:
-            raise SlurmSilent(
+            raise SubmissionUnknown(
                 "nobody knows whether Slurm has taken the array",
                 why=answer.said,
                 fix="the same command, in a minute: it looks for that job first",
             )
-        keep_script(script, job_id)
+        rename_script(script, job_id)
         return Submitted(job_id, None, order.indices)
 
     def _write(self, order: ArrayOrder) -> Path:
@@ -344,7 +344,7 @@ class SlurmScheduler:
         try:
             return query_number(script)
         except Unanswered as error:
-            raise SlurmSilent(
+            raise SubmissionUnknown(
                 "nobody knows whether Slurm has taken the array that was being submitted here",
                 why=f"that submit was killed, or its answer was lost, and now Slurm does not answer: {error}",
                 fix="squeue   (and, once it answers, the same command)",
@@ -356,12 +356,12 @@ class SlurmScheduler:
         Without a merge job the array goes on, and a warning says what to do later.
         """
         script = order.logs / f"{job.job_id}_merge.sh"
-        answer = _look_for(script) if script.exists() else None
+        answer = _find_by_script(script) if script.exists() else None
         if answer is None:
             script.write_text(self.merge_script(order), encoding="utf-8")
             answer = call_sbatch(script, "--parsable", f"--dependency=afterany:{job.job_id}")
             if not answer.sure and answer.job_id is None:
-                answer = replace(answer, job_id=(_look_for(script) or answer).job_id)
+                answer = replace(answer, job_id=(_find_by_script(script) or answer).job_id)
         self.merge_refused = answer.said if answer.job_id is None else None
         self.merge_unsure = answer.job_id is None and not answer.sure
         if answer.job_id is None:
@@ -380,7 +380,7 @@ class SlurmScheduler:
         return f"squeue -j {ids}", f"tail -F {logs}", f"badcjobs merge {shlex.quote(str(order.out))}"
 
 
-def _look_for(script: Path) -> Answer | None:
+def _find_by_script(script: Path) -> Answer | None:
     """Return what squeue says of a script; None: it has none of this name."""
     try:
         job_id = query_number(script)
@@ -394,7 +394,7 @@ def cancel_line(job: Submitted) -> str:
     return shlex.join(["scancel", *filter(None, [job.job_id, job.merge_job_id])])
 
 
-def keep_script(script: Path, job_id: str) -> None:
+def rename_script(script: Path, job_id: str) -> None:
     """Name the script of an array after its job; before, its own name is what Slurm knows the job by."""
     if script.exists():
         script.rename(script.with_name(f"{job_id}_submission.sh"))

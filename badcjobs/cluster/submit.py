@@ -7,48 +7,6 @@ held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what come
 
 from __future__ import annotations
 
-from badcjobs.cluster.slurm import SlurmRefused
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm import SlurmSilent
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.slurm import keep_script
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import Submitted
-from badcjobs.paths import RunFolder
-from badcjobs.project import Project
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun
-from badcjobs.run_toml import check_against
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import AUTO
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import folder_lock
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.run_lock import undo_on_error
-from badcjobs.cluster.sbatch_options import ArraySpec
-from badcjobs.cluster.sbatch_options import extra_options
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.cluster.sbatch_options import parse_memory
-from badcjobs.cluster.sbatch_options import parse_minutes
-from badcjobs.cluster.sbatch_options import range_instead
-from badcjobs.cluster.slurm import cancel_line
-from badcjobs.model import ArrayShape
-from badcjobs.model import default_cpus
-from badcjobs.model import default_mem
-from badcjobs.project import is_config_file
-from badcjobs.settings import SETTINGS
-
 import re
 import shlex
 import shutil
@@ -58,6 +16,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster.sbatch_options import (
+    ArraySpec,
+    extra_options,
+    parse_array,
+    parse_memory,
+    parse_minutes,
+    suggest_range,
+)
+from badcjobs.cluster.slurm import (
+    SlurmRefused,
+    SlurmScheduler,
+    SubmissionUnknown,
+    cancel_line,
+    has_ended,
+    rename_script,
+)
+from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.project import Project, is_config_file
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.run_toml import FrozenRun, check_against
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import AUTO, SETTINGS, RunSettings, SubmitSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 
@@ -84,7 +72,7 @@ class ArrayPlan:
     looked_at: int | None = None  # chunks whose audio was looked at; None: when it was submitted, and not now
     listed: int | None = None  # how many manifests a list of manifests names
     finished: Summary | None = None  # the run as it is, where nothing is left to submit again
-    anew: bool = False  # --no-resume: what earlier jobs have done is done once more
+    redo_all: bool = False  # --no-resume: what earlier jobs have done is done once more
     left: int | None = None  # chunks of a run that has stopped; None: all, or nobody has counted
 
     @property
@@ -130,8 +118,8 @@ def make_plan(
     order = make_order(options, frozen, listed, out=out, run_arguments=arguments, mistakes=wrong)
     if frozen is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
-    plan = ArrayPlan(order, chunks, records.asked_of(order), looked_at, listed, anew=not settings.resume)
-    return _what_is_left(plan, clock, keep=keep) if again and settings.resume and not order.only else plan
+    plan = ArrayPlan(order, chunks, records.asked_of(order), looked_at, listed, redo_all=not settings.resume)
+    return _plan_what_is_left(plan, clock, keep=keep) if again and settings.resume and not order.only else plan
 
 
 def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int, int | None]:
@@ -158,7 +146,7 @@ def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Pa
     return ("run", *(str(cwd / path) for path in sources), f"--out={out}", *project.run_words(given, cwd))
 
 
-def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
+def _plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
     """Return the plan for the array indices that have work left; all of them where no task has got that far."""
     folder = RunFolder(plan.order.out)
     if not folder.run_toml.exists() or not (folder.job_database.exists() or any(folder.tasks.glob("*.sqlite"))):
@@ -167,7 +155,7 @@ def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
         merge(MergeOrder([folder.path], folder.job_database), clock)
         summary = summarize_database(folder.job_database)  # its page is drawn at the end, by the merge job
     else:
-        summary = _merged_aside(folder, clock)
+        summary = _merge_to_temporary(folder, clock)
     if summary.verdict == "done":
         return replace(plan, finished=summary)
     proof = summary.completeness
@@ -176,7 +164,7 @@ def _what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
     return plan if len(indices) == plan.order.tasks else replace(plan, order=replace(plan.order, only=indices))
 
 
-def _merged_aside(folder: RunFolder, clock: Clock) -> Summary:
+def _merge_to_temporary(folder: RunFolder, clock: Clock) -> Summary:
     """Merge into a file that is gone afterwards, on top of what is merged already."""
     with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
         aside = RunFolder(Path(name))  # where everything lies as in the run folder: merged files are named from there
@@ -282,9 +270,9 @@ def _choose_array(
         shape = begun or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
         only = () if len(spec.indices) == shape.count else spec.indices
         if any(shape.position_of(index) is None for index in spec.indices):
-            new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {range_instead(spec)}"
+            new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {suggest_range(spec)}"
             said = f"not in this run's array {shape}" if begun else new
-            right = None if begun else f"--sbatch=--array={range_instead(spec)}"
+            right = None if begun else f"--sbatch=--array={suggest_range(spec)}"
             wrong.append((f"--sbatch=--array={array}: {said}", right))
     if options.tasks is not None and options.tasks != shape.count:
         began = f"this run began as an array of {shape.count} ({shape})"
@@ -326,7 +314,7 @@ def _place(key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class SubmitResult:
     """A job that is with the scheduler; ``found``: it was there before this command."""
 
     job: Submitted
@@ -334,33 +322,33 @@ class Handed:
     found: bool
 
 
-def hand_in(
+def submit_or_find(
     plan: ArrayPlan,
     scheduler: SlurmScheduler,
     clock: Clock,
     *,
     again: bool = False,
     hold: Callable[[], None] = lambda: None,
-) -> Handed:
+) -> SubmitResult:
     """Submit the array and its merge job; without ``again`` a job that this run folder has already is found instead.
 
     ``hold`` is called right before sbatch is: whoever calls this lets no signal end the process until it returns.
     """
     out = plan.order.out
     with undo_on_error(out), folder_lock(out):
-        cut_short = _find_cut_short(out, scheduler)
+        interrupted = _find_interrupted_submit(out, scheduler)
         record = find_record(plan, scheduler, again=again)
         found = record is not None
         if record is None:
             check_writable(out)
             record = _submit_array(plan, scheduler, clock, hold)
-        if record.job.merge_job_id is None and (cut_short or not found):
+        if record.job.merge_job_id is None and (interrupted or not found):
             hold()
             record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
             records.write_record(out, record)
         if not scheduler.merge_unsure:  # else there may be a merge job, and the next one looks for that
             records.forget_intent(out)
-        return Handed(record.job, replace(plan, left=record.left), found)
+        return SubmitResult(record.job, replace(plan, left=record.left), found)
 
 
 def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> records.Record | None:
@@ -390,7 +378,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
 
     try:
         record = replace(record, job=scheduler.submit(order, about_to))
-    except SlurmSilent:
+    except SubmissionUnknown:
         raise  # and what was intended stays: the next one looks for it
     except BadcjobsError:
         records.forget_intent(order.out)
@@ -399,7 +387,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
     return record
 
 
-def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
+def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
     """Look for the job of a submit that was killed while sbatch had its script; write it down where there is one.
 
     What was intended is forgotten only where there is none: who is refused now may get its merge job later.
@@ -414,7 +402,7 @@ def _find_cut_short(out: Path, scheduler: SlurmScheduler) -> bool:
         records.forget_intent(out)
         return False
     records.write_record(out, record)
-    keep_script(script, record.job.job_id)
+    rename_script(script, record.job.job_id)
     return True
 
 

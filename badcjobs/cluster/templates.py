@@ -21,7 +21,7 @@ from badcjobs.cluster.sbatch_options import (
     parse_limit,
     parse_memory,
     parse_signal,
-    range_instead,
+    suggest_range,
 )
 from badcjobs.errors import BadInput
 from badcjobs.project import Project
@@ -106,14 +106,15 @@ def _from_project(project: Project) -> Iterator[tuple[str, str]]:
         yield "out", f"out={out}"
 
 
-def write_new(path: Path, text: str, fix: str) -> None:
-    """Write a file that does not exist yet; never replace one. ``fix`` is the line to try if it exists."""
+def write_new(path: Path, text: str, fix: str = "") -> None:
+    """Write a file that does not exist yet; never replace one. ``fix``: what to try if it exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
         if path.is_dir():
             raise cannot_write(path, IsADirectoryError(f"{path} is a folder")) from error
+        fix = fix or f"--out {path.with_stem(f'{path.stem}-2')}"
         raise BadInput(f"{path} exists already", why="it may have been edited", fix=fix) from error
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -243,20 +244,20 @@ def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, s
     """Return key, example and what to say of every value that sbatch, or the template itself, would not take."""
     known = {key.name: key for key in keys}
     words = [(word.strip().replace("_", "-"), value) for word, _, value in (one.partition("=") for one in given)]
-    judged = [(name, value, _judge(known[name], value)) for name, value in words if name in known and value]
+    checked = [(name, value, _check_value(known[name], value)) for name, value in words if name in known and value]
     together = {key.name: key.value for key in keys} | {name: value for name, value in words if value}
     which = next((name for name in ("time", "signal") if name in dict(words)), None)
-    if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in judged):
-        judged.append((which, together[which], _judge_lead(which, together["time"], together["signal"])))
+    if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in checked):
+        checked.append((which, together[which], _check_lead(which, together["time"], together["signal"])))
     return [
         (name, wrong[1], f"--set {name}={value}: wanted is {wrong[0]}, such as {wrong[1]}")
-        for name, value, wrong in judged
+        for name, value, wrong in checked
         if wrong
     ]
 
 
 def example_of(option: str) -> str | None:
-    """Return a value that sbatch takes for an option; None: not one that is judged here."""
+    """Return a value that sbatch takes for an option; None: not one that is checked here."""
     return _first_of(_KINDS[option][1]) if option in _KINDS else None
 
 
@@ -264,7 +265,7 @@ def _first_of(examples: str) -> str:
     return examples.partition(" or ")[0].partition(",")[0]
 
 
-def _judge(key: Key, value: str) -> tuple[str, str] | None:
+def _check_value(key: Key, value: str) -> tuple[str, str] | None:
     """Return what is wanted instead, and an example of it; None: it is good."""
     if key.name in _PATHS and value.startswith("~"):
         return "a path without ~, which no shell would replace there", "/path/to" + value[1:]
@@ -276,7 +277,7 @@ def _judge(key: Key, value: str) -> tuple[str, str] | None:
             wanted = ""
     if wanted:
         return wanted, example
-    if key.name == "array" and (instead := range_instead(parse_array(value))):
+    if key.name == "array" and (instead := suggest_range(parse_array(value))):
         return "a range, for Slurm hides the spacing of a list from its tasks", instead
     form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
     if key.required and not re.fullmatch(form, value):
@@ -284,7 +285,7 @@ def _judge(key: Key, value: str) -> tuple[str, str] | None:
     return None
 
 
-def _judge_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
+def _check_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
     """Compare the time limit with its early warning, whichever of the two was set."""
     time_s, lead_s = parse_limit(time) or 0, parse_signal(signal).lead_s
     if time_s > lead_s:

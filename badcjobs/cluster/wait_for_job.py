@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster.slurm import UNFINISHED, has_ended, query_ends
-from badcjobs.cluster.submit import Handed, Progress
+from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import JobStates, Submitted, TaskKey
 from badcjobs.paths import RunFolder
@@ -42,14 +42,14 @@ _MOST_LINES, _MOST_OF_A_LOG = 10, 2000
 _BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
 
 
-def follow(handed: Handed, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
+def follow(result: SubmitResult, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
     """Wait for the end of array and merge job; ``tell`` gets one line for each change.
 
     Returns how all tasks stood that were seen to end, also those that Slurm has forgotten since.
     """
     # Where it does again what others have done, only its own databases count.
-    names = f"{handed.job.job_id}_*.sqlite" if handed.plan.anew else "[!.]*.sqlite"
-    tasks, of = RunFolder(handed.plan.order.out).tasks, handed.plan.chunks
+    names = f"{result.job.job_id}_*.sqlite" if result.plan.redo_all else "[!.]*.sqlite"
+    tasks, of = RunFolder(result.plan.order.out).tasks, result.plan.chunks
     known: dict[Path, tuple[tuple[int, int], int]] = {}
     seen: dict[int, str] = {}
     codes: dict[int, int] = {}
@@ -57,26 +57,26 @@ def follow(handed: Handed, scheduler: Scheduler, clock: Clock, tell: Callable[[s
     def line(states: JobStates) -> None:
         seen.update(states.array)
         codes.update(states.exit_codes)
-        tell(progress_line(handed.job, states, min(count_done(tasks.glob(names), known), of), of))
+        tell(progress_line(result.job, states, min(count_done(tasks.glob(names), known), of), of))
 
-    last = watch(scheduler, handed.job, clock, line)
+    last = watch(scheduler, result.job, clock, line)
     ended = {index: state for index, state in seen.items() if state not in UNFINISHED}
     return replace(last, array=ended, exit_codes=codes)
 
 
-def judge(
-    handed: Handed, states: JobStates, clock: Clock, progress: Progress
+def evaluate_job(
+    result: SubmitResult, states: JobStates, clock: Clock, progress: Progress
 ) -> tuple[Summary, str, tuple[TaskOutcome, ...]]:
     """Return the summary of the run, the verdict on this job, and how its tasks ended; merge where no job has."""
-    folder, logs = RunFolder(handed.plan.order.out), handed.plan.order.logs
+    folder, logs = RunFolder(result.plan.order.out), result.plan.order.logs
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
-        ends = find_ends(handed.job, states, folder, logs)
-        raise nobody_began(handed.job.job_id, ends, then="the same command with --again")
+        ends = find_ends(result.job, states, folder, logs)
+        raise no_task_started(result.job.job_id, ends, then="the same command with --again")
     if states.merge == "COMPLETED" and folder.job_database.exists():
         summary = summarize_database(folder.job_database, progress, now_ms=clock.now_ms())
     else:
         summary = finish_job(MergeOrder([folder.path], folder.job_database), clock, reading_source=progress).summary
-    ends = find_ends(handed.job, states, folder, logs)
+    ends = find_ends(result.job, states, folder, logs)
     # Every chunk may be done by an older job, while of this one no task has even begun.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
     return summary, verdict, ends
@@ -166,14 +166,14 @@ def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> 
     for index in job.indices:
         state, exit_code = left.get(index, (None, None))
         state = told.get(index) or state
-        worked = state != _COMPLETED and has_worked(run, job.job_id, index)
+        worked = state != _COMPLETED and finished_all_chunks(run, job.job_id, index)
         if state == _FAILED and exit_code is None:  # it failed without a word of its own
             exit_code = states.exit_codes.get(index)
         ends.append(TaskOutcome(index, state, exit_code, logs / f"{job.job_id}_{index}_0_log.out", worked))
     return tuple(ends)
 
 
-def has_worked(run: RunFolder, job_id: str, index: int | None) -> bool:
+def finished_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
     """Say whether the last attempt of a task has left nothing of its chunks undone, by the databases it has left."""
     found = [(TaskKey.parse(path.stem), path) for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite")]
     last = max((key.restart for key, _ in found if key is not None), default=None)
@@ -243,7 +243,7 @@ def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
     return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
 
 
-def nobody_began(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:
+def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:
     """Return why no task has left anything: what the first that failed says speaks for all; ``then``: what to do."""
     end = next((end for end in ends if not end.well), ends[0])
     said = end.log.read_text(errors="replace").strip()[-_MOST_OF_A_LOG:] if end.log.exists() else None

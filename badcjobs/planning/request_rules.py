@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
-from badcjobs.cluster.sbatch_options import parse_gpus, tried
+from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
 from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -346,7 +346,7 @@ def _names(facts: PreflightFacts) -> Cases:
         yield _absent("constraint", f"no node of {whose} has the feature {name}", features, fix)
     for option in asked.gpu_options:
         name, _, text = option.partition("=")
-        parts = tried([], partial(parse_gpus, text, gres=name == "--gres")) or []
+        parts = try_parse([], partial(parse_gpus, text, gres=name == "--gres")) or []
         for kind in [kind for kind, _ in parts if kind and kind.lower() not in kinds]:
             right = re.sub(rf"\b{re.escape(kind)}:(?=\d)|:{re.escape(kind)}$", "", option)
             fix = f"#SBATCH {right}   (of any kind)"

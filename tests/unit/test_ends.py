@@ -13,9 +13,9 @@ from badcjobs.cluster.wait_for_job import (
     TaskOutcome,
     end_lines,
     find_ends,
-    has_worked,
+    finished_all_chunks,
     headline,
-    nobody_began,
+    no_task_started,
     verdict_of,
 )
 from badcjobs.model import JobStates, Submitted
@@ -87,19 +87,19 @@ def test_of_many_bad_ends_some_are_named_and_the_others_counted() -> None:
 
 def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert not has_worked(run, "4821", 0), "of which there is nothing"
+    assert not finished_all_chunks(run, "4821", 0), "of which there is nothing"
     TaskFile(tmp_path, index=0, verdict="killed", states={"c0": "done", "c3": "pending"}).write()
-    assert not has_worked(run, "4821", 0)
+    assert not finished_all_chunks(run, "4821", 0)
     TaskFile(tmp_path, index=0, restart=1, verdict="killed", states={"c0": "skipped", "c3": "done"}).write()
-    assert has_worked(run, "4821", 0), "killed, but after its work"
+    assert finished_all_chunks(run, "4821", 0), "killed, but after its work"
     TaskFile(tmp_path, index=0, restart=10, verdict="stopped", states={"c0": "pending"}).write()
-    assert not has_worked(run, "4821", 0)
+    assert not finished_all_chunks(run, "4821", 0)
     TaskFile(tmp_path, index=1, states={}, verdict="killed").write()
-    assert not has_worked(run, "4821", 1), "killed before it had read what there is to do"
+    assert not finished_all_chunks(run, "4821", 1), "killed before it had read what there is to do"
     TaskFile(tmp_path, index=2, states={}, verdict="done").write()
-    assert has_worked(run, "4821", 2), "there was nothing to do for it"
+    assert finished_all_chunks(run, "4821", 2), "there was nothing to do for it"
     run.tasks.joinpath("4821_3.r0.gpu1.sqlite").write_bytes(b"x" * 4096)
-    assert not has_worked(run, "4821", 3)
+    assert not finished_all_chunks(run, "4821", 3)
 
 
 def test_exit_codes_are_read_as_old_and_new_versions_of_squeue_write_them() -> None:
@@ -124,14 +124,14 @@ def test_what_every_chunk_done_means_depends_on_who_did_them() -> None:
 def test_where_nobody_began_the_first_that_failed_speaks_for_all(tmp_path: Path) -> None:
     log = tmp_path / "4821_1_0_log.out"
     ends = [end("COMPLETED"), TaskOutcome(1, "FAILED", 9, log)]
-    told = nobody_began("4821", ends, then="the same command")
+    told = no_task_started("4821", ends, then="the same command")
     assert (told.exit_code, told.why) == (
         3,
         "task 4821_1: FAILED, exit code 9\nit left no log: cancelled before it began?",
     )
     log.touch()
-    assert str(nobody_began("4821", ends, then="x").why).endswith("its log is empty")
+    assert str(no_task_started("4821", ends, then="x").why).endswith("its log is empty")
     log.write_text("module: command not found\n")
-    told = nobody_began("4821", ends, then="the same command")
+    told = no_task_started("4821", ends, then="the same command")
     assert str(told.why).endswith("exit code 9\nmodule: command not found")
     assert told.fix == f"less {log}   (then the same command)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from badcjobs.cli.options import instead_of
+from badcjobs.cli.options import explain_moved_option
 from badcjobs.cli.start import settings_text
 from badcjobs.errors import BadInput
 from badcjobs.planning.init import Found, project_text
@@ -254,10 +254,10 @@ def test_a_task_in_another_folder_gets_the_same_settings(config: Path) -> None:
 )
 def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(words: list[str], line: str) -> None:
     option = next(word for word in words if word.startswith("--")).partition("=")[0]
-    found = instead_of(option, words, words[0])
+    found = explain_moved_option(option, words, words[0])
     assert found is not None
     assert found[1] == line
-    assert instead_of("--speed", ["run", "--speed", "9"], "run") is None
+    assert explain_moved_option("--speed", ["run", "--speed", "9"], "run") is None
 
 
 def test_a_text_that_is_not_utf8_is_refused_before_it_reaches_a_file() -> None:
