@@ -1,6 +1,6 @@
 """``badcjobs check``: look at everything that a job needs, and report what would go wrong.
 
-``preflight_facts.py`` collects facts, the ``*_rules.py`` judge them; ``check()`` says which rules get which facts.
+``preflight_facts.py`` collects facts, the ``*_rules.py`` turn them into findings.
 Without a job script the settings are those of the command line and of badcjobs.toml; with one, those that the
 ``badcjobs run`` in the script would have.
 """
@@ -23,7 +23,7 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
-from badcjobs.planning.findings import SEVERITIES, Remark, fine, judge_all, problem, warning
+from badcjobs.planning.findings import SEVERITIES, Remark, apply_rules, fine, problem, warning
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import SubprocessLauncher
@@ -60,7 +60,7 @@ _OF_SUBMIT = {
 class CheckOrder:
     """What ``badcjobs check`` looks at."""
 
-    settings: RunSettings  # without a source: none is given
+    settings: RunSettings  # source (): there is no SOURCE
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     site: str | None = None
     script: str | None = None
@@ -111,21 +111,21 @@ class Checked:
 
 
 def check(order: CheckOrder, here: Here) -> Checked:
-    """Look at everything and judge it; only wrong usage raises."""
+    """Collect the facts and apply all rules; only wrong usage raises."""
     site = Site("") if order.site is None else find_site(order.site, here.cwd)
     script, asked = _read_request(order, here)
     settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order.settings, here)
     source, findings = _check_sources(settings, order, here, script)
     facts = _collect_facts(settings, order, here, site, script, asked, source)
-    findings += judge_all(place_rules.OUT, facts)
+    findings += apply_rules(place_rules.OUT, facts)
     if settings.out is not None and (cut_short := find_cut_short(here.cwd / settings.out)) is not None:
         findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
     findings += _check_run_folder(settings, facts, here.cwd)
-    findings += judge_all(place_rules.PLACES, facts)
-    findings += request_rules.judge_request(facts)
+    findings += apply_rules(place_rules.PLACES, facts)
+    findings += request_rules.check_request(facts)
     findings += request_rules.SHARES(facts)
-    findings += script_rules.judge_script(facts)
-    findings += judge_all((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
+    findings += script_rules.check_script(facts)
+    findings += apply_rules((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
     findings += of_settings
     if not {"config", "settings"} & {one.subject for one in of_settings}:
         findings += _check_engine(settings, script, here)
@@ -164,7 +164,7 @@ def _read_request(order: CheckOrder, here: Here) -> tuple[BatchScript | None, As
         raise BadInput("\n".join(mistakes), fix="badcjobs check … --time 12:00:00 --mem 16G")
     if order.script is None:
         if asked.gpus_per_task == 0 and (submit.gpus_per_task is None or order.settings.cpu_workers):
-            asked = replace(asked, gpus_per_task=None)  # not said, or not needed
+            asked = replace(asked, gpus_per_task=None)  # not set, or not needed
         return None, replace(asked, merge_account=submit.merge_account)
     script = _open_script(order.script, words, order, here)
     return script, script.asked

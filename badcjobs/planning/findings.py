@@ -1,4 +1,4 @@
-"""What ``check`` and ``plan`` say: remarks with the line that fixes them, and the form of the rules that make them."""
+"""The remarks of ``check`` and ``plan``, each with the line that fixes it, and the form of the rules behind them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from badcjobs.report.words import count, plain
 
 FINE = "fine"
 SEVERITIES = (PROBLEM, WARNING, NOTE, FINE)
-Cases = Iterable[Mapping[str, Any]]  # the figures of each
+Cases = Iterable[Mapping[str, Any]]  # values by name, for each case
 _COLUMNS = 100
 _INDENT = 26
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One judgement; a problem (the job would fail or be refused) and a warning always come with a fix."""
+    """One remark; a problem (the job would fail or be refused) and a warning always come with a fix."""
 
     severity: str
-    subject: str  # a word or two to look for: out, array, GPU-hours
+    subject: str  # one or two words: out, array, GPU-hours
     text: str
     fix: str | None = None
-    details: tuple[str, ...] = ()  # one line each, where the sentence counts several things
+    details: tuple[str, ...] = ()  # one line each, if the text counts several things
 
 
 problem, warning, fine = partial(Remark, PROBLEM), partial(Remark, WARNING), partial(Remark, FINE)
-Judge = Callable[[Any], Iterator[Remark]]
+RuleSet = Callable[[Any], Iterator[Remark]]
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is said where ``when`` holds; severity and texts are templates with names of facts in them, see ``say``."""
+    """A remark that is made if ``when`` holds; severity and texts are templates, filled with facts; see ``say``."""
 
     severity: str
     says: str
@@ -47,19 +47,19 @@ class Advice:
 problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
 
 
-def rules(subject: str, cases: Callable[[Any], Cases] = lambda _facts: ({},)) -> Callable[..., Judge]:
-    """Return what makes a judge about one subject of its rows: for each case the first row that holds is said.
+def rules(subject: str, cases: Callable[[Any], Cases] = lambda _facts: ({},)) -> Callable[..., RuleSet]:
+    """Return a function that makes a rule set of rows: for each case the first row that holds counts.
 
-    A case is what the rows need besides the facts; its ``details`` go into the remark as they are.
+    A case holds what the rows need besides the facts; its ``details`` are copied into the remark.
     """
 
-    def of_rows(*rows: Advice) -> Judge:
-        return lambda facts: _judge(subject, cases(facts), rows, vars(facts))
+    def of_rows(*rows: Advice) -> RuleSet:
+        return lambda facts: _apply(subject, cases(facts), rows, vars(facts))
 
     return of_rows
 
 
-def _judge(subject: str, cases: Cases, rows: Sequence[Advice], facts: Mapping[str, Any]) -> Iterator[Remark]:
+def _apply(subject: str, cases: Cases, rows: Sequence[Advice], facts: Mapping[str, Any]) -> Iterator[Remark]:
     for case in cases:
         known = {**facts, **case}
         found = SimpleNamespace(**known)
@@ -70,14 +70,14 @@ def _judge(subject: str, cases: Cases, rows: Sequence[Advice], facts: Mapping[st
             yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
 
 
-def judge_all(judges: Iterable[Judge], facts: object) -> Iterator[Remark]:
-    """Yield what all of them have to say; ``facts`` is any object whose attributes the rows name."""
-    for judge in judges:
-        yield from judge(facts)
+def apply_rules(rule_sets: Iterable[RuleSet], facts: object) -> Iterator[Remark]:
+    """Yield the remarks of all rule sets; ``facts`` is any object whose attributes the rows name."""
+    for rule_set in rule_sets:
+        yield from rule_set(facts)
 
 
 def remarks_text(remarks: Sequence[Remark]) -> str:
-    """Return the verdict and all remarks for people, the worst first; sentences are folded, lines to paste are not."""
+    """Return the verdict and all remarks as text, the worst first; sentences are wrapped, lines to paste are not."""
     problems, warnings = (sum(one.severity == kind for one in remarks) for kind in (PROBLEM, WARNING))
     verdict = "not ready" if problems else "ready to submit"
     lines = [f"{count(problems, PROBLEM)} and {count(warnings, WARNING)}: {verdict}", ""]
@@ -88,7 +88,7 @@ def remarks_text(remarks: Sequence[Remark]) -> str:
 
 
 def folded(label: str, text: str, indent: int) -> list[str]:
-    """Return a label and a text beside it, folded to the width of a terminal."""
+    """Return a label and a text beside it, wrapped to the width of a terminal."""
     lines = textwrap.wrap(plain(text), _COLUMNS - indent, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{f'  {label}':<{indent - 1}} {lines[0]}", *(" " * indent + line for line in lines[1:])]
 

@@ -1,4 +1,4 @@
-"""Puts a plan together: tasks, waves, what they ask for, and what there is to say about it."""
+"""Make a plan: tasks, waves, requested resources, and remarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.planning.findings import Cases, Remark, judge_all, note_if, problem_if, rules
+from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length, is_below
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.planning.plan_tasks import (
@@ -36,13 +36,13 @@ _CAPS = (  # of the site, by which the plan is made
 )  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
-_OTHER_LENGTH = 2  # times as long: a speed of other chunks says little
-_LAST_IS_LONGER_S = 3.0  # than the others, at most, where a recording is cut on the fly
+_OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
+_LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
 @dataclass(frozen=True)
 class CampaignPlan:
-    """From a source to the day it would be finished."""
+    """The plan of a whole campaign."""
 
     survey: Survey
     speed: Speed
@@ -94,7 +94,7 @@ class CampaignPlan:
 
 
 def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> CampaignPlan:
-    """Return the plan: the same for the same values, on every machine."""
+    """Return the plan: the same values give the same plan on every machine."""
     lengths = survey.lengths
     if not lengths.total_ms:
         raise _no_audio(survey)
@@ -118,7 +118,7 @@ def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> Campa
         site=site,
         files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
-    return replace(plan, remarks=tuple(judge_all((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
+    return replace(plan, remarks=tuple(apply_rules((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
 
 
 def _no_audio(survey: Survey) -> BadInput:
@@ -127,9 +127,9 @@ def _no_audio(survey: Survey) -> BadInput:
     names += survey.left_out_lines
     fix = survey.unreadable_fix or survey.left_out_fix or "badcjobs check SOURCE"
     if unknown:
-        counts = (survey.unreadable, "cannot be read"), (survey.untold, "with a header that does not tell")
+        counts = (survey.unreadable, "cannot be read"), (survey.without_length, "without a length in the header")
         reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
-        what = f"nobody knows how long the audio is: {reasons}"
+        what = f"the length of the audio is not known: {reasons}"
     elif rows:
         what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
     else:
@@ -137,7 +137,7 @@ def _no_audio(survey: Survey) -> BadInput:
     return BadInput(what, why="\n".join(names) or None, fix=fix)
 
 
-# --- what there is to say about the source ----------------------------------------------------------------------------
+# --- remarks about the source -----------------------------------------------------------------------------------------
 
 
 def _examples(many: str, names: str) -> Any:
@@ -172,12 +172,12 @@ SOURCE_REMARKS = (
     ),
     rules("unreadable", _examples("unreadable", "unreadable_names"))(
         problem_if(
-            "{many:count file} that cannot be read from here; {guess}; whatever tasks cannot read either will fail",
+            "{many:count file} that cannot be read from here; {guess}; files that tasks cannot read will fail",
             "{survey.unreadable_fix}",
         )
     ),
-    rules("unknown length", _examples("untold", "unknown_names"))(
-        note_if("{many:count file} whose header does not tell how long it is; {guess}")
+    rules("unknown length", _examples("without_length", "unknown_names"))(
+        note_if("{many:count file} without a length in the header; {guess}")
     ),
     rules("empty", _examples("empty", "empty_names"))(
         note_if(
@@ -187,22 +187,22 @@ SOURCE_REMARKS = (
     ),
     rules("broken off", _examples("broken", "broken_names"))(
         note_if(
-            "{many:count file} with less audio than the header says; what is there is planned, no more;"
+            "{many:count file} with less audio than the header says; only what is there is planned;"
             " {survey.nothing_there:count chunk} without any of it will fail",
             when=lambda f: f.survey.nothing_there,
         ),
-        note_if("{many:count file} with less audio than the header says; what is there is planned, no more"),
+        note_if("{many:count file} with less audio than the header says; only what is there is planned"),
     ),
     rules("sample rates", _rates)(
         note_if(
-            "they differ: {rates:list}; an engine may be slower where it has to resample",
+            "they differ: {rates:list}; resampling may make an engine slower",
             when=lambda f: len(f.rates) > 1,
         )
     ),
     rules("audio", lambda plan: [{"details": plan.survey.not_there_names}])(
         note_if(
-            "the first file of {survey.not_there:count folder} is not there, or cannot be used; rows that say their end"
-            " are not looked up one by one",
+            "the first file of {survey.not_there:count folder} is missing or cannot be used; rows with an end are not"
+            " checked one by one",
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
             lambda f: f.survey.not_there,
         )
@@ -211,7 +211,7 @@ SOURCE_REMARKS = (
 )
 
 
-# --- and about the tasks ----------------------------------------------------------------------------------------------
+# --- remarks about the tasks ------------------------------------------------------------------------------------------
 
 
 def _long_chunks(plan: CampaignPlan) -> Cases:
@@ -267,7 +267,7 @@ def _speed(plan: CampaignPlan) -> Cases:
 _FIT_REMARKS = (
     rules("long chunks", _long_chunks)(
         problem_if(
-            "{many:count chunk} longer than the {limit} of audio that one GPU is sure to finish in a task: they may"
+            "{many:count chunk} longer than the {limit} of audio that one GPU finishes in a task for certain: they may"
             " never be done",
             "{ways}",
             lambda f: f.many,
@@ -283,7 +283,7 @@ _FIT_REMARKS = (
     rules("chunk length", _unsafe_chunks)(
         note_if(
             "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
-            " on {speed.devices:list}: a run does such chunks {way}, which may be slower",
+            " on {speed.devices:list}: a run does them {way}, which may be slower",
             "{fix}",
             lambda f: f.many,
         )
@@ -325,7 +325,7 @@ def _length(seconds: float) -> str:
 
 
 def _round_down(seconds: float) -> str:
-    """Return a length that people would choose, with two digits, never more than what is given."""
+    """Return a length rounded down to two digits."""
     step = 10 ** (math.floor(math.log10(seconds)) - 1)
     return f"{math.floor(seconds / step + 1e-9) * step:.6g}"
 
@@ -334,7 +334,7 @@ def _round_down(seconds: float) -> str:
 
 
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
-    """Return the document; the same plan gives the same document, byte for byte."""
+    """Return the JSON document; the same plan gives the same document, byte for byte."""
     shares, survey, lengths = plan.sizing.shares, plan.survey, plan.survey.lengths
     return {
         "version": PLAN_VERSION,

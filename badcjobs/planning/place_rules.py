@@ -1,4 +1,4 @@
-"""What ``check`` says about places and this machine: folders, files, live databases, clocks, GPUs, Slurm."""
+"""Rules of ``check`` about places and this machine: folders, files, live databases, clocks, GPUs, Slurm."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def _out(facts: PreflightFacts) -> Cases:
     out, site = facts.out, facts.site
     if out is not None:
         yield {
-            "seen": out.path if out.path == out.real else f"{out.path} (really {out.real})",
+            "seen": out.path if out.path == out.real else f"{out.path} (real path: {out.real})",
             "read_only": below_any(out.real, site.read_only, facts.home),
             "writable": below_any(out.real, site.writable, facts.home),
-            "made": ", and will be made" if out.missing else "",
+            "made": ", and will be created" if out.missing else "",
         }
 
 
@@ -64,7 +64,7 @@ OUT = (
     ),
     rules("room", _out)(
         warning_if(
-            "only {out.free_bytes:memory} are free where {out.path} lies",
+            "only {out.free_bytes:memory} are free on the disk of {out.path}",
             "df -h {out.path}   (or --out {site.example})",
             lambda f: f.out.free_bytes is not None and f.out.free_bytes < _LITTLE_ROOM_BYTES,
         )
@@ -102,13 +102,13 @@ def _log(facts: PreflightFacts) -> Cases:
 
 
 def _temporary(facts: PreflightFacts) -> Cases:
-    """Say whether TMPDIR counts: sbatch hands it on, unless the script sets its own."""
+    """Yield a case if TMPDIR has an effect: sbatch passes it on, unless the script sets its own."""
     return () if facts.script and facts.script.sets_tmpdir else ({"disk": (facts.site.node_local or "").lstrip("$")},)
 
 
 PLACES = (
     rules("files", _files)(
-        fine_if("{said}; nobody says how many are allowed", when=lambda f: f.limit is None),
+        fine_if("{said}; the limit is not known", when=lambda f: f.limit is None),
         problem_if(
             "{said}, but {whose} is {limit:,}", "#SBATCH --array=0-{fitting:before}", lambda f: f.most > f.limit
         ),
@@ -125,7 +125,7 @@ PLACES = (
     rules("log folder", _log)(
         problem_if(
             "Slurm would write {log}, below {read_only}, which compute nodes cannot write: the job fails without a"
-            " word",
+            " message",
             "#SBATCH --output={site.example}/%x-%A_%a.log",
             lambda f: f.script and f.read_only is not None,
         ),
@@ -137,8 +137,8 @@ PLACES = (
     ),
     rules("log folder", lambda facts: [{"folder": folder} for folder in facts.log_folders])(
         problem_if(
-            "{script.name} writes its log into {folder.path}, which is not there: Slurm does not make it, and every"
-            " task would fail without a word",
+            "{script.name} writes its log into {folder.path}, which does not exist: Slurm does not create it, and every"
+            " task would fail without a message",
             "mkdir -p {folder.path:quoted}",
             lambda f: f.folder.missing,
         )
@@ -159,8 +159,8 @@ PLACES = (
             lambda f: f.live_mode == "local",
         ),
         warning_if(
-            "TMPDIR={temporary.path} is {temporary.filesystem}, where WAL is not safe: live files would lie in"
-            " --out, in the slower safe mode",
+            "TMPDIR={temporary.path} is {temporary.filesystem}, where WAL is not safe: live files would be in"
+            " --out, in a slower mode",
             "unset TMPDIR   (in the job script, before badcjobs)",
         ),
     ),
@@ -200,19 +200,19 @@ MACHINE = (
         Advice(
             "{severity}",
             "{whose} is {apart_s:,.1f} s {direction} this machine's",
-            "timedatectl   (is the clock synchronised? tell the administrators)",
+            "timedatectl   (is the clock synchronised? report it to the site)",
         ),
     ),
     # Where jobs are submitted from there need not be any GPU.
     rules("GPUs", _gpus)(
         warning_if(
-            "{said}, for NVML cannot be loaded: fewer metrics, no energy counter ({gpus.why})",
-            "python -c 'import pynvml; pynvml.nvmlInit()'   (what does it say?)",
+            "{said}; NVML cannot be loaded: fewer metrics, no energy counter ({gpus.why})",
+            "python -c 'import pynvml; pynvml.nvmlInit()'   (look for an error)",
             lambda f: f.gpus.names and f.gpus.backend == "nvidia-smi",
         ),
         warning_if(
             "{said}: telemetry would be one gap ({gpus.why})",
-            "nvidia-smi   (what does it say? in a container: apptainer exec --nv …)",
+            "nvidia-smi   (look for an error; in a container: apptainer exec --nv …)",
             lambda f: f.gpus.names and f.gpus.backend == "none",
         ),
         fine_if("{said}", when=lambda f: f.gpus.names),

@@ -1,14 +1,14 @@
-"""``badcjobs plan``: the site → sources → speed → reading → plan → shards and scripts; and the plan as text.
+"""``badcjobs plan``: read the site, the sources and the speed, make the plan, write shards and scripts, show the plan.
 
 With --out DIR:
 
-    DIR/plan.json             what badcjobs plan --json says
+    DIR/plan.json             the output of badcjobs plan --json
     DIR/wave-1.sbatch         the job script of the first wave; results: OUT/wave-1 with [run] out, else DIR/results
     DIR/wave-1/tasks.txt      the manifests of its tasks: each array task takes one line
     DIR/wave-1/task-0000.csv  the rows of one task
     DIR/left-out.txt          rows that cannot be planned, each with its reason; only where there are any
 
-It is written beside its place and moved there in the end, so that a folder with this name is always a whole one.
+It is written under a temporary name and renamed at the end, so that DIR is always complete.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.survey import PlannedRow
 
-_SAID_BY_ROWS = ("source", "root", "chunk_length", "overlap")
+_IN_ROWS = ("source", "root", "chunk_length", "overlap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Planned:
 def plan_sources(
     order: PlanOrder, environ: Mapping[str, str], cwd: Path, progress: Progress = lambda rows: None
 ) -> Planned:
-    """Read the sources once, from end to end, and plan them; everything that can be refused is refused before."""
+    """Read the sources once, from end to end, and plan them; wrong input is refused before that."""
     site = Site("") if order.site is None else find_site(order.site, cwd)
     wish = PlanWish.of(order.submit, order.plan)
     check_wish(wish, site)
     settings = order.project.make(RunSettings, order.flags, "plan")
     if "workers_per_gpu" not in {*order.flags, *order.project.values.get("run", ())}:
-        settings = replace(settings, workers_per_gpu=AUTO)  # as the scripts say
+        settings = replace(settings, workers_per_gpu=AUTO)  # as in the scripts
     scripts = None if order.out is None else _scripts(order, cwd / order.out, site, cwd)
     root = None if settings.root is None else cwd / settings.root
     sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
@@ -113,9 +113,9 @@ class RowFile:
         self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
 
     def add(self, row: PlannedRow) -> None:
-        """Keep a row."""
+        """Store a row."""
         recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
-        # A row that ends where it begins is refused; without an end its header is asked, and says the same.
+        # A row that ends where it begins is refused; without an end, the length comes from the header.
         end = "" if end_ms is None or end_ms <= start_ms else str(end_ms)
         more = self._placed(further, names) if further else ()
         fields = [recording_id, chunk_id, path, str(start_ms), end, overlap_ms, sha256, notes, *more]
@@ -128,7 +128,7 @@ class RowFile:
         self._file.write(f"{kind},{text}")
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Delete all rows."""
         self._file.seek(0)
         self._file.truncate()
         for known in (self._kinds, self._further, self._places):
@@ -186,7 +186,7 @@ def _line(row: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """How the job scripts are to be filled in, besides what the plan itself says."""
+    """How the job scripts are filled in, besides the values of the plan."""
 
     template: str
     out: Path  # the folder of all results; each wave has its own below it
@@ -194,7 +194,7 @@ class Scripts:
     run_arguments: tuple[str, ...] = ()  # of badcjobs run
 
     def fill(self, array: str, sizing: Sizing, asking: Asking, tasks: Path, out: Path, root: str | None = None) -> str:
-        """Return the script of a wave; raise BadInput where the template does not take what is given."""
+        """Return the script of a wave; raise BadInput if the template does not accept the values."""
         values = {
             "array": array, "time": clock(sizing.time_s), "gpus-per-node": sizing.gpus, "cpus-per-task": asking.cpus,
             "mem": f"{asking.mem_gb}G", "source": tasks, "out": out,
@@ -207,11 +207,11 @@ class Scripts:
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """Give a folder beside the target that takes its place when all went well; else nothing is left of it."""
+    """Provide a temporary folder that becomes the target on success, and is removed otherwise."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(
-            f"{target} is there already",
-            why="its shards may be in use by jobs that run or wait",
+            f"{target} exists already",
+            why="running or queued jobs may use its shards",
             fix=f"--out {shlex.quote(str(target.with_name(target.name + '-2')))}",
         )
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -229,7 +229,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 def write_plan(
     plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, scripts: Scripts
 ) -> list[tuple[Path, Path]]:
-    """Write shards and scripts into a draft of the folder; return where each script will be, and its results."""
+    """Write shards and scripts to a draft of the folder; return the path of each script and of its results."""
     lines, written = rows.rows(), []
     width = len(str(len(plan.waves)))
     for wave in plan.waves:
@@ -253,7 +253,7 @@ def write_plan(
 
 
 def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
-    """Return how scripts are filled in; one is, with values that will do: a mistake is found before a long reading."""
+    """Return how scripts are filled in; one is filled in as a test, to find mistakes before a long reading."""
     own = f"{site.name}-array"
     usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
     out = Path(order.project.get("run", "out") or target / "results")
@@ -266,10 +266,10 @@ def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
 
 
 def _run_words(order: PlanOrder, cwd: Path) -> tuple[str, ...]:
-    """Return the options of ``badcjobs run`` that a task needs; where chunks begin and end, its rows say."""
-    others = {key: value for key, value in order.project.keys.items() if key.removeprefix("run.") not in _SAID_BY_ROWS}
-    given = {key: value for key, value in order.flags.items() if key not in _SAID_BY_ROWS}
-    workers = order.project.get("run", "workers_per_gpu")  # the templates say auto before; the last counts
+    """Return the options of ``badcjobs run`` that a task needs, besides what is in the rows."""
+    others = {key: value for key, value in order.project.keys.items() if key.removeprefix("run.") not in _IN_ROWS}
+    given = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
+    workers = order.project.get("run", "workers_per_gpu")  # the templates have auto before it; the last one counts
     return tuple(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
 
 
@@ -280,14 +280,14 @@ _DAY_S = 86_400
 _SHOWN_SCRIPTS = 3
 
 
-# name of the line → what is said there; the figures are those of _figures, and a line without any text is left out
+# name of a line → its text, with values of _figures; a line without text is left out
 _LINES = {
     "source": "{sources}",
     "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
     " longest {longest_s:,.1f} s",
     "speed": "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}{measured}",
     "GPU time": "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up;"
-    " {plan.asked_gpu_hours:one} are asked for, so that every task ends in time",
+    " {plan.asked_gpu_hours:one} are requested, so that every task ends in time",
     "tasks": "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}:"
     " about {sizing.expected_s:duration} of {time}",
     "margin": "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them"
@@ -296,14 +296,14 @@ _LINES = {
     "cores": "--cpus-per-task={asking.cpus}: {asking.cpus_why}",
     "time": "--time={time}: {time_why}",
     "waves": "{sizes}{plan.waves_why}",
-    "files": "{plan.files:,} at most, shards and logs and job scripts included, and none per chunk{quota}",
+    "files": "{plan.files:,} at most, with shards, logs and job scripts; none per chunk{quota}",
     "finished": "{finished}",
     "measured on": "{speed.devices:list}",
 }
 
 
 def plan_text(planned: Planned) -> str:
-    """Return the plan for people; the same plan gives the same text."""
+    """Return the plan as text; the same plan gives the same text."""
     plan = planned.plan
     figures = _figures(plan, planned.descriptions)
     problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
@@ -319,12 +319,12 @@ def plan_text(planned: Planned) -> str:
         many = f"{count(plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
         lines += ["", *folded("written", f"{planned.folder}: {many}", _INDENT)]
     if planned.left_out is not None:
-        lines += folded("left out", f"all of it, each with its reason: {planned.left_out}", _INDENT)
+        lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT)
     for script, out in planned.written[:_SHOWN_SCRIPTS]:
         lines.append(f"{'':{_INDENT}}sbatch {shlex.quote(str(script))}")
         lines.append(f"{'':{_INDENT}}badcjobs merge {shlex.quote(str(out))}   (once it has ended)")
     if (more := len(planned.written) - _SHOWN_SCRIPTS) > 0:
-        lines.append(f"{'':{_INDENT}}… and {more:,} more, each when the one before has ended")
+        lines.append(f"{'':{_INDENT}}… and {more:,} more, each after the one before has ended")
     return "\n".join(lines)
 
 
@@ -336,17 +336,17 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
     measured = f" ({count(plan.speed.tasks, 'task')}, {number(gpu_hours, 2)} GPU-hours without start-up)"
     if running_s is None:
         alone = span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s)
-        finished = f"not known; --parallel N says how many tasks run at a time; 1 GPU takes {alone}, start-up included"
+        finished = f"not known without --parallel N; 1 GPU takes {alone}, start-up included"
     else:
         gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
-        finished = f"after {span(running_s)} of running with {gpus}; waiting in the queue comes on top"
+        finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),
         "plan": plan,
         "lengths": lengths,
         "sources": ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else ""),
-        "cut": f", {survey.cut:,} of them cut out of longer files when they are needed" if survey.cut else "",
+        "cut": f", {survey.cut:,} of them cut out of longer files on the fly" if survey.cut else "",
         "shared": hours_of_recordings if survey.shared_ms else "",
         "sounding": f" (of the {lengths.rows - lengths.empty:,} with audio)" if lengths.empty else "",
         "mean_s": lengths.mean_ms / 1000,
@@ -357,12 +357,12 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "many": len(waves),
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
-        "time_why": "what the fullest task needs" if plan.sizing.chosen else "as --time says",
+        "time_why": "what the fullest task needs" if plan.sizing.chosen else "--time",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
     }
 
 
 def span(seconds: float) -> str:
-    """Return a long time as people say it: in days from two days on."""
+    """Return a duration; in days from two days on."""
     return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.1f} days"

@@ -1,4 +1,4 @@
-"""Where the speed of a plan comes from: a number that somebody gives, a job database, or what a probe has found."""
+"""The speed that a plan uses: from --rate, from a job database, or from a probe."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from badcjobs.workers.engines import choose_engine
 from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
-_USUAL = "hawkears"  # the engine where none is said
+_USUAL = "hawkears"  # the default engine
 _SHOWN = 3
-_ENOUGH_S = 60.0  # of work; a task that had less says little about its node
+_ENOUGH_S = 60.0  # of work; shorter tasks say little about their node
 _SLOWEST_PERCENT = 5
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
@@ -36,7 +36,7 @@ ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a GPU gets done once it works; None: nobody has measured it."""
+    """The speed of one GPU, without start-up; None: not measured."""
 
     audio_hours_per_gpu_hour: float
     origin: str  # in words
@@ -50,11 +50,11 @@ class Speed:
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     curve: Curve = ()  # a probe's trials
     lean_curve: Curve = ()  # with one thread, and nothing beside it
-    safe_s: float | None = None  # longer chunks are done with one thread; None: nothing was too long, or nobody tried
+    safe_s: float | None = None  # longer chunks are done with one thread; None: nothing was too long, or not tried
     lean_safe_s: float | None = None  # and still longer ones in pieces
     best_s: float | None = None  # the best length that is safe
-    doubts: tuple[str, ...] = ()  # why it may be the speed of something else
-    remedy: str | None = None  # against these doubts, a line to paste: measure it anew; None: nobody knows one
+    doubts: tuple[str, ...] = ()  # reasons why it may not apply
+    remedy: str | None = None  # a line to paste that measures again; None: not known
 
 
 def find_speed(
@@ -66,9 +66,9 @@ def find_speed(
     """
     if rate is not None and not 0 < rate < math.inf:
         raise BadInput(
-            f"--rate {rate:g} is no speed",
+            f"--rate {rate:g} is not a speed",
             why="it is the hours of audio that one GPU analyses in an hour, a number above 0",
-            fix="--rate 400   (badcjobs report RUN says it: audio-hours per GPU-hour)",
+            fix="--rate 400   (badcjobs report RUN shows it: audio-hours per GPU-hour)",
         )
     measured, store = None, default_store(environ)
     if origin is not None and origin.suffix == ".toml":
@@ -79,12 +79,12 @@ def find_speed(
         measured = _of_probes(store, None, settings, environ, cwd)
     if rate is not None:
         if measured is None:
-            return Speed(rate, "as --rate says")
-        words = f"as --rate says; the rest is {measured.origin}"
+            return Speed(rate, "from --rate")
+        words = f"from --rate; the rest is {measured.origin}"
         return replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
     if measured is None:
         why = f"there is neither --from nor --rate, and no probe of this engine ({subject_of(settings)}) is known here"
-        raise BadInput("how fast is a GPU? Nobody has measured it", why=why, fix=_how(settings))
+        raise BadInput("no measured speed for this engine", why=why, fix=_how(settings))
     return measured
 
 
@@ -94,7 +94,7 @@ def _how(settings: RunSettings, store: str | None = None) -> str:
     return f"{probe}   (or --from RUN, a run of one task of such audio; or --rate AUDIO_HOURS_PER_GPU_HOUR)"
 
 
-# --- as a job has measured it -----------------------------------------------------------------------------------------
+# --- from a job -------------------------------------------------------------------------------------------------------
 
 
 def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
@@ -103,7 +103,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     try:
         speed = speed_of(job, name)
     except ValueError as error:
-        raise BadInput(f"{name} does not say how fast GPUs are", why=str(error), fix=_how(settings)) from error
+        raise BadInput(f"{name} has no measured speed of GPUs", why=str(error), fix=_how(settings)) from error
     if not (news := news_words(job.merged)):
         return speed
     doubt = f"the merge of {name}: {news}; what was done since is not in this speed"
@@ -113,7 +113,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
 def speed_of(job: JobFacts, name: str) -> Speed:
     """Return what a job has measured; raise ValueError where that is nothing.
 
-    Start-up is counted apart: of a first job, which is often short, it is a large part.
+    Start-up is counted separately: in a short first job it is a large part.
     """
     start_up_s: dict[str, list[float]] = defaultdict(list)  # of each task, its devices up to their first chunk
     for device in job.devices:
@@ -152,11 +152,11 @@ def _most(pairs: Sequence[tuple[float | None, int]]) -> float | None:
     return max((value / devices for value, devices in pairs if value is not None), default=None)
 
 
-# --- as a probe has found it ------------------------------------------------------------------------------------------
+# --- from a probe -----------------------------------------------------------------------------------------------------
 
 
 def probe_line(settings: RunSettings, workers: int | None, store: str | None) -> str:
-    """Return the command whose result a plan with these settings would take; somebody has to put in the AUDIO.
+    """Return the command whose result a plan with these settings would use; AUDIO is to be replaced.
 
     ``workers`` None: any number will do; ``store`` None: the file in the user's cache.
     """
@@ -174,15 +174,15 @@ def probe_line(settings: RunSettings, workers: int | None, store: str | None) ->
 
 
 def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> str | None:
-    """Return the version of the engine, as far as its files tell it; None: it is not here, on a login node perhaps.
+    """Return the version of the engine, as far as its files show it; None: it is not installed here.
 
-    Nothing is started: of HawkEars 2 the models are known, and its release is not.
+    No program is started: for HawkEars 2, the models are known but not the release.
     """
     return choose_engine(settings, environ, SubprocessLauncher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
 
 
 def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
-    """Return what a probe of this engine has found; where it has found several things, somebody has to choose.
+    """Return what a probe of this engine has found; refuse several results that the user has to choose from.
 
     ``store``: the file as it was given; None: it is the one in the user's cache.
     """
@@ -204,7 +204,7 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Ma
     if len(chosen) > 1:
         said = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
         what = f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length"
-        fix = "the same command with the --rate of the one that you will get"
+        fix = "the same command with --rate and the speed of the model that you will use"
         raise BadInput(what, why="\n".join(said), fix=fix)
     ((key, speed),) = chosen
     return replace(speed, remedy=probe_line(settings, workers or key.workers, store))
@@ -227,7 +227,7 @@ def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
 
 
 def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
-    """Return the newest of those that fit, with what there is to say where none fits, or several do.
+    """Return the newest probe that matches, with doubts if none or several match.
 
     ``version`` and ``workers`` None: any will do.
     """
@@ -259,7 +259,7 @@ def _speed_of(probed: Probed, doubts: tuple[str, ...]) -> Speed:
     curve, lean_curve = (tuple((s, rate) for s, rate, lean in timed if lean is way) for way in (False, True))
     return Speed(
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
-        origin=f"as a probe of {key.gpu} has found with {setup_words(key)}" + ("" if curve else ", at its best length"),
+        origin=f"from a probe of {key.gpu} with {setup_words(key)}" + ("" if curve else ", at its best length"),
         devices=(key.gpu,),
         memory_bytes_per_gpu=max((one.host_peak_bytes for one in fitting if one.host_peak_bytes), default=None),
         chunk_s=result.best_s,
@@ -291,20 +291,20 @@ def at_length(speed: Speed, chunk_s: float) -> Speed:
 
 
 def is_below(curve: Curve, chunk_s: float) -> bool:
-    """Say whether no trial had chunks as short as that."""
+    """Return whether all trials had longer chunks."""
     return bool(curve) and chunk_s < curve[0][0]
 
 
 def _read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
     if is_below(curve, chunk_s):
-        # A fixed cost of each chunk; one trial alone cannot tell it apart, so all its time counts as that.
+        # Each chunk has a fixed cost; with only one trial, all its time counts as fixed cost.
         first_s, first_rate = curve[0]
         took_s, per_second = first_s / first_rate, 0.0
         for next_s, next_rate in curve[1:2]:
             per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
         per_chunk = max(0.0, took_s - per_second * first_s)
         rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
-        return rate, f"shorter than any trial: reckoned with {per_chunk:.2g} s for each chunk besides its audio"
+        return rate, f"shorter than any trial: estimated with {per_chunk:.2g} s for each chunk besides its audio"
     for (short_s, slow), (long_s, fast) in pairwise(curve):
         if short_s < chunk_s < long_s:
             part = math.log(chunk_s / short_s) / math.log(long_s / short_s)

@@ -1,4 +1,4 @@
-"""What is in the sources of a plan: they are read once, from end to end; mistakes are counted and stop nothing."""
+"""Read the sources of a plan once, from end to end; mistakes are counted and do not stop it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int], None]
 
 
 def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None) -> Survey:
-    """Read everything once; a second time, without them, where identities repeat. Mistakes are told, none stops it."""
+    """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
         chunks, walk = survey(sources, mistakes)
         found = _tally(chunks, rows, progress)
@@ -73,7 +73,7 @@ def _tally(rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress)
         found.cut += row.is_cut
         if keep is not None:
             keep(row)
-        if not row_number & 0xFF:  # a call for each of a million rows would be felt
+        if not row_number & 0xFF:  # a call for each of a million rows takes too long
             progress(row_number)
     return found
 
@@ -85,7 +85,7 @@ _LONGEST_MS = 2**32 - 2  # 49 days; whatever is longer fits into no walltime, an
 
 
 class Lengths:
-    """The lengths of chunks, one after another; None: nobody could measure it."""
+    """The lengths of chunks in their order; None: not known."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -147,7 +147,7 @@ EXAMPLES, LONGEST_SHOWN = 20, 3
 
 @dataclass(slots=True)
 class Survey:
-    """The tally of a source, chunk by chunk; names are kept of a few examples only."""
+    """Counts of a source, chunk by chunk, with a few names as examples."""
 
     lengths: Lengths = field(default_factory=Lengths)
     empty: int = 0
@@ -161,15 +161,15 @@ class Survey:
     unreadable_names: list[str] = field(default_factory=list)  # each with the reason
     unreadable_fix: str | None = None
     empty_names: list[str] = field(default_factory=list)
-    broken: int = 0  # files that have less audio than their header says
+    broken: int = 0  # files with less audio than in the header
     broken_names: list[str] = field(default_factory=list)
     nothing_there: int = 0  # chunks that will fail: their file breaks off before them
-    not_there: int = 0  # folders of which a first file was looked for in vain
+    not_there: int = 0  # folders whose first file is missing
     not_there_names: list[str] = field(default_factory=list)
-    passed_over: tuple[str, ...] = ()  # what of folders nobody looks at, in words
+    passed_over: tuple[str, ...] = ()  # what in folders is ignored
     left_out: int = 0  # rows that cannot be planned
     left_out_missing: int = 0  # so many of these because their audio is not there, or cannot be used
-    left_out_folders: int = 0  # folders that nobody may look into, with all that is in there
+    left_out_folders: int = 0  # folders that cannot be read
     left_out_sources: int = 0  # sources of which not one row can be
     left_out_lines: tuple[str, ...] = ()  # the first mistakes
     left_out_fix: str | None = None
@@ -198,8 +198,8 @@ class Survey:
         _keep(self.unreadable_names, f"{row.path}: {row.unreadable}")
 
     @property
-    def untold(self) -> int:
-        """How many files can be read, and have a header that does not tell how long they are."""
+    def without_length(self) -> int:
+        """The number of files that can be read but have no length in the header."""
         return self.lengths.unknown - self.unreadable
 
     @property
@@ -209,7 +209,7 @@ class Survey:
 
     @property
     def left_out_words(self) -> str:
-        """The same in words."""
+        """The same as text."""
         many = {"row": self.left_out, "closed folder": self.left_out_folders, "whole source": self.left_out_sources}
         return " and ".join(count(number, one) for one, number in many.items() if number)
 
@@ -228,9 +228,9 @@ def _keep(names: list[str], name: str) -> None:
 
 
 class LeftOut(Mistakes):
-    """Mistakes that are told one by one, but counted by the row: one row may have several.
+    """Mistakes, counted by row: one row may have several.
 
-    With a file, each is also written down: with twenty million rows, twenty examples are not all of them.
+    With a file, every one is written to it.
     """
 
     def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
@@ -258,7 +258,7 @@ class LeftOut(Mistakes):
         elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
             self.whole.add(self.source)
         elif text.startswith(CLOSED_FOLDER):
-            self.folders += 1  # what is in there, nobody knows
+            self.folders += 1  # its content is not known
         else:
             self.rows += 1  # a recording in a folder, which has no lines
         if self._path is not None:
@@ -267,7 +267,7 @@ class LeftOut(Mistakes):
             self._file.write(f"{part.name}{where} {text}{f' ({why})' if why else ''}\n")
 
     def add_unseen(self, count: int) -> None:
-        """Count rows nobody will look at one by one."""
+        """Count rows that are not read one by one."""
         super().add_unseen(count)
         self.rows += count
 

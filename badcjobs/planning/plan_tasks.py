@@ -1,4 +1,4 @@
-"""How many array tasks, and how much audio for each, so that each ends well inside its time."""
+"""Choose the number of array tasks and the audio of each, so that each ends within its time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from badcjobs.settings import PlanSettings, SubmitSettings, refuse
 END_S = 300.0
 LEAST_FACTOR, UNMEASURED_FACTOR = 1.25, 1.5
 _STEP_S, _LONG_STEP_S, _LONG_S = 300, 1800, 3 * 3600
-SLURMS_OWN_ARRAY = 1_000  # MaxArraySize is 1001 unless somebody has changed it
+SLURMS_OWN_ARRAY = 1_000  # the default of MaxArraySize is 1001
 USUAL_TIME_S = 12 * 3600  # as of badcjobs submit
 
 
@@ -47,12 +47,12 @@ class PlanWish:
         return self.time_s or site.plan_time_s or min(USUAL_TIME_S, site.time_s or math.inf)
 
     def task_gpus(self, site: Site) -> int:
-        """Return the GPUs of each task: all of a node, where the site says how many that are."""
+        """Return the GPUs of each task: all of a node, if the site has their number."""
         return self.gpus_per_task or site.node_gpus or 1
 
 
 def check_wish(wish: PlanWish, site: Site) -> None:
-    """Refuse what cannot be planned, before a long reading; all mistakes at once."""
+    """Refuse what cannot be planned, before a long reading; all mistakes in one message."""
     where, gpus, longest_h = site.name or "the site", wish.task_gpus(site), wish.longest_s(site) / 3600
     mistakes: list[tuple[str, str]] = []
     if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
@@ -76,12 +76,12 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     refuse([text for text, _ in mistakes], " ".join(fix for _, fix in mistakes), "this cannot be planned")
 
 
-# --- what is kept back of a task's time -------------------------------------------------------------------------------
+# --- margins ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What is kept back of a task's time."""
+    """The part of a task's time limit that is not planned for work."""
 
     start_up_s: float
     start_up_measured: bool
@@ -93,7 +93,7 @@ class Margin:
         """Return the seconds of work at the mean speed that fit into a time limit; raise BadInput where none do."""
         left_s = time_s - self.start_up_s - self.end_s
         if left_s <= 0:
-            measured = "measured" if self.start_up_measured else "assumed: nobody has measured it"
+            measured = "measured" if self.start_up_measured else "assumed, not measured"
             raise BadInput(
                 f"a time limit of {time_s / 60:g} min leaves no time for work",
                 why=f"start-up takes {self.start_up_s:.0f} s ({measured}), an orderly end {self.end_s:.0f} s",
@@ -107,11 +107,11 @@ class Margin:
 
 
 def make_margin(speed: Speed, wanted: float | None) -> Margin:
-    """Return what to keep back, by what was measured and, of the slowness, what somebody wants instead."""
+    """Return what to keep back, from the measured speed, or with the wanted factor."""
     if wanted is not None:
-        factor, why = wanted, "as [plan] margin says"
+        factor, why = wanted, "[plan] margin"
     elif speed.slowness is None:
-        factor, why = UNMEASURED_FACTOR, "no spread of speeds is known, so half as much again"
+        factor, why = UNMEASURED_FACTOR, "default: the spread of speeds is not known"
     else:
         factor = max(LEAST_FACTOR, speed.slowness)
         why = f"the slowest of {speed.tasks} measured tasks took {speed.slowness:.2f} times as long as the mean"
@@ -121,7 +121,7 @@ def make_margin(speed: Speed, wanted: float | None) -> Margin:
 
 
 def round_up(seconds: float) -> int:
-    """Return a time limit that people would ask for: in steps of 5 minutes, of half an hour from 3 h on."""
+    """Round a time limit up to 5 minutes, from 3 h on to half an hour."""
     step_s = _STEP_S if seconds <= _LONG_S else _LONG_STEP_S
     return -(-int(seconds + 0.999) // step_s) * step_s
 
@@ -143,7 +143,7 @@ class Share(NamedTuple):
 
 
 def share_out(lengths: Lengths, tasks: int) -> list[Share]:
-    """Return the shares of so many tasks, at most one for each chunk; none is empty.
+    """Return the shares of the tasks, at most one for each chunk, and no empty ones.
 
     Each task takes its part of what is left, to within half a chunk, so that one very long chunk does not leave those
     behind it with nothing. Whole numbers only: the same source gives the same shares on every machine.
@@ -264,12 +264,12 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: in
 
 
 def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
-    """Return how many tasks may be submitted at a time, and which cap says so."""
+    """Return how many tasks may be submitted at a time, and which limit applies."""
     who = site.name or "Slurm"
     if site.array_tasks:
         limits = [(site.array_tasks, f"{who} allows arrays of {site.array_tasks:,}")]
     else:
-        own = f"arrays of {SLURMS_OWN_ARRAY:,} are Slurm's own limit, as no site says another"
+        own = f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm"
         limits = [(SLURMS_OWN_ARRAY, own)]
     if site.queued_jobs:
         limits.append((max(1, site.queued_jobs - 1), f"{who} queues {site.queued_jobs:,} jobs, the merge job too"))
@@ -281,22 +281,22 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
 
 
 def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
-    """Return how many GPUs work at the same time, and who says so; None: not known, nor when all is finished."""
+    """Return how many GPUs work at the same time, and why; None: not known, nor when all is finished."""
     if wish.parallel is not None:
-        return wish.parallel * sizing.gpus, "as --parallel says"
+        return wish.parallel * sizing.gpus, "--parallel"
     if site.plan_gpus is not None:
-        return max(site.plan_gpus, sizing.gpus), f"as the site file of {site.name} says"
+        return max(site.plan_gpus, sizing.gpus), f"the site file of {site.name}"
     if site.gpu_hours is not None:
         largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
-        return largest * sizing.gpus, "all tasks of a wave at once, which is the most that the cap allows"
+        return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"
     return None, "add --parallel N"
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 USUAL_CPUS_PER_GPU, USUAL_MEM_GB_PER_GPU = 2, 4  # of badcjobs submit
-_MEMORY_MARGIN, _CPU_MARGIN = 1.2, 1.3  # as the report asks for next time
-_UNMEASURED = ", as submit asks for: nothing is measured"
+_MEMORY_MARGIN, _CPU_MARGIN = 1.2, 1.3  # as in the advice of the report
+_UNMEASURED = ", the default of submit: not measured"
 _GIB = 2**30
 
 
@@ -316,19 +316,19 @@ def ask_for(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> Asking:
     mem_gb, mem_why = USUAL_MEM_GB_PER_GPU * gpus, f"{USUAL_MEM_GB_PER_GPU} GB per GPU{_UNMEASURED}"
     if (busy := speed.cores_per_gpu) is not None:
         cpus = math.ceil(_CPU_MARGIN * busy * gpus) + 1
-        cpus_why = f"measured: {busy:.1f} busy per GPU at most, a third more and one for the wrapper"
+        cpus_why = f"measured: {busy:.1f} busy per GPU at most, 30 % more and one for badcjobs"
     if (peak := speed.memory_bytes_per_gpu) is not None:
         mem_gb = math.ceil((_MEMORY_MARGIN * peak * gpus + _GIB) / _GIB)
-        mem_why = f"measured: {peak / _GIB:.1f} GiB per GPU at most, a fifth more and 1 GiB"
+        mem_why = f"measured: {peak / _GIB:.1f} GiB per GPU at most, 20 % more and 1 GiB"
     if (free := int((site.free_cores_per_gpu or 0.0) * gpus)) > cpus:
-        cpus, cpus_why = free, f"they cost no more than the GPUs do at {site.name}; needed are {cpus} ({cpus_why})"
+        cpus, cpus_why = free, f"they cost no more than the GPUs at {site.name}; {cpus} are needed ({cpus_why})"
     if wish.cpus is not None:
-        cpus, cpus_why = wish.cpus, "as [submit] cpus says"
+        cpus, cpus_why = wish.cpus, "[submit] cpus"
     if wish.mem_gb is not None:
-        mem_gb, mem_why = math.ceil(wish.mem_gb), "as [submit] mem says"
+        mem_gb, mem_why = math.ceil(wish.mem_gb), "[submit] mem"
     if site.node_cpus and cpus > site.node_cpus:
-        cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be asked for: {cpus_why})"
+        cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be requested: {cpus_why})"
     if site.node_memory_gb and mem_gb > site.node_memory_gb:
-        why = f"all of a node ({mem_gb} GB would be asked for: {mem_why})"
+        why = f"all of a node ({mem_gb} GB would be requested: {mem_why})"
         mem_gb, mem_why = int(site.node_memory_gb), why
     return Asking(cpus, cpus_why, mem_gb, mem_why)

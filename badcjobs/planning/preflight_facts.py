@@ -1,6 +1,6 @@
-"""Looks up what ``check`` judges: folders, clocks, Slurm's settings and nodes, modules, devices, sources.
+"""Collect the facts of ``check``: folders, clocks, Slurm's settings and nodes, modules, devices, sources.
 
-What the answers mean is said by the rules beside this file. None: not asked, or unknown.
+None: not asked, or unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_MODULES = 97
 _NOT_NOW = ("Unable to contact", "ocket timed out", "temporarily unable")  # of the controller, not of the job
 _LOAD = f'type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load "$@"; echo; echo "{_LIST_FOLLOWS}"; '
 _LOAD += "module -t list 2>&1"
-_GO_ON = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and run it again)"
+_GO_ON = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and repeat the command)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FolderFacts:
     path: str  # absolute, as it was given
     real: str  # with all links followed
     filesystem: str  # in words: "lustre, shared"
-    shared: bool  # seen by other machines, or nobody knows
+    shared: bool  # visible on other machines, or not known
     refusal: str | None = None  # why nothing can be written there from here
     missing: bool = False  # it would be made
     free_bytes: int | None = None
@@ -59,7 +59,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlurmFacts:
-    """What ``scontrol show config`` says."""
+    """Values of ``scontrol show config``."""
 
     max_array_size: int | None = None
     kill_wait_s: int | None = None
@@ -79,7 +79,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """What became of ``module load …`` in a shell of its own."""
+    """The result of ``module load …`` in a shell of its own."""
 
     wanted: tuple[str, ...]
     command: bool  # whether there is a module command at all
@@ -97,15 +97,15 @@ class SourceFacts:
     manifests_listed: int | None = None
     stats: bool = True  # whether every file was looked at
     empty: int = 0  # files without any audio
-    unreadable: int = 0  # files that nobody here may read
+    unreadable: int = 0  # files that cannot be read from here
 
 
 @dataclass(frozen=True)
 class PreflightFacts:
-    """All that ``check`` has found out, which the rules judge; None: not asked, unknown, or there is none."""
+    """Everything that the rules of ``check`` need; None: not asked, unknown, or there is none."""
 
     asked: Asked = field(default_factory=Asked)
-    site: Site = field(default_factory=lambda: Site(""))  # without a name where none is given
+    site: Site = field(default_factory=lambda: Site(""))  # without a name: no site is given
     script: BatchScript | None = None
     start: Call | None = None  # of badcjobs run, in the script
     source: SourceFacts | None = None
@@ -119,7 +119,7 @@ class PreflightFacts:
     grace_s: float = 20.0
     slurm: SlurmFacts | None = None
     cluster: Cluster | None = None  # its nodes, as sinfo shows them
-    trial: tuple[str, ...] | None = None  # what sbatch --test-only says: why it refuses the script; (): it does not
+    trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
 
@@ -188,7 +188,7 @@ def query_nodes(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
-    """Let sbatch say what it thinks of a script, which submits nothing; None: nobody can ask it."""
+    """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
     program = shutil.which("sbatch", path=environ.get("PATH"))
     if program is None:
         return None
@@ -200,7 +200,7 @@ def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str
 
 
 def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
-    """Return why ``sbatch --test-only`` refuses a script, and what it says besides; None: it could not ask either."""
+    """Return why ``sbatch --test-only`` refuses a script, with its other messages; None: no controller."""
     if exit_code == 0:
         return ()
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.splitlines() if line.strip()]
@@ -225,7 +225,7 @@ def load_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleF
 
 
 def look_at_gpus(environ: Mapping[str, str], clock: Clock) -> GpuFacts:
-    """Ask whoever can read the devices of this machine."""
+    """Read the devices of this machine."""
     in_job = is_in_slurm(environ)
     with open_devices(environ, clock, StandIn()) as sight:
         granted = sight.grant.devices if in_job else ()
@@ -256,7 +256,7 @@ def check_source(
 
     ``quick``: look at no file. The facts are None when there are mistakes.
     """
-    empty: dict[str, str] = {}  # path → what is said of it
+    empty: dict[str, str] = {}  # path → name
     unreadable: dict[str, str] = {}
     try:
         sources = open_sources(paths, root=root, cutting=cutting)
@@ -265,17 +265,17 @@ def check_source(
         look = f"ls -ld {shlex.quote(str(paths[0]))}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
     facts, remarks = read
-    text = f"{facts.chunks:,} chunks; --quick: no audio file was looked at"
+    text = f"{facts.chunks:,} chunks; --quick: no audio file was opened"
     if not quick:
         unknown = f", {facts.of_unknown_length:,} of unknown length" if facts.of_unknown_length else ""
         text = f"{facts.chunks:,} chunks, {facts.audio_s / 3600:,.1f} hours of audio{unknown}; every file is there"
     found = [fine("source", line) for line in (text, *remarks.notes())]
     names, empty_names = (tuple(with_more(list(one.values())[:SHOWN], len(one))) for one in (unreadable, empty))
     if unreadable:
-        said = f"{count(len(unreadable), 'file')} cannot be read from here: what is in there would fail"
+        said = f"{count(len(unreadable), 'file')} cannot be read from here: their chunks would fail"
         found.append(problem("audio", said, f"ls -l {shlex.quote(next(iter(unreadable)))}", names))
     if empty:
-        said = f"{count(len(empty), 'file')} without any audio; each will fail, for there is nothing to analyse"
+        said = f"{count(len(empty), 'file')} without any audio; each will fail: there is nothing to analyse"
         found.append(warning("audio", said, _GO_ON, empty_names))
     return facts, [*found, *(warning("audio", line, _GO_ON) for line in remarks.lines())]
 

@@ -1,7 +1,8 @@
-"""The life of a probe: look around → try one length after the other on every model of device → keep what was found.
+"""``badcjobs probe``: try one chunk length after the other on every model of device, and store the results.
 
-What is tried next, and what it all means, is probe_search.py's business; one trial is probe_trial.py's. After each
-trial everything is written down, so that the same command goes on wherever this one stopped."""
+probe_search.py chooses the next length and evaluates the trials, probe_trial.py runs one trial. The results are stored
+after each trial, so that the same command continues where this one stopped.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from badcjobs.devices.visibility import Grant
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
 from badcjobs.paths import RunFolder
-from badcjobs.planning.probe_search import Bounds, ProbeStep, judge, next_step, usual_is_over
+from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Engine
@@ -46,7 +47,7 @@ _HOST_EVERY_S = 0.5
 _RECORDER_PATIENCE_S = 10.0
 _OTHERS_SHARE = 0.05  # of a device; a driver keeps less for itself
 _RESERVE_S = 20.0  # of a job's time, for the end
-_HOST_SHARE = 0.8  # of the node's memory; beyond it the kernel may end whoever it likes, us too
+_HOST_SHARE = 0.8  # of the node's memory; beyond it the kernel may kill any process
 _NOT_HERE = frozenset({CONFIGURATION, RAN_ON_CPU, GPU_LOST, NO_PROGRAM})
 _LONGEST_WHY = 1500
 _FASTER_THAN_ANYTHING = 1e6  # times real time
@@ -65,7 +66,7 @@ class ProbeOrder:
 
 @dataclass(frozen=True)
 class ProbeEnd:
-    """What a probe has found."""
+    """The result of a probe."""
 
     exit_code: int
     probes: tuple[Probed, ...]
@@ -76,38 +77,38 @@ class ProbeEnd:
 
 
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
-    """Find out how long a chunk may be on each model of device that is here."""
+    """Find how long a chunk may be on each model of device here."""
     settings, cutter = order.settings, AudioCutter(world.environ.get("PATH"))
     allocation = read_allocation(world)
-    with make_workplace(allocation) as workplace:
+    with make_work_folder(allocation) as work_folder:
         paths = [world.cwd / path for path in settings.source]
-        sounds = prepare_sounds(paths, cutter, workplace, order.probe.lengths_s[1])
+        sounds = prepare_sounds(paths, cutter, work_folder, order.probe.lengths_s[1])
         grant = find_grant(settings, world)
-        if settings.engine == "demo" and settings.simulate is not None:  # it says what it has of a simulated device
-            settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={workplace / 'memory'}"))
+        if settings.engine == "demo" and settings.simulate is not None:  # it reports its memory on a simulated device
+            settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={work_folder / 'memory'}"))
         engine = make_engine(settings, world, task_mark(allocation, world), grant)
         store, aside = open_store(order, world)
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
-            notes = ("it was known already; --again tries it anew",)
+            notes = ("already known; --again repeats the trials",)
             return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=notes)
         now_ms, left_s = world.clock.now_ms(), order.most_s
         if (end := find_end(settings.stop_after, allocation, world.environ, now_ms)) is not None:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
-        with open_records(order, world, allocation, grant, engine, workplace) as records:
-            others = say_who_else(records, grant)
+        with open_records(order, world, allocation, grant, engine, work_folder) as records:
+            others = note_other_users(records, grant)
             round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
-            round_.go_on(until_s=world.clock.monotonic_s() + left_s)
+            round_.run(until_s=world.clock.monotonic_s() + left_s)
         return conclude(searches, store.file, aside, world, others)
 
 
 @contextmanager
-def make_workplace(allocation: Allocation) -> Iterator[Path]:
-    """Make a folder on the node for what is only needed meanwhile."""
+def make_work_folder(allocation: Allocation) -> Iterator[Path]:
+    """Make a temporary folder on the node."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="badcjobs-probe-", dir=allocation.local_dir))
     except OSError as error:
-        what = f"there is no node-local folder to work in: {error.filename}"
+        what = f"no temporary folder can be made in {error.filename}"
         raise BadInput(what, why=error.strerror, fix="export TMPDIR=/a/local/folder") from error
     try:
         (folder / "memory").mkdir()
@@ -129,16 +130,16 @@ def find_grant(settings: RunSettings, world: World) -> Grant:
 
 
 def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None]:
-    """Return the file that results are kept in; that it cannot be written is said before hours of trials."""
+    """Return the file that results are kept in; refuse one that cannot be written before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
-        raise BadInput("there is nowhere to keep the result", why="HOME is not set", fix="--out probe.toml")
+        raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
     store = ProbeStore(world.cwd / file)
     try:
         return store, store.open()
     except OSError as error:
         raise BadInput(
-            f"the result cannot be kept in {store.file}",
+            f"the result cannot be written to {store.file}",
             why=error.strerror or str(error),
             fix="--out RUN/probe.toml   (in the folder of a run, which finds it there)",
         ) from error
@@ -179,12 +180,12 @@ def open_records(
     allocation: Allocation,
     grant: Grant,
     engine: Engine,
-    workplace: Path,
+    work_folder: Path,
 ) -> Iterator[Records]:
     """Open a task database for the trials, and record the devices meanwhile, as a run does."""
     settings = order.settings
     keep = order.probe.keep
-    out = RunFolder(workplace / "run" if keep is None else world.cwd / keep)
+    out = RunFolder(work_folder / "run" if keep is None else world.cwd / keep)
     out.create()
     key = out.claim(allocation.key)
     records = Records(key, out.task_database(key), allocation, world, live_mode=settings.live_mode)
@@ -197,10 +198,10 @@ def open_records(
         records.writer.add_devices(grant.devices)
         records.start_publishing(settings.publish_every_s)
         if grant.devices and settings.telemetry:
-            pretended = settings.engine == "demo"  # no other engine tells what it would have of a simulated device
-            ledger = str(workplace / "memory") if pretended else None
+            pretended = settings.engine == "demo"  # only this engine reports its memory on a simulated device
+            ledger = str(work_folder / "memory") if pretended else None
             stand_in = replace(settings.stand_in(world.cwd), ledger=ledger)
-            limits = replace(settings.alerts, memory_percent=100.0)  # filling the memory is what we are here for
+            limits = replace(settings.alerts, memory_percent=100.0)  # a probe fills the memory on purpose
             how = RecordingOptions(settings.interval_s, stand_in, limits)
             records.start_recorder(grant.devices, how, wait_s=_RECORDER_PATIENCE_S)
         yield records
@@ -211,20 +212,20 @@ def open_records(
         records.writer.close()
 
 
-def say_who_else(records: Records, grant: Grant) -> list[str]:
-    """Name the devices that somebody uses before we have begun: less fits into them than into others of their model."""
+def note_other_users(records: Records, grant: Grant) -> list[str]:
+    """Name the devices that other processes use already: less fits into them than into others of their model."""
     used = read_memory_peaks(records.readings_at_hand(), 0)
     full = [(d, used.get(records.writer.device_id(d), 0), d.memory_total_bytes) for d in grant.devices]
     return [
-        f"{device.name or 'a device'} ({device.pin}): {bytes_ / 2**30:.1f} GiB are in use by others;"
-        " on an empty one longer chunks may fit: badcjobs gpus --all shows by whom"
+        f"{device.name or 'a device'} ({device.pin}): {bytes_ / 2**30:.1f} GiB are used by other processes;"
+        " longer chunks may fit on a free one: badcjobs gpus --all"
         for device, bytes_, total in full
         if total is not None and bytes_ > _OTHERS_SHARE * total and device.backend != "simulated"
     ]
 
 
 def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world: World, notes: list[str]) -> ProbeEnd:
-    """Say what was found, what was not, and what to do about it."""
+    """Return the results, the problems and notes."""
     problems = tuple(search.problem for search in searches if search.problem is not None)
     notes = [*notes, *(search.host_words for search in searches if search.host_words)]
     exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
@@ -236,12 +237,12 @@ def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world
 
 
 def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
-    """Say why there is more to try, and what the same command will do; a first trial that was too short is not kept."""
+    """Explain why the search is not finished; a first trial that was too short is not stored."""
     why = f"stopped by {stop.name}" if stop.requested else "the time is over"
     if something_is_kept:
-        return f"{why}; what was tried is kept, and the same command goes on"
-    begins = "so the same command begins anew" + ("" if stop.requested else ": give it more time with --time")
-    return f"{why} before a trial that counts had come to its end; nothing is kept, {begins}"
+        return f"{why}; the trials are stored, and the same command continues"
+    begins = "so the same command starts again" + ("" if stop.requested else ": give it more time with --time")
+    return f"{why} before the first trial ended; nothing is stored, {begins}"
 
 
 # --- the search for one model of device -------------------------------------------------------------------------------
@@ -266,11 +267,11 @@ class ModelSearch:
         self._bounds = Bounds(*order.probe.lengths_s)
         self._margin_percent, self._trial_s = order.probe.margin_percent, order.probe.trial_s
         self._start_up_s = 0.0
-        self._guess: float | None = None  # how fast a trial was that was too short to count
+        self._guess: float | None = None  # the speed of a trial that was too short to count
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to try."""
+        """Whether all trials are done."""
         return next_step(self.trials, self._bounds) is None
 
     @property
@@ -278,11 +279,11 @@ class ModelSearch:
         """What is known so far."""
         finished = bool(self.trials) and self.is_over
         known = bool(self.trials) and usual_is_over(self.trials, self._bounds)
-        result = judge(self.trials, self._margin_percent, finished=finished) if known else None
+        result = evaluate(self.trials, self._margin_percent, finished=finished) if known else None
         return Probed(self.key, tuple(self.trials), result, finished, self._at)
 
     def keep(self) -> Probed:
-        """Write down what is known so far."""
+        """Store what is known so far."""
         self._store.put(self.probed)
         return self.probed
 
@@ -294,7 +295,7 @@ class ModelSearch:
         return next_step(self.trials, self._bounds, self.in_flight)
 
     def expected_s(self, step: ProbeStep) -> float:
-        """Return about how long a trial will take; 0: nobody knows."""
+        """Return about how long a trial will take; 0: not known."""
         rate = self.rate
         return 0.0 if rate is None else self._start_up_s + self.chunks(step) * step.length_s / rate
 
@@ -313,17 +314,17 @@ class ModelSearch:
         measured = [trial for trial in self.trials if trial.times_real_time]
         return max(measured, key=lambda trial: trial.length_s).times_real_time if measured else self._guess
 
-    def end(self, run: TrialRun, told: Trial | Trouble | None) -> bool:
-        """Take note of what came of a trial; None: it was broken off. Say whether it was too short to count."""
+    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> bool:
+        """Store the outcome of a trial (None: it was stopped); return whether it was too short to count."""
         self.in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
-        if isinstance(told, Trouble):
-            self.problem = explain(told, self.key, run.step)
-        elif told is not None and self._guess is None and is_too_short(told, self.lanes(run.step), self._trial_s):
-            self._guess = told.times_real_time or _FASTER_THAN_ANYTHING
+        if isinstance(outcome, Trouble):
+            self.problem = explain(outcome, self.key, run.step)
+        elif outcome is not None and self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
+            self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
             return True
-        elif told is not None:
-            self.trials.append(told)
+        elif outcome is not None:
+            self.trials.append(outcome)
             self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
             self._start_up_s = run.start_up_s
             self.keep()
@@ -340,22 +341,22 @@ class ModelSearch:
         if ceiling_s >= self._bounds.longest_s:
             return self._bounds
         self.host_words = (
-            f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried, for it might take more than"
+            f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: it might take more than"
             f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
         )
         return replace(self._bounds, longest_s=ceiling_s)
 
 
 def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
-    """Say what failed, and what to do about it; it was not the device's memory."""
+    """Return an error for a failure that was not due to the device's memory."""
     fix = "badcjobs probe … --config probe.keep=DIR   (then look into DIR/tasks/)"
     if trouble.error_class == HOST_MEMORY:
         fix = f"#SBATCH --mem=64G   (or shorter trials: {_shorter(step)})"
     elif trouble.error_class in _NOT_HERE:
         fix = "badcjobs check AUDIO -- --engine …   (with the same options of run)"
     problem = BadcjobsError(
-        f"{key.gpu}: chunks of {step.length_s:g} s failed, but not for want of its memory"
-        f" ({trouble.error_class}); no result is kept",
+        f"{key.gpu}: chunks of {step.length_s:g} s failed for another reason than its memory"
+        f" ({trouble.error_class}); no result is stored",
         why=trouble.error.strip()[-_LONGEST_WHY:] or None,
         fix=fix,
     )
@@ -382,11 +383,11 @@ class Round:
         self._slots = 0
         self._usage = UsageReader(world.pid)
         self._next_usage_s = 0.0
-        # How much memory of the node is ours: what was asked for, else what is not in use now.
+        # Our memory on the node: what was requested, else what is free now.
         self._host_bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
 
-    def go_on(self, *, until_s: float) -> None:
-        """Try and try again, until nothing is left to try or the time is over."""
+    def run(self, *, until_s: float) -> None:
+        """Run trials until all are done or the time is over."""
         clock, stop, over = self._world.clock, self._world.stop, False
         while True:
             if not over and (stop.requested or clock.monotonic_s() >= until_s):
@@ -407,11 +408,11 @@ class Round:
             self._bench.records.check_recorder()
             for search, run in [pair for pair in self._running if not pair[1].busy]:
                 self._running.remove((search, run))
-                told = run.end()
-                again = search.end(run, None if over else told)
+                outcome = run.end()
+                again = search.end(run, None if over else outcome)
                 if not over:
-                    more = "; too short to count, so once more with more chunks" if again else ""
-                    log.info("%s: %s%s", search.key.gpu, _words(run.step, told), more)
+                    more = "; too short to count: repeated with more chunks" if again else ""
+                    log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), more)
 
     def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
         key, device = search.key, search.free.pop(0)
@@ -434,7 +435,7 @@ class Round:
         self._running.append((search, run))
 
     def _look_at_the_host(self) -> None:
-        """Read how much memory our processes hold together; each trial that runs meanwhile is told."""
+        """Read the memory of all our processes, for the trials that are running."""
         now_s = self._world.clock.monotonic_s()
         if now_s < self._next_usage_s:
             return
@@ -444,9 +445,9 @@ class Round:
                 run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
 
 
-def _words(step: ProbeStep, told: Trial | Trouble) -> str:
-    if isinstance(told, Trouble):
-        return f"{step.length_s:g} s failed: {told.error_class}"
-    rate = "" if told.times_real_time is None else f", {told.times_real_time:,.0f} × real time"
-    peak = "" if told.peak_bytes is None else f", {told.peak_bytes / 2**30:.2f} GiB at most"
-    return f"{step.length_s:g} s: {told.outcome}{peak}{rate}"
+def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:
+    if isinstance(outcome, Trouble):
+        return f"{step.length_s:g} s failed: {outcome.error_class}"
+    rate = "" if outcome.times_real_time is None else f", {outcome.times_real_time:,.0f} × real time"
+    peak = "" if outcome.peak_bytes is None else f", {outcome.peak_bytes / 2**30:.2f} GiB at most"
+    return f"{step.length_s:g} s: {outcome.outcome}{peak}{rate}"

@@ -1,4 +1,4 @@
-"""What a probe has found: the curve from chunk length to memory and speed, as text and as a self-contained page."""
+"""The results of a probe, memory and speed by chunk length, as text and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from badcjobs.report.words import UNKNOWN, memory, number, percent
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY, _SPEED = "memory", "speed"
 _CAPTIONS = {
-    _MEMORY: "Peak memory of the device; the dashed line is what it has. Dotted lines: the best length, the safe one.",
+    _MEMORY: "Peak memory of the device; dashed: its total memory; dotted: the best and the safe length.",
     _SPEED: "Seconds of audio analysed in a second of work, without the start of the engine.",
 }
 _GIB = 2**30
 
 
 def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -> str:
-    """Return the tables and the sentences below them; ``kept``: where, and who reads it there."""
+    """Return the tables and the sentences below them; ``kept``: the file, and what reads it."""
     lines = []
     for number_, probed in enumerate(probes):
         lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2)
@@ -31,7 +31,7 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
         lines += [part for sentence in _sentences(probed) for part in wrap(f"  {sentence}", indent=4)]
         lines.append("")
     if any(probed.result is not None for probed in probes):
-        lines += wrap(f"  kept in {kept}", indent=4)
+        lines += wrap(f"  stored in {kept}", indent=4)
     lines += [line for note in notes for line in wrap(f"  note: {note}", indent=4)]
     return "\n".join(lines).rstrip()
 
@@ -40,12 +40,12 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
     """Return the page."""
     code, script, places = _draw(probes)
     sections = [_section(number_, probed, places) for number_, probed in enumerate(probes)]
-    said = "".join(paragraph(note) for note in notes)
+    notes_html = "".join(paragraph(note) for note in notes)
     header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
     footer = ". What it means: <code>badcjobs guide probe</code>."
     title = "How long a chunk may be"
     data: dict[str, str] | None = {} if places else None
-    return whole_page(title, header + said, sections, footer, code=code, script=script, data=data)
+    return whole_page(title, header + notes_html, sections, footer, code=code, script=script, data=data)
 
 
 def _draw(probes: Sequence[Probed]) -> tuple[str, str, Mapping[str, str]]:
@@ -81,7 +81,7 @@ def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:
     )
     body = (
         paragraph(setup_words(probed.key), "quiet")
-        + "".join(paragraph(said[0].upper() + said[1:] + ".") for said in _sentences(probed))
+        + "".join(paragraph(one[0].upper() + one[1:] + ".") for one in _sentences(probed))
         + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
         + table_html(_table(place, probed))
     )
@@ -97,28 +97,28 @@ def _table(place: int, probed: Probed) -> Table:
 def _row(trial: Trial, probed: Probed) -> Row:
     total, rate = probed.key.memory_bytes, trial.times_real_time
     full = None if trial.peak_bytes is None or not total else trial.peak_bytes / total
-    said = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
+    words = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
     best_s = None if probed.result is None else probed.result.best_s
     if not trial.lean and trial.outcome == FITS and trial.length_s == best_s:
-        said.append("← best")
+        words.append("← best")
     return (
         Cell(f"{trial.length_s:g} s", trial.length_s),
         Cell(memory(trial.peak_bytes), trial.peak_bytes),
         Cell(percent(None if full is None else 100 * full), full),
         Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
-        ", ".join(filter(None, said)) or "fits",
+        ", ".join(filter(None, words)) or "fits",
     )
 
 
 def _curve_of(probed: Probed) -> list[Trial]:
-    """Return the trials in the order in which they are shown: as usual first, the shortest first."""
+    """Return the trials in order: first those with the usual threads, the shortest first."""
     return sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
 
 
 # --- what it means ----------------------------------------------------------------------------------------------------
 
 
-# What the curve means: a sentence, and when it is said.
+# Sentences about the result, each with its condition.
 _SENTENCES: tuple[tuple[str, Callable[[ProbeResult], bool]], ...] = (
     ("longest: nothing fits with the usual threads",
      lambda r: r.longest_s is None and r.too_long_s is None),
@@ -143,9 +143,9 @@ _SENTENCES: tuple[tuple[str, Callable[[ProbeResult], bool]], ...] = (
 
 def _sentences(probed: Probed) -> Iterator[str]:
     if not probed.finished:
-        yield "not finished: the same command goes on"
+        yield "not finished: the same command continues"
     if probed.result is not None:
         values = {**asdict(probed.result), "rate": number(probed.result.times_real_time, 0)}
         yield from (template.format(**values) for template, when in _SENTENCES if when(probed.result))
         if all(trial.peak_bytes is None for trial in probed.trials):
-            yield "peak memory is not known: nothing here could read it; what fits was found all the same"
+            yield "peak memory is not known: it could not be read; the lengths are valid all the same"

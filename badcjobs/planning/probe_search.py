@@ -1,7 +1,8 @@
-"""Which length of audio is tried next: doubled until it does not fit, then between the two, ever closer. Pure.
+"""Choose the next chunk length: doubled until it does not fit, then between the two; evaluate the trials. Pure.
 
-What fits is taken to be monotone: less audio needs no more memory, and one thread alone no more than several. Several
-devices of one model may share a search: what is in flight on one is not tried on another."""
+The search assumes that less audio needs no more memory, and one thread no more than several. Devices of one model
+share a search: a length in flight on one is not tried on another.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class Bounds:
 
     start_s: float = 60.0
     longest_s: float = 3600.0
-    shortest_s: float = 3.0  # HawkEars hears windows of 3 s
-    tolerance: float = 0.05  # so much longer than what fits may be what does not
+    shortest_s: float = 3.0  # HawkEars uses windows of 3 s
+    tolerance: float = 0.05  # relative distance between what fits and what does not
 
 
 class ProbeStep(NamedTuple):
@@ -35,7 +36,7 @@ class ProbeStep(NamedTuple):
 def bracket(trials: Sequence[Trial], *, lean: bool) -> tuple[float | None, float | None]:
     """Return the longest that fits, and the shortest that does not; None: not known.
 
-    Where trials contradict each other, what did not fit counts.
+    If trials contradict each other, a failure counts.
     """
     failed = [trial.length_s for trial in trials if trial.outcome == TOO_LONG and trial.lean >= lean]
     too_long_s = min(failed, default=None)
@@ -44,7 +45,7 @@ def bracket(trials: Sequence[Trial], *, lean: bool) -> tuple[float | None, float
 
 
 def cannot_start(trials: Sequence[Trial], *, lean: bool) -> bool:
-    """Say whether the engine does not even start this way: then no length will do."""
+    """Return whether the engine does not even start: then no length fits."""
     return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
 
 
@@ -64,7 +65,7 @@ def next_step(trials: Sequence[Trial], bounds: Bounds, in_flight: Collection[Pro
 
 
 def usual_is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
-    """Say whether there is nothing left to try with the usual threads."""
+    """Return whether all trials with the usual threads are done."""
     return _next_length(trials, False, bounds, []) is None
 
 
@@ -91,17 +92,17 @@ def _next_length(trials: Sequence[Trial], lean: bool, bounds: Bounds, busy_s: Se
 
 
 def _rounded(seconds: float) -> float:
-    """Return a length that people can say; about 1 % of it at most is lost."""
+    """Round a length by at most about 1 %."""
     return round(seconds, 0 if seconds >= 100 else 1 if seconds >= 10 else 2)
 
 
-# --- verdict ----------------------------------------------------------------------------------------------------------
+# --- result -----------------------------------------------------------------------------------------------------------
 
-ABOUT_AS_FAST = 0.98  # of the fastest: less of a difference is the machine's mood
+ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
 
 
-def judge(trials: Sequence[Trial], margin_percent: float, *, finished: bool = True) -> ProbeResult:
-    """Return what follows from all trials; of the lean way only when it is ``finished``."""
+def evaluate(trials: Sequence[Trial], margin_percent: float, *, finished: bool = True) -> ProbeResult:
+    """Return the result of all trials; that of the lean trials only if ``finished``."""
     (fits_s, too_long_s), lean = bracket(trials, lean=False), bracket(trials, lean=True)
     safe_s = _safe(fits_s, too_long_s, margin_percent)
     best = choose_best(trials, safe_s)

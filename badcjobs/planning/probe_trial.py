@@ -1,7 +1,7 @@
-"""One trial of a probe: chunks of one length, given to the workers of one device as a run would give them.
+"""One trial of a probe: chunks of one length for the workers of one device, as in a run.
 
-It begins, is looked at until it is over, and says what came of it. Which length comes next, and when a trial has to be
-broken off, probe.py says."""
+probe.py chooses the length, and stops a trial if it has to.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.worker_loop import BatchOver, Event
 
 _MOST_ROUNDS = 64
-_FIRST_ROUNDS = 4  # while nobody knows how fast it is
+_FIRST_ROUNDS = 4  # while the speed is not known
 _SAME_MOMENT_MS = 5
-_TOO_SHORT = 0.5  # of the wanted seconds: what is told by so little is chance
-_NOT_WORTH_A_SECOND = 5.0  # times the wanted seconds: a trial as long as that has forgotten its beginning
+_TOO_SHORT = 0.5  # of the wanted seconds: a shorter measurement is noise
+_NOT_WORTH_A_SECOND = 5.0  # times the wanted seconds: the warm-up of such a trial does not count
 
 
 def count_rounds(length_s: float, lanes: int, seconds: float, times_real_time: float | None) -> int:
@@ -45,7 +45,7 @@ def count_rounds(length_s: float, lanes: int, seconds: float, times_real_time: f
 
 
 def is_too_short(trial: Trial, lanes: int, seconds: float) -> bool:
-    """Say whether a trial is worth another one with more chunks: nobody knew how fast it would be."""
+    """Return whether to repeat a trial with more chunks, because its speed was not known before."""
     was_a_guess = trial.chunks == lanes * _FIRST_ROUNDS
     return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * seconds
 
@@ -57,26 +57,26 @@ class Trouble:
     error_class: str
     error: str
     at_start: bool = False  # before the engine had anything to do with a chunk
-    is_final: bool = True  # False: lost with others, and more will be said
+    is_final: bool = True  # False: lost with others; the reason follows
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device's memory was the reason, also where only the words tell."""
-        said = f"({OUT_OF_MEMORY})" in self.error or classify(self.error) == OUT_OF_MEMORY
-        return self.error_class == OUT_OF_MEMORY or said
+        """Whether the device's memory was the reason, by class or by message."""
+        in_message = f"({OUT_OF_MEMORY})" in self.error or classify(self.error) == OUT_OF_MEMORY
+        return self.error_class == OUT_OF_MEMORY or in_message
 
 
 class TrialEvents:
-    """What the workers of one trial said; the supervisor only logs why an engine did not start."""
+    """Events of the workers of one trial."""
 
     def __init__(self) -> None:
         self.done: list[ChunkResult] = []
         self.begun_at_ms: list[int] = []
         self._troubles: list[Trouble] = []
-        self.closed = False  # whatever is said from now on is of our own making
+        self.closed = False  # later failures are caused by ourselves
 
     def note(self, event: Event) -> None:
-        """Keep what the supervisor hears from the workers."""
+        """Store an event of a worker."""
         trouble = None
         if isinstance(event, ChunkStarted):
             self.begun_at_ms.append(event.at_ms)
@@ -91,9 +91,9 @@ class TrialEvents:
 
     @property
     def trouble(self) -> Trouble | None:
-        """What decides the trial: that the memory ran out, else the first trouble that is one."""
-        told = sorted(self._troubles, key=lambda one: (not one.is_out_of_memory, not one.is_final))
-        return next((one for one in told if one.is_out_of_memory or one.is_final), None)
+        """The failure that decides the trial: out of memory, else the first final one."""
+        ranked = sorted(self._troubles, key=lambda one: (not one.is_out_of_memory, not one.is_final))
+        return next((one for one in ranked if one.is_out_of_memory or one.is_final), None)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class TrialRun:
         shutil.rmtree(self._folder, ignore_errors=True)
         trouble = self.watch.trouble
         if trouble is None and len(self.watch.done) < self.lanes:
-            trouble = Trouble("no_output", "the engine ended without a word about its chunks")
+            trouble = Trouble("no_output", "the engine ended without results")
         on_cpu = self.plans[0].device is None
         if trouble is not None and not (trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY)):
             return trouble
@@ -213,7 +213,7 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
     """Return the seconds of work that count, and the seconds of audio done in each.
 
     From the end of the first round on, which warms up; from the first begin where there is no second round, or where
-    nobody can tell: some engines say nothing before their whole batch is done.
+    engines report nothing before their whole batch is done.
     """
     counted, from_ms = sorted(done, key=lambda one: one.ended_at_ms), min(one.started_at_ms for one in done)
     first_end_ms, last_end_ms = counted[0].ended_at_ms, counted[-1].ended_at_ms
@@ -225,7 +225,7 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
     return work_s, round(audio_s / work_s, 2) if work_s > 0 else None
 
 
-# --- what is tried ----------------------------------------------------------------------------------------------------
+# --- audio ------------------------------------------------------------------------------------------------------------
 
 
 def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:

@@ -1,35 +1,47 @@
-"""What ``check`` says about what a job asks of Slurm: array, GPU-hours, time, nodes, account, cost, names."""
+"""Rules of ``check`` about what a job asks of Slurm: array, GPU-hours, time, nodes, account, cost, names."""
 
 from __future__ import annotations
+
+from badcjobs.cluster.nodes import UNTYPED
+from badcjobs.cluster.nodes import Node
+from badcjobs.cluster.nodes import largest_size
+from badcjobs.cluster.sbatch_options import parse_gpus
+from badcjobs.cluster.sbatch_options import try_parse
+from badcjobs.planning.findings import Advice
+from badcjobs.planning.findings import Cases
+from badcjobs.planning.findings import Remark
+from badcjobs.planning.findings import fine_if
+from badcjobs.planning.findings import problem_if
+from badcjobs.planning.findings import rules
+from badcjobs.planning.findings import warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM
+from badcjobs.report.rules import WARNING
+from badcjobs.report.words import count
+from badcjobs.settings import nearest
+from badcjobs.planning.findings import apply_rules
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
-from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
-from badcjobs.planning.findings import Advice, Cases, Remark, fine_if, judge_all, problem_if, rules, warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count
-from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
-# Engine processes have to live in it: less would be cheaper, but Slurm would kill them. The same as submit asks for.
+# For the engine processes, as submit requests it: with less, Slurm would kill them.
 _NEEDED_GB_PER_GPU = 4.0
-# Problems about these are said with a line to paste already; sbatch would say the same, in fewer words.
-_SAID_BETTER = {"array", "time", "GPUs", "cores", "memory", "account", "partition", "constraint", "nodes"}
-# What sbatch says both of what never fits and of nodes that are drained today, for which a job would rightly wait.
+# Problems with these subjects have a line to paste; the message of sbatch would only repeat them.
+_EXPLAINED = {"array", "time", "GPUs", "cores", "memory", "account", "partition", "constraint", "nodes"}
+# Messages of sbatch for what never fits, and also for nodes that are drained now, for which a job can wait.
 _PERHAPS_LATER = ("node configuration is not available", "nodes are busy", "not available (down")
 
 
-def judge_request(facts: PreflightFacts) -> list[Remark]:
-    """Judge what is asked for; ``sbatch --test-only`` has the last word: sinfo does not show everybody everything."""
-    found = list(judge_all(REQUEST, facts))
+def check_request(facts: PreflightFacts) -> list[Remark]:
+    """Check the request; ``sbatch --test-only`` decides about names, because sinfo may hide some."""
+    found = list(apply_rules(REQUEST, facts))
     if facts.trial != ():
         found += NAMES(facts)
-        if any(one.severity == PROBLEM and one.subject in _SAID_BETTER for one in found):
+        if any(one.severity == PROBLEM and one.subject in _EXPLAINED for one in found):
             return found
     return [*found, *_SBATCH(facts)]
 
@@ -50,12 +62,12 @@ def _array(facts: PreflightFacts) -> Cases:
 
 
 def _spacing(facts: PreflightFacts) -> Cases:
-    """See that tasks can know their place in the array, unless a run has begun that says it."""
+    """Check that tasks can know their place in the array; a run that has begun already knows it."""
     script, start = facts.script, facts.start
     if facts.asked.array_range is None or (script is not None and start is None) or (start and "shard" in start.named):
         return
     if facts.out is not None and not (start and start.hidden):
-        yield {"severity": PROBLEM, "outcome": "all of them would end at once, for none knows its share"}
+        yield {"severity": PROBLEM, "outcome": "all of them would end at once, without knowing their shares"}
     else:
         yield {"severity": WARNING, "outcome": "they know their shares only in a run that has begun already"}
 
@@ -164,7 +176,7 @@ _ARRAY_AND_TIME = (
 
 
 def _node(facts: PreflightFacts) -> Cases:
-    """Compare what a task wants of one node with a node of the site; what its file does not say, Slurm may."""
+    """Compare what a task wants of one node with a node of the site; Slurm is asked for what its file does not have."""
     asked, site = facts.asked, facts.site
     size = None if facts.cluster is None else largest_size(facts.cluster, asked.partition)
     gpus, cores, memory_mib = size or (None, None, None)
@@ -172,8 +184,8 @@ def _node(facts: PreflightFacts) -> Cases:
     of_site = (site.node_gpus, site.node_cpus, site.node_memory_gb)
     wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node)
     units = ("GPUs", "cores", "GB of memory")
-    for many, unit, said, there in zip(wanted, units, of_site, of_slurm, strict=True):
-        most = there if said is None else said
+    for many, unit, in_file, there in zip(wanted, units, of_site, of_slurm, strict=True):
+        most = there if in_file is None else in_file
         if many is None or most is None or many <= most:
             continue
         fixes = {
@@ -183,12 +195,12 @@ def _node(facts: PreflightFacts) -> Cases:
         }
         subject = unit.split()[-1]
         fix = fixes[subject] if most else "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
-        whose = _reached(facts)[0] if said is None else site.name
+        whose = _reached(facts)[0] if in_file is None else site.name
         yield {"subject": subject, "wanted": many, "unit": unit, "whose": whose, "most": most, "fix": fix}
 
 
 def _spread(facts: PreflightFacts) -> Cases:
-    """See that a task of several nodes is started on all of them: the script itself runs on the first."""
+    """Check that a task of several nodes is started on all of them: the script itself runs on the first."""
     asked, script = facts.asked, facts.script
     nodes = asked.nodes
     if nodes is None and asked.gpus_per_task:
@@ -242,7 +254,7 @@ _NODES_AND_COST = (
     rules("nodes", _spread)(
         warning_if(
             "{script.name} asks for {needed} nodes, but line {start.line} starts badcjobs on the first alone: the GPUs"
-            " of the others have nothing to do",
+            " of the others are idle",
             "#SBATCH --nodes=1   (and more array tasks; or srun: badcjobs template multinode)",
         )
     ),
@@ -258,7 +270,7 @@ _NODES_AND_COST = (
             lambda f: f.too_many,
         ),
         fine_if(
-            "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need it: {bill}",
+            "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need so much: {bill}",
             when=lambda f: f.memory_times > 1,
         ),
         fine_if("{bill}"),
@@ -266,7 +278,7 @@ _NODES_AND_COST = (
 )
 
 
-# --- who pays ---------------------------------------------------------------------------------------------------------
+# --- account --------------------------------------------------------------------------------------------------------
 
 
 def _account(facts: PreflightFacts) -> Cases:
@@ -305,7 +317,7 @@ _PAYING = (
     rules("merge account", _merge_account)(
         warning_if(
             "the merge job has no GPU, but would be paid by {account}, an account of GPU jobs on {site.name}: it may"
-            " wait for ever",
+            " never start",
             "{option}{other}",
         )
     ),
@@ -313,7 +325,7 @@ _PAYING = (
 REQUEST = (*_ARRAY_AND_TIME, *_NODES_AND_COST, *_PAYING)
 
 
-# --- names, and what sbatch itself says -------------------------------------------------------------------------------
+# --- names, and the answer of sbatch ----------------------------------------------------------------------------------
 
 _MANY = 8  # names in one sentence
 _NO_NAME = "()[]&|,"
@@ -376,13 +388,13 @@ def _other(option: str, value: str | None, wrong: str, known: Sequence[str], ask
 
 
 def _tried(facts: PreflightFacts) -> Cases:
-    """Say what sbatch answers: that no node has all this may be true only while some nodes are out of work."""
+    """Report the answer of sbatch; that no node fits may be true only while some nodes are down."""
     if facts.trial is None:
         return
     refusal, *details = facts.trial or ("",)
     later = any(words in refusal for words in _PERHAPS_LATER)
     all_work = facts.cluster is not None and all(node.works for node in _reached(facts)[1])
-    why = "; no node has all this together" + ("" if all_work else ", or those that have it are out of work now")
+    why = "; no node has all this together" + ("" if all_work else ", or such nodes are down now")
     yield {
         "refusal": refusal + why if later else refusal,
         "severity": WARNING if later and not all_work else PROBLEM,

@@ -1,4 +1,4 @@
-"""What ``check`` says about a job script: its options and calls, Slurm's signals, its log, its modules."""
+"""Rules of ``check`` about a job script: its options and calls, Slurm's signals, its log, its modules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from badcjobs.planning.findings import (
     Advice,
     Cases,
     Remark,
+    apply_rules,
     fine_if,
-    judge_all,
     problem,
     problem_if,
     rules,
@@ -21,19 +21,19 @@ from badcjobs.planning.findings import (
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
 
-HEARD = ("USR1", "USR2")  # as warnings; see task/stop.py
+WARNING_SIGNALS = ("USR1", "USR2")  # before the time limit
 _LEAST_LEAD_S = 120  # Slurm looks at its limits every 30 s, so a warning may come that much late
 _GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication
 
 
-def judge_script(facts: PreflightFacts) -> Iterator[Remark]:
-    """Judge everything that stands in the script itself."""
+def check_script(facts: PreflightFacts) -> Iterator[Remark]:
+    """Check everything in the script itself."""
     if (script := facts.script) is not None:
         yield from (problem("script", f"{script.name}{one.text}", one.fix) for one in script.mistakes)
         yield from (warning("script", f"{script.name}{one.text}", one.fix) for one in script.near_options)
         yield from (problem("call", f"{script.name}{one.text}", one.fix) for one in script.wrong_calls)
-        yield from judge_all(_STARTED if script.start else _NOT_STARTED, facts)
+        yield from apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
 
 
 # --- a script that starts badcjobs run --------------------------------------------------------------------------------
@@ -57,9 +57,11 @@ def _start(facts: PreflightFacts) -> Cases:
         "lines": [str(one.line) for one in in_shell],
         "to_script": to_script,
         "severity": PROBLEM if to_script else WARNING,
-        "fate": f"gets {name} and dies of it" if to_script else "keeps Slurm's signals",
+        "fate": f"is killed by {name}" if to_script else "does not pass on Slurm's signals",
         "keeper_severity": PROBLEM if signal else WARNING,
-        "keeper_fate": f"gets {name}, dies of it and does not hand it on" if signal else "hands on no early warning",
+        "keeper_fate": f"is killed by {name} and does not pass it on"
+        if signal
+        else "does not pass on the early warning",
         "without_exec": start.text.removeprefix("exec "),
         "keeper_hint": hints.get(keeper, ""),
         "without_keeper": without if without.startswith(("exec", "srun")) else f"exec {without}",
@@ -101,14 +103,14 @@ _STARTED = (
         ),
         problem_if(
             "{where} starts badcjobs in {start.within}, where exec does not reach the job's own shell: it {fate}",
-            "exec {without_exec}   (outside of {start.within}; what it says is in Slurm's log)",
+            "exec {without_exec}   (outside of {start.within}; its output is in Slurm's log)",
             lambda f: f.to_script and f.start.within,
         ),
         Advice("{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"),
     ),
     rules("signal", _signal)(
         warning_if(
-            "{script.name} asks for no early warning: at the time limit tasks have only KillWait to end in order",
+            "{script.name} asks for no early warning: at the time limit tasks have only KillWait to stop",
             "#SBATCH --signal={good}",
             lambda f: f.signal is None,
         ),
@@ -118,9 +120,9 @@ _STARTED = (
             lambda f: f.asked.time_s is not None and f.signal.lead_s >= f.asked.time_s,
         ),
         warning_if(
-            "{script.name}: {said} is not a warning to badcjobs; it listens for " + " and ".join(HEARD),
+            "{script.name}: {said} is not a warning to badcjobs, which handles " + " and ".join(WARNING_SIGNALS),
             "#SBATCH --signal={good}",
-            lambda f: f.name not in HEARD,
+            lambda f: f.name not in WARNING_SIGNALS,
         ),
         warning_if(
             "{script.name}: {said} without B: reaches srun steps alone, and this script starts badcjobs without srun",
@@ -161,14 +163,14 @@ _NOT_STARTED = (
     rules("dependency", _not_started)(
         warning_if(
             "{script.name}: --dependency={dependency} is never met once a task of the array has failed, and the merge"
-            " waits for ever",
-            "#SBATCH --dependency={right}   (merge says itself what is missing)",
+            " never starts",
+            "#SBATCH --dependency={right}   (merge reports what is missing)",
             lambda f: f.dependency,
         )
     ),
     rules("start", _not_started)(
         fine_if(
-            "not judged: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
+            "not checked: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
             when=lambda f: f.unread and not f.script.wrong_calls,
         ),
         warning_if(
@@ -206,7 +208,7 @@ def _modules(facts: PreflightFacts) -> Cases:
     yield {
         "line": f"module load {' '.join(found.wanted)}",
         "missing": missing,
-        "said": f"{said} (tried here without the script's {unseen})" if unseen else said,
+        "said": f"{said} (tested here without the script's {unseen})" if unseen else said,
         "severity": WARNING if unseen else PROBLEM,
         "first": "".join(missing[:1]).partition("/")[0],
     }
@@ -230,7 +232,7 @@ MODULES = (
     ),
     rules("modules", _modules)(
         warning_if(
-            "this machine has no module command, so nothing is known about {modules.wanted:list}",
+            "this machine has no module command, so {modules.wanted:list} cannot be checked",
             "bash -lc '{line}'   (on a login node of the cluster)",
             lambda f: not f.modules.command,
         ),

@@ -17,7 +17,7 @@ RULES = ("max", "sum")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a cluster allows; None and () where its file does not say."""
+    """The rules of a cluster; None and (): not in its file."""
 
     name: str
     array_tasks: int | None = None
@@ -32,15 +32,15 @@ class Site:
     writable: tuple[str, ...] = ()  # the only shared folders that they can
     no_submit: tuple[str, ...] = ()  # folders from which sbatch is refused
     node_local: str | None = None  # the variable that names the disk of the node
-    example: str = "/a/folder/that/all/nodes/can/write"  # for results, as people would write it
+    example: str = "/a/folder/that/all/nodes/can/write"  # a folder for results
     account_ends_with: str | None = None
     modules: tuple[str, ...] = ()  # what a job script loads, in this order
     bill_cpu: float | None = None
     bill_memory_gb: float | None = None
     bill_gpu: float | None = None
     bill_rule: str = "sum"  # "max" where PriorityFlags has MAX_TRES
-    plan_time_h: float | None = None  # the time limit of a task that nobody gives another
-    plan_gpus: int | None = None  # how many one gets at a time
+    plan_time_h: float | None = None  # default time limit of a task
+    plan_gpus: int | None = None  # usual number at a time
 
     @property
     def time_s(self) -> float | None:
@@ -49,7 +49,7 @@ class Site:
 
     @property
     def plan_time_s(self) -> float | None:
-        """The time limit of a task that nobody gives another."""
+        """The default time limit of a task."""
         return None if self.plan_time_h is None else self.plan_time_h * 3600
 
     @property

@@ -155,7 +155,7 @@ def test_a_job_that_is_ready_exits_0_with_everything_that_was_looked_at(answers:
     assert found.exit_code == 0, found.stdout + found.stderr
     assert found.stdout.startswith("0 problems and ")
     assert "6 chunks, 0.0 hours of audio; every file is there" in line_of(found, "fine", "source")
-    assert "will be made" in line_of(found, "fine", "out")
+    assert "will be created" in line_of(found, "fine", "out")
     assert "4 tasks × 4 GPUs × 12 h = 192 GPU-hours" in line_of(found, "fine", "GPU-hours")
     assert "0.0 s apart" in line_of(found, "fine", "clock")
     assert "demo can be started here" in line_of(found, "fine", "engine")

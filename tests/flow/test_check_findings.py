@@ -93,7 +93,7 @@ CASES = {
         ("--open-mode", "--output={home}/%j.log --open-mode"),
     ),
     "log folder that is not there": Case(
-        "problem log folder", "is not there", "mkdir -p", ("--open-mode", "--output=logs/%j.log --open-mode")
+        "problem log folder", "does not exist", "mkdir -p", ("--open-mode", "--output=logs/%j.log --open-mode")
     ),
     "array larger than the site allows": Case(
         "problem array", "10,001 tasks", "#SBATCH --array=0-9999", ("--array=0-3", "--array=0-10000")
@@ -181,7 +181,7 @@ CASES = {
         ("#SBATCH --mem", "# SBATCH --nice\n#SBATCH --mem"), **NEVER,
     ),
     "afterok": Case(
-        "warning dependency", "waits for ever", "#SBATCH --dependency=afterany:7 ",
+        "warning dependency", "never starts", "#SBATCH --dependency=afterany:7 ",
         (f"module load gcc cuda\n{RUN}", "#SBATCH --dependency=afterok:7\nmodule load gcc\nbadcjobs merge x"),
     ),
     "array that hides its spacing": Case(
@@ -225,7 +225,7 @@ CASES = {
         "problem sbatch", "Invalid account", "sbatch --test-only a", environ={"PATH": "strict"}, **NEVER
     ),
     "program that keeps signals": Case(
-        "problem start", "behind timeout, which gets USR1, dies of it", "exec badcjobs run",
+        "problem start", "behind timeout, which is killed by USR1", "exec badcjobs run",
         ("exec badcjobs", "exec timeout -k 5 100 badcjobs"),
     ),
     "merge paid by the account of GPU jobs": Case(

@@ -100,7 +100,7 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
     (site.folder / "odd.toml").write_text(odd)
     (site.folder / "none").mkdir()
     cases: list[tuple[tuple[object, ...], tuple[str, ...]]] = [
-        ((manifest,), ("Nobody has measured it", "badcjobs probe AUDIO", "--rate")),
+        ((manifest,), ("no measured speed for this engine", "badcjobs probe AUDIO", "--rate")),
         ((manifest, "--rate", 400, "--time", "late"), ("--time", "late", "H:M:S")),
         ((manifest, "--rate", 400, "--account", "x"), ("No such option: --account",)),
         ((manifest, "--rate", 400, "--margin", 2), ("No such option: --margin", "--config plan.margin=2")),

@@ -111,7 +111,7 @@ def test_the_same_command_knows_it_already(found: Outcome, shared_site: Site) ->
     again = probe(shared_site, *DEMO, *cards(shared_site))
     assert again.exit_code == 0
     assert tried(again) == []
-    assert "it was known already" in again.stdout
+    assert "already known" in again.stdout
     assert "chunk length" in again.stdout and "← best" in again.stdout
 
 
@@ -173,7 +173,7 @@ def test_an_engine_that_fails_for_another_reason_stops_it_and_nothing_is_kept(si
     failing = site.script("fail.sh", "echo 'it is broken' >&2; exit 3")
     engine = ("--command", f"{failing} {{input}} {{output}}")
     done = probe(site, *engine, "--simulate", 1, "--no-emit-gpu-telemetry", more=("--json",))
-    assert_refused(done, 1, "not for want of its memory (exit_code)", "it is broken")
+    assert_refused(done, 1, "for another reason than its memory (exit_code)", "it is broken")
     assert not store(site).exists()
 
 
@@ -215,7 +215,7 @@ def test_without_a_gpu_the_cpu_can_be_measured(site: Site) -> None:
     quick = ("--config", "probe.lengths_s=[20, 20]", "--config", "probe.trial_s=60")  # which no 4 chunks take
     done = probe(site, "--engine", "demo", "--cpu-workers", 1, more=(*quick, "--json"))
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.count("too short to count, so once more with more chunks") == 1
+    assert done.stderr.count("too short to count: repeated with more chunks") == 1
     (gpu,) = done.json["gpus"]
     assert (gpu["gpu"], gpu["result"]["longest_s"], gpu["result"]["too_long_s"]) == ("cpu", 20, None)
 
@@ -248,7 +248,7 @@ def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
     assert_refused(numbers, 2, "probe.margin_percent = 99.0 must be at most 90", "probe.lengths_s = ", "at least 3")
     assert_refused(auto, 2, "--workers-per-gpu auto cannot be probed")
     assert_refused(no_gpu, 3, "no GPU here to probe", "--cpu-workers 1")
-    assert_refused(no_place, 2, "the result cannot be kept")
+    assert_refused(no_place, 2, "the result cannot be written")
     assert_refused(no_page, 2, "nowhere/probe.html cannot be written", "mkdir -p ")
     assert tried(no_page) == []
     assert not store(site).exists()

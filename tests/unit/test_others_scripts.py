@@ -351,7 +351,7 @@ def test_after_cd_relative_paths_are_not_looked_at(sockeye: Sockeye) -> None:
 def test_a_call_that_cannot_be_read_is_named(sockeye: Sockeye) -> None:
     found = sockeye.check(HEAD + LOAD + f"srun bash -c '{RUN} --shard $SLURM_PROCID/2'\n")
     (said,) = [one for one in found.findings if one.subject == "start"]
-    assert said.text == "not judged: line 6 of job.sbatch names badcjobs in a way that cannot be read here"
+    assert said.text == "not checked: line 6 of job.sbatch names badcjobs in a way that cannot be read here"
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_waves_stay_under_the_cap_on_gpu_hours_and_are_equally_large() -> None:
 @pytest.mark.parametrize(
     ("site", "waves", "why"),
     [
-        (ANYWHERE, 3, "Slurm's own limit"),
+        (ANYWHERE, 3, "the default limit of Slurm"),
         (Site("x", array_tasks=2_000), 2, "arrays of 2,000"),
         (Site("x", array_tasks=5_000, queued_jobs=801), 4, "queues 801 jobs"),
     ],
@@ -312,8 +312,8 @@ def test_memory_and_cores_are_those_that_were_measured_for_as_many_gpus() -> Non
 def test_without_a_measurement_they_are_what_submit_asks_for_and_that_is_said() -> None:
     asking = plan_of(survey_of((30_000, 10)), site=ANYWHERE, gpus_per_task=2).asking
     assert (asking.mem_gb, asking.cpus) == (8, 4)
-    assert "as submit asks for: nothing is measured" in asking.mem_why
-    assert "as submit asks for: nothing is measured" in asking.cpus_why
+    assert "the default of submit: not measured" in asking.mem_why
+    assert "the default of submit: not measured" in asking.cpus_why
 
 
 def test_cores_that_cost_nothing_beside_the_gpus_are_taken_and_a_node_is_never_exceeded() -> None:
@@ -321,7 +321,7 @@ def test_cores_that_cost_nothing_beside_the_gpus_are_taken_and_a_node_is_never_e
     greedy = replace(SPEED, memory_bytes_per_gpu=100 * 2**30, cores_per_gpu=30.0)
     asking = plan_of(survey_of((30_000, 10)), greedy).asking
     assert (asking.cpus, asking.mem_gb) == (24, 180)
-    assert "all of a node (481 GB would be asked for" in asking.mem_why
+    assert "all of a node (481 GB would be requested" in asking.mem_why
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_one_task_that_is_larger_than_the_cap_is_refused_with_the_time_that_fits
 @pytest.mark.parametrize(
     ("survey", "words"),
     [
-        (survey_of((None, 2)), "nobody knows how long the audio is: 2 files with a header"),
+        (survey_of((None, 2)), "the length of the audio is not known: 2 files without a length"),
         (survey_of((0, 3)), "there is no audio in the source: its 3 chunks have none"),
         (Survey(left_out=4), "nothing to plan: 4 rows cannot be used"),
         (Survey(left_out=1, left_out_sources=2), "nothing to plan: 1 row and 2 whole sources cannot be used"),
@@ -397,7 +397,7 @@ CURVE = ((30.0, 100.0), (60.0, 150.0), (240.0, 250.0))
         (60, 150.0, "(tried)"),
         (120, 200.0, "between trials of 60 and 240 s"),  # half-way in the logarithm
         (900, 250.0, "no faster than the longest trial, of 240 s"),
-        (10, 10 / (0.2 + 10 / 300), "shorter than any trial: reckoned with 0.2 s for each chunk"),  # 30 s take 0.3 s
+        (10, 10 / (0.2 + 10 / 300), "shorter than any trial: estimated with 0.2 s for each chunk"),  # 30 s take 0.3 s
     ],
 )
 def test_the_speed_of_a_probe_is_that_of_chunks_as_long_as_planned(length_s: int, rate: float, how: str) -> None:

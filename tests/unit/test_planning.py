@@ -2,6 +2,37 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import FITS
+from badcjobs.model import AudioHeader
+from badcjobs.model import Chunk
+from badcjobs.model import Probed
+from badcjobs.model import ProbeKey
+from badcjobs.model import ProbeResult
+from badcjobs.model import Trial
+from badcjobs.planning.make_plan import SOURCE_REMARKS
+from badcjobs.planning.plan import Planned
+from badcjobs.planning.plan import PlanOrder
+from badcjobs.planning.plan import plan_sources
+from badcjobs.planning.plan import plan_text
+from badcjobs.planning.plan_speed import Speed
+from badcjobs.planning.plan_speed import version_here
+from badcjobs.planning.plan_survey import read_sources
+from badcjobs.project import Project
+from badcjobs.settings import PlanSettings
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.workers.learned import subject_of
+from badcjobs.workers.learned import to_toml
+from badcjobs.planning.findings import apply_rules
+
 import csv
 import json
 import os
@@ -17,21 +48,6 @@ from support.audio import make_wav
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import FITS, AudioHeader, Chunk, Probed, ProbeKey, ProbeResult, Trial
-from badcjobs.planning.findings import judge_all
-from badcjobs.planning.make_plan import SOURCE_REMARKS
-from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
-from badcjobs.planning.plan_speed import Speed, version_here
-from badcjobs.planning.plan_survey import read_sources
-from badcjobs.project import Project
-from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.workers.learned import subject_of, to_toml
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 SHA256 = "ab" * 32
@@ -83,7 +99,7 @@ def test_rows_that_say_their_end_are_planned_without_their_audio(tmp_path: Path)
     assert planned.plan.audio_hours == pytest.approx(40 * 30 / 3600)
     (remark,) = planned.plan.remarks
     assert (remark.severity, remark.details) == ("note", ("audio/r0.wav",))
-    assert "the first file of 1 folder is not there, or cannot be used" in remark.text
+    assert "the first file of 1 folder is missing or cannot be used" in remark.text
 
 
 def test_of_a_first_file_that_is_no_audio_or_may_not_be_looked_at_the_reason_is_told() -> None:
@@ -229,8 +245,8 @@ def test_files_that_cannot_be_read_are_counted_apart_with_the_reason(tmp_path: P
 
     sources = open_sources([tmp_path / "audio" if kind == "folder" else manifest], root=tmp_path / "audio")
     found = read_sources(replace(sources, read_header=read_badly), None, lambda rows: None)
-    assert (found.lengths.unknown, found.unreadable, found.untold) == (2, 1, 1)
-    problem, note = judge_all(SOURCE_REMARKS, SimpleNamespace(survey=found))
+    assert (found.lengths.unknown, found.unreadable, found.without_length) == (2, 1, 1)
+    problem, note = apply_rules(SOURCE_REMARKS, SimpleNamespace(survey=found))
     assert (problem.severity, problem.subject, problem.details) == (
         "problem", "unreadable", ("b.wav: Input/output error",),
     )  # fmt: skip
@@ -264,7 +280,7 @@ def test_a_folder_that_may_not_be_looked_into_is_left_out_and_is_no_row() -> Non
 def test_where_no_file_can_be_read_the_reason_is_told(tmp_path: Path) -> None:
     with powerless_folder() as folder:
         make_wav("audio/a.wav", 3, 1000).chmod(0)
-        with pytest.raises(BadInput, match="nobody knows how long the audio is: 1 file cannot be read") as refusal:
+        with pytest.raises(BadInput, match="the length of the audio is not known: 1 file cannot be read") as refusal:
             plan(folder, "audio")
         assert refusal.value.why == "a.wav: Permission denied"
 
@@ -364,7 +380,7 @@ def test_an_empty_source_is_refused(tmp_path: Path, make: Any, words: str) -> No
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_no_speed_is_refused(tmp_path: Path, rate: float) -> None:
-    with pytest.raises(BadInput, match="is no speed"):
+    with pytest.raises(BadInput, match="is not a speed"):
         plan(tmp_path, write_manifest(tmp_path / "m.csv", *rows_of(4)), rate=rate)
 
 
@@ -372,7 +388,7 @@ def test_without_any_measurement_nothing_is_made_up(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(4))
     with pytest.raises(BadInput) as refused:
         plan(tmp_path, manifest, rate=None, environ={"HOME": str(tmp_path)})
-    assert "Nobody has measured it" in refused.value.what
+    assert "no measured speed for this engine" in refused.value.what
     for word in ("--from RUN", "badcjobs probe AUDIO", "--rate"):
         assert word in (refused.value.fix or "")
 
@@ -694,7 +710,7 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
         ({"site": "narval"}, "there is no site 'narval'"),
         ({"flags": {"engine": "cooking"}}, '--engine = "cooking" must be one of'),
         ({"flags": {"overlap": 3.0}}, "--chunk-length"),
-        ({"out": Path("m.csv")}, "m.csv is there already"),
+        ({"out": Path("m.csv")}, "m.csv exists already"),
         ({"out": Path("m.csv/below")}, "cannot be written"),
     ],
 )
@@ -715,5 +731,5 @@ def test_a_plan_never_replaces_another(tmp_path: Path) -> None:
     files = files_of(tmp_path / "p")
     with pytest.raises(BadInput) as refused:
         plan(tmp_path, manifest, out=Path("p"))
-    assert "may be in use" in (refused.value.why or "")
+    assert "may use its shards" in (refused.value.why or "")
     assert files_of(tmp_path / "p") == files

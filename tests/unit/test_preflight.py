@@ -13,7 +13,7 @@ from badcjobs.cluster.job_script import BatchScript, Call, Mistake
 from badcjobs.cluster.nodes import Cluster, parse_sinfo
 from badcjobs.cluster.sbatch_options import Asked, parse_signal
 from badcjobs.planning import place_rules, request_rules, script_rules
-from badcjobs.planning.findings import Remark, fine, judge_all, problem, remarks_text, warning
+from badcjobs.planning.findings import Remark, apply_rules, fine, problem, remarks_text, warning
 from badcjobs.planning.place_rules import below_any
 from badcjobs.planning.preflight_facts import (
     FolderFacts,
@@ -52,7 +52,7 @@ def facts(site: Site | None = None, script: BatchScript | None = None, **others:
 
 def about(subjects: str, site: Site | None = None, script: BatchScript | None = None, **others: Any) -> list[Remark]:
     """Return what is said about some subjects."""
-    found = judge_all(ALL, facts(site, script, **others))
+    found = apply_rules(ALL, facts(site, script, **others))
     return [one for one in found if one.subject in subjects.split(", ")]
 
 
@@ -89,8 +89,8 @@ def the(severity: str, findings: Iterable[Remark]) -> Remark:
         (at("/arc/project/st-lab-1/x"), SOCKEYE, ("problem", "out"), "compute nodes of sockeye cannot write"),
         (at("/arc/projects/x"), SOCKEYE, ("problem", "out"), "not below /scratch"),
         (at("/tmp/x", shared=False), SOCKEYE, ("problem", "out"), "not below /scratch"),
-        (at("/home/ada/scratch/x", "/scratch/st-lab-1/x"), SOCKEYE, ("fine", "out"), "really /scratch"),
-        (at("/scratch/x", "/home/ada/x"), SOCKEYE, ("problem", "out"), "really /home/ada/x"),
+        (at("/home/ada/scratch/x", "/scratch/st-lab-1/x"), SOCKEYE, ("fine", "out"), "real path: /scratch"),
+        (at("/scratch/x", "/home/ada/x"), SOCKEYE, ("problem", "out"), "real path: /home/ada/x"),
         (at("/home/ada/runs"), None, ("fine", "out"), "/home/ada/runs"),
         (at("/data/runs", filesystem="xfs, local", shared=False), None, ("warning", "out"), "xfs, local"),
         (at("/scratch/x", refusal="Read-only file system (/scratch)"), SOCKEYE, ("problem", "out"), "Read-only"),
@@ -135,7 +135,7 @@ def test_a_full_disk_is_seen_before_the_job_is() -> None:
         (100, None, SOCKEYE, "fine", "1,010 files"),
         (100, 900, SOCKEYE, "problem", "900"),
         (1_000_000, None, SOCKEYE, "problem", "10,000,010"),
-        (100, None, None, "fine", "nobody says"),
+        (100, None, None, "fine", "the limit is not known"),
         (100, 5000, None, "fine", "5,000"),
     ],
 )
@@ -349,7 +349,7 @@ NOWHERE = "allocation failure: Requested node configuration is not available\n" 
     [
         (TAKEN, ("fine", "sbatch"), "it would take job.sbatch"),
         ((1, INVALID), ("problem", "sbatch"), "refuses job.sbatch: Invalid partition name specified"),
-        ((1, NOWHERE), ("warning", "sbatch"), "or those that have it are out of work now"),
+        ((1, NOWHERE), ("warning", "sbatch"), "or such nodes are down now"),
         ((1, "--> Checking allocation...\nsbatch: error: no credit left\n"), ("problem", "sbatch"), "no credit left"),
         ((1, ""), ("problem", "sbatch"), "it ended with exit code 1"),
     ],
@@ -357,7 +357,7 @@ NOWHERE = "allocation failure: Requested node configuration is not available\n" 
 def test_what_sbatch_would_say_is_asked_beforehand(
     said: tuple[int, str], expected: tuple[str, str], words: str
 ) -> None:
-    (found,) = request_rules.judge_request(facts(None, SCRIPT, trial=parse_trial(*said)))
+    (found,) = request_rules.check_request(facts(None, SCRIPT, trial=parse_trial(*said)))
     assert told([found]) == [expected]
     assert words in found.text
     assert said[1] != INVALID or found.details == ("invalid partition specified: nope",)
@@ -365,7 +365,7 @@ def test_what_sbatch_would_say_is_asked_beforehand(
 
 def test_sbatch_has_the_last_word_about_names_and_repeats_nothing_that_is_said_better() -> None:
     def judged(trial: tuple[str, ...] | None, asked: Asked) -> list[tuple[str, str]]:
-        return told(request_rules.judge_request(facts(SOCKEYE, SCRIPT, trial=trial, asked=asked, cluster=THERE)))
+        return told(request_rules.check_request(facts(SOCKEYE, SCRIPT, trial=trial, asked=asked, cluster=THERE)))
 
     hidden = Asked(partition="hidden")
     assert judged(parse_trial(*TAKEN), hidden) == [("fine", "sbatch")]
@@ -534,7 +534,7 @@ def test_one_task_has_and_many_have_nothing_to_do() -> None:
 
 
 def test_a_script_as_it_should_be_has_nothing_to_fix() -> None:
-    assert told(script_rules.judge_script(facts(None, SCRIPT, asked=Asked(time_s=3600)))) == [
+    assert told(script_rules.check_script(facts(None, SCRIPT, asked=Asked(time_s=3600)))) == [
         ("fine", "start"),
         ("fine", "signal"),
     ]
@@ -554,7 +554,7 @@ def test_a_warning_that_comes_before_the_job_has_begun_is_a_problem(
     lead_s: int, time_s: int | None, fix: str | None
 ) -> None:
     script = replace(SCRIPT, signal=replace(SIGNAL, lead_s=lead_s))
-    said = script_rules.judge_script(facts(None, script, asked=Asked(time_s=time_s)))
+    said = script_rules.check_script(facts(None, script, asked=Asked(time_s=time_s)))
     found = [one for one in said if one.severity == "problem"]
     assert [(one.subject, one.fix) for one in found] == ([("signal", fix)] if fix else [])
 
@@ -599,7 +599,7 @@ def test_what_would_keep_signals_or_logs_away_is_found(
     changes: dict[str, object], expected: list[tuple[str, str]]
 ) -> None:
     script = replace(SCRIPT, **changes)  # type: ignore[arg-type]
-    assert [one for one in told(script_rules.judge_script(facts(None, script))) if one[0] != "fine"] == expected
+    assert [one for one in told(script_rules.check_script(facts(None, script))) if one[0] != "fine"] == expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from badcjobs.devices.simulated import simulated_uuid
 from badcjobs.model import TOO_LONG, Chunk, StandIn, Trial, WorkerPlan
 from badcjobs.planning.probe import why_not_finished
 from badcjobs.planning.probe_page import probe_page, probe_text
-from badcjobs.planning.probe_search import judge
+from badcjobs.planning.probe_search import evaluate
 from badcjobs.planning.probe_trial import TrialEvents
 from badcjobs.seams import SessionBroken
 from badcjobs.task.startup import StopRequest
@@ -135,7 +135,7 @@ def test_what_is_said_after_the_end_is_of_our_own_making(tmp_path: Path) -> None
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 TRIALS = [trial(60, 400, peak_bytes=3 * GIB), trial(120, 800, peak_bytes=5 * GIB), Trial(126.0, False, TOO_LONG)]
-FOUND = KEY.probed(judge(TRIALS, 10.0), TRIALS)
+FOUND = KEY.probed(evaluate(TRIALS, 10.0), TRIALS)
 
 
 def test_the_text_has_the_curve_the_best_length_and_what_is_safe() -> None:
@@ -144,13 +144,13 @@ def test_the_text_has_the_curve_the_best_length_and_what_is_safe() -> None:
     assert lines[2].split() == ["60", "s", "3.0", "GiB", "19%", "400", "←", "best"]
     assert lines[4].split() == ["126", "s", "–", "–", "–", "out", "of", "memory"]
     assert "  longest: 120 s fits, 126 s does not; safe, with a margin of 10 %: 108 s" in lines
-    assert "  kept in cache/probe.toml; later runs read it" in lines
+    assert "  stored in cache/probe.toml; later runs read it" in lines
     assert lines[-1] == "  note: a note"
 
 
 def test_an_unfinished_probe_says_that_the_same_command_goes_on() -> None:
     text = probe_text([KEY.probed(None, TRIALS[:1], finished=False)], "probe.toml")
-    assert "not finished: the same command goes on" in text
+    assert "not finished: the same command continues" in text
     assert "kept in" not in text
 
 
@@ -167,11 +167,11 @@ def test_the_page_draws_memory_and_speed_of_every_model_and_escapes_names() -> N
 @pytest.mark.parametrize(
     ("came", "kept", "said"),
     [
-        (signal.SIGINT, True, "stopped by SIGINT; what was tried is kept, and the same command goes on"),
-        (signal.SIGTERM, False, "stopped by SIGTERM before a trial that counts had come to its end; nothing is kept,"
-         " so the same command begins anew"),
-        (None, False, "the time is over before a trial that counts had come to its end; nothing is kept, so the same"
-         " command begins anew: give it more time with --max-minutes"),
+        (signal.SIGINT, True, "stopped by SIGINT; the trials are stored, and the same command continues"),
+        (signal.SIGTERM, False, "stopped by SIGTERM before the first trial ended; nothing is stored,"
+         " so the same command starts again"),
+        (None, False, "the time is over before the first trial ended; nothing is stored, so the same"
+         " command begins anew: give it more time with --time"),
     ],
 )  # fmt: skip
 def test_a_probe_that_is_not_finished_says_what_is_really_kept(

@@ -7,7 +7,7 @@ from support.probes import KEY, trial
 
 from badcjobs.model import NO_START, TOO_LONG, ProbeResult, Trial
 from badcjobs.planning.probe_page import probe_text
-from badcjobs.planning.probe_search import choose_best, judge
+from badcjobs.planning.probe_search import choose_best, evaluate
 from badcjobs.planning.probe_trial import count_rounds, measure
 
 
@@ -27,24 +27,24 @@ def test_what_is_not_safe_or_lean_is_never_the_best_unless_there_is_nothing_else
 
 def test_the_margin_is_taken_off_what_fits_where_there_is_an_edge() -> None:
     trials = [trial(60, 400), trial(100, 800), Trial(105, False, TOO_LONG), trial(105, 700, lean=True)]
-    result = judge([*trials, Trial(200, True, TOO_LONG)], 10)
+    result = evaluate([*trials, Trial(200, True, TOO_LONG)], 10)
     assert result == ProbeResult(100, 105, 90, 60, 400, None, 105, 200, 94, 10)
-    unfinished = judge([*trials, Trial(200, True, TOO_LONG)], 25, finished=False)
+    unfinished = evaluate([*trials, Trial(200, True, TOO_LONG)], 25, finished=False)
     assert (unfinished.safe_s, unfinished.lean_safe_s, unfinished.lean_longest_s) == (75, None, None)
 
 
 def test_without_an_edge_the_longest_is_safe() -> None:
-    result = judge([trial(60, 400), trial(120, 800)], 10)
+    result = evaluate([trial(60, 400), trial(120, 800)], 10)
     assert (result.longest_s, result.too_long_s, result.safe_s, result.best_s) == (120, None, 120, 120)
 
 
 def test_an_only_length_that_is_not_safe_lends_its_speed_to_one_that_is() -> None:
-    result = judge([trial(60, 400), Trial(63, False, TOO_LONG)], 10)
+    result = evaluate([trial(60, 400), Trial(63, False, TOO_LONG)], 10)
     assert (result.safe_s, result.best_s, result.times_real_time) == (54, 54, 400)
 
 
 def test_an_engine_that_never_starts_has_no_length_and_says_so() -> None:
-    result = judge([Trial(60, False, NO_START), Trial(60, True, NO_START)], 10)
+    result = evaluate([Trial(60, False, NO_START), Trial(60, True, NO_START)], 10)
     assert (result.longest_s, result.too_long_s, result.best_s, result.lean_longest_s) == (None, None, None, None)
     text = probe_text([KEY.probed(result, [Trial(60, False, NO_START)])], "probe.toml")
     assert "no room for the models" in text and "nothing fits" in text

@@ -12,7 +12,7 @@ from support.probes import GIB, KEY, trial
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
 from badcjobs.model import TOO_LONG, Device, Probed, Trial, WorkerPlan
-from badcjobs.planning.probe_search import judge
+from badcjobs.planning.probe_search import evaluate
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.settings import RunSettings
 from badcjobs.workers.engines import DemoEngine
@@ -34,7 +34,7 @@ TRIALS = [
     Trial(105.0, False, TOO_LONG),
     Trial(200.0, True, TOO_LONG),
 ]
-FOUND = KEY.probed(judge([*TRIALS, trial(105, 1, lean=True)], 10.0), [*TRIALS, trial(105, 1, lean=True)])
+FOUND = KEY.probed(evaluate([*TRIALS, trial(105, 1, lean=True)], 10.0), [*TRIALS, trial(105, 1, lean=True)])
 
 
 def test_what_is_written_is_read_again_whatever_the_names() -> None:
@@ -196,7 +196,9 @@ def test_drivers_that_keep_a_little_more_for_themselves_make_no_other_model(tmp_
 
 def test_of_several_probes_the_one_with_the_most_chunks_at_once_that_is_not_more_counts(tmp_path: Path) -> None:
     alone = replace(
-        FOUND, key=replace(KEY.key, chunks_at_once=1), result=judge([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10)
+        FOUND,
+        key=replace(KEY.key, chunks_at_once=1),
+        result=evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10),
     )
     crowd = replace(alone, key=replace(KEY.key, chunks_at_once=9))
     found = limits(tmp_path, plan(0), plan(1), probes=[alone, FOUND, crowd])
@@ -205,7 +207,7 @@ def test_of_several_probes_the_one_with_the_most_chunks_at_once_that_is_not_more
 
 
 def test_where_everything_fits_nothing_is_limited_and_a_damaged_file_is_no_harm(tmp_path: Path) -> None:
-    easy = replace(FOUND, result=judge([trial(60, 400), trial(120, 800)], 10))
+    easy = replace(FOUND, result=evaluate([trial(60, 400), trial(120, 800)], 10))
     assert limits(tmp_path, plan(0), plan(1), probes=[easy]) == {}
     (tmp_path / "probe.toml").write_text("version =")
     assert find_limits([tmp_path / "probe.toml"], [plan()], engine(), RunSettings(tmp_path)) == {}
