@@ -267,7 +267,9 @@ def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
 
 def _run_words(order: PlanOrder, cwd: Path) -> tuple[str, ...]:
     """Return the options of ``badcjobs run`` that a task needs, besides what is in the rows."""
-    others = {key: value for key, value in order.project.keys.items() if key.removeprefix("run.") not in _IN_ROWS}
+    tables = ("run.", "alerts.", "recordings.")  # those that a task reads
+    keys = {key: value for key, value in order.project.keys.items() if key.startswith(tables)}
+    others = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     given = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
     workers = order.project.get("run", "workers_per_gpu")  # the templates have auto before it; the last one counts
     return tuple(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
@@ -357,7 +359,7 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "many": len(waves),
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
-        "time_why": "what the fullest task needs" if plan.sizing.chosen else "--time",
+        "time_why": "what the fullest task needs" if plan.sizing.chosen else "from --time",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
     }

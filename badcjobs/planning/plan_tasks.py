@@ -109,7 +109,7 @@ class Margin:
 def make_margin(speed: Speed, wanted: float | None) -> Margin:
     """Return what to keep back, from the measured speed, or with the wanted factor."""
     if wanted is not None:
-        factor, why = wanted, "[plan] margin"
+        factor, why = wanted, "from [plan] margin"
     elif speed.slowness is None:
         factor, why = UNMEASURED_FACTOR, "default: the spread of speeds is not known"
     else:
@@ -283,9 +283,9 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
 def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
     """Return how many GPUs work at the same time, and why; None: not known, nor when all is finished."""
     if wish.parallel is not None:
-        return wish.parallel * sizing.gpus, "--parallel"
+        return wish.parallel * sizing.gpus, "from --parallel"
     if site.plan_gpus is not None:
-        return max(site.plan_gpus, sizing.gpus), f"the site file of {site.name}"
+        return max(site.plan_gpus, sizing.gpus), f"from the site file of {site.name}"
     if site.gpu_hours is not None:
         largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
         return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"
@@ -323,9 +323,9 @@ def ask_for(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> Asking:
     if (free := int((site.free_cores_per_gpu or 0.0) * gpus)) > cpus:
         cpus, cpus_why = free, f"they cost no more than the GPUs at {site.name}; {cpus} are needed ({cpus_why})"
     if wish.cpus is not None:
-        cpus, cpus_why = wish.cpus, "[submit] cpus"
+        cpus, cpus_why = wish.cpus, "from [submit] cpus"
     if wish.mem_gb is not None:
-        mem_gb, mem_why = math.ceil(wish.mem_gb), "[submit] mem"
+        mem_gb, mem_why = math.ceil(wish.mem_gb), "from [submit] mem"
     if site.node_cpus and cpus > site.node_cpus:
         cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be requested: {cpus_why})"
     if site.node_memory_gb and mem_gb > site.node_memory_gb:

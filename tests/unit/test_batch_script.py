@@ -10,7 +10,7 @@ from badcjobs.cluster.job_script import BatchScript, read_script
 from badcjobs.cluster.sbatch_options import parse_memory, parse_signal
 from badcjobs.paths import folder
 from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.planning.script_rules import judge_script
+from badcjobs.planning.script_rules import check_script
 
 SOCKEYE = """#!/bin/bash
 #SBATCH --account=st-lab-1-gpu --array=0-99%10
@@ -199,7 +199,7 @@ def test_a_program_that_keeps_signals_to_itself_is_found_with_the_line_without_i
     found = facts(script(line))
     assert found.start is not None
     assert found.start.keeper == keeper
-    said = [one for one in judge_script(PreflightFacts(script=found, start=found.start)) if "behind" in one.text]
+    said = [one for one in check_script(PreflightFacts(script=found, start=found.start)) if "behind" in one.text]
     assert [(one.severity, (one.fix or "").partition("   (")[0]) for one in said] == (
         [] if keeper is None else [("warning", without)]
     )
@@ -231,6 +231,6 @@ def test_our_own_templates_are_as_the_preflight_wants_them(path: Path) -> None:
     assert found.calls
     assert [
         one
-        for one in judge_script(PreflightFacts(found.asked, script=found, start=found.start))
+        for one in check_script(PreflightFacts(found.asked, script=found, start=found.start))
         if one.severity != "fine"
     ] == []
