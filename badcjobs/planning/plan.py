@@ -190,7 +190,7 @@ class Scripts:
 
     template: str
     out: Path  # the folder of all results; each wave has its own below it
-    settings: tuple[str, ...] = ()  # KEY=VALUE of the template
+    project: Project  # its [submit] has more values for the template
     run_arguments: tuple[str, ...] = ()  # of badcjobs run
 
     def fill(self, array: str, sizing: Sizing, asking: Asking, tasks: Path, out: Path, root: str | None = None) -> str:
@@ -200,9 +200,9 @@ class Scripts:
             "mem": f"{asking.mem_gb}G", "source": tasks, "out": out,
         }  # fmt: skip
         words = [*self.run_arguments, *([] if root is None else [f"--root={root}"])]
-        given = [*(f"{key}={value}" for key, value in values.items()), *self.settings]
-        more = [f"args={shlex.quote(word)}" for word in words]
-        return fill_template(self.template, [*given, *more], Project(), complete=True).text
+        given = [f"{key}={value}" for key, value in values.items()]
+        given += [f"args={shlex.quote(word)}" for word in words]
+        return fill_template(self.template, given, self.project, complete=True).text
 
 
 @contextmanager
@@ -257,10 +257,7 @@ def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
     own = f"{site.name}-array"
     usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
     out = Path(order.project.get("run", "out") or target / "results")
-    keys = [("account", order.submit.account), ("constraint", order.submit.constraint)]
-    keys += [("setup", line) for line in order.submit.setup]
-    given = tuple(f"{key}={value}" for key, value in keys if value)
-    scripts = Scripts(order.plan.template or usual, cwd / out, given, _run_words(order, cwd))
+    scripts = Scripts(order.plan.template or usual, cwd / out, order.project, _run_words(order, cwd))
     scripts.fill("0-0", Sizing(1, 3600, False, (), 0.0, 0.0, 0.0), Asking(1, "", 1, ""), target, out)
     return scripts
 

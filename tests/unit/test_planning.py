@@ -33,6 +33,7 @@ from badcjobs.workers.learned import subject_of
 from badcjobs.workers.learned import to_toml
 from badcjobs.planning.findings import apply_rules
 
+
 import csv
 import json
 import os
@@ -668,8 +669,9 @@ def test_relative_paths_keep_their_form_where_one_root_serves_and_become_absolut
 
 def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1200))
-    submit = SubmitSettings(time="24:00:00", parallel=10, account="st-pi-1-gpu", setup=("source venv/bin/activate",))
-    (tmp_path / "x.toml").write_text('[run]\nout = "/scratch/x"\n')
+    submit = SubmitSettings(time="24:00:00", parallel=10)
+    of_submit = '[submit]\naccount = "st-pi-1-gpu"\nsetup = ["source venv/bin/activate"]\n'
+    (tmp_path / "x.toml").write_text(f'[run]\nout = "/scratch/x"\n{of_submit}')
     planned = plan(
         tmp_path, manifest, rate=0.004, site="sockeye", submit=submit, out=Path("p"), config="x.toml",
         flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
@@ -689,9 +691,10 @@ def test_the_scripts_of_a_site_ask_for_what_the_plan_says(tmp_path: Path) -> Non
 
 def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every_task(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "m.csv", *rows_of(1201))
+    (tmp_path / "x.toml").write_text('[submit]\naccount = "st-pi-1-gpu"\n')
     planned = plan(
         tmp_path, manifest, rate=0.003, site="sockeye", out=Path("p"),
-        submit=SubmitSettings(time="24:00:00", account="st-pi-1-gpu"),
+        submit=SubmitSettings(time="24:00:00"), config=Path("x.toml"),
     )  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves]
     assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
