@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.report.words import count
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
 _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
@@ -84,7 +85,7 @@ def _files(facts: PreflightFacts) -> Cases:
     limits += [(out.free_files, "what its filesystem has left")] if out and out.free_files is not None else []
     limit, whose = min(limits, default=(None, ""))
     most = tasks * FILES_PER_TASK + _FILES_PER_JOB
-    said = f"{tasks:,} tasks × {FILES_PER_TASK} files + {_FILES_PER_JOB} = {most:,} files at most"
+    said = f"{count(tasks, 'task')} × {FILES_PER_TASK} files + {_FILES_PER_JOB} = {most:,} files at most"
     fitting = max(1, ((limit or 0) - _FILES_PER_JOB) // FILES_PER_TASK)
     yield {"limit": limit, "whose": whose, "most": most, "said": said, "fitting": fitting}
 

@@ -356,7 +356,7 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "many": len(waves),
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
-        "time_why": "what the fullest task needs" if plan.sizing.chosen else "from --time",
+        "time_why": "what the fullest task needs" if plan.sizing.chosen else "as requested",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
     }

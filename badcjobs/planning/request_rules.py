@@ -21,6 +21,7 @@ from badcjobs.report.words import count
 from badcjobs.settings import nearest
 from badcjobs.planning.findings import apply_rules
 
+
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -141,7 +142,7 @@ _ARRAY_AND_TIME = (
             "#SBATCH --array=0-{asked.tasks:before}",
             lambda f: f.last >= f.limit,
         ),
-        fine_if("{asked.tasks:,} tasks; {who} {limit:,}"),
+        fine_if("{asked.tasks:count task}; {who} {limit:,}"),
     ),
     rules("queue", lambda f: [{"room": f.site.queued_jobs - 1}] if f.site.queued_jobs and f.asked.tasks else [])(
         problem_if(

@@ -80,6 +80,10 @@ ASKED: dict[str, tuple[str, str]] = {
         "bare",
     ),
     "variables": ("own.sbatch manifest.csv --out results --time 30 --json -- --engine demo", "bare"),
+    "site of the project": (
+        "manifest.csv --account st-lab-1-gpu --config site=sockeye --out used --json -- --engine demo",
+        "bare",
+    ),
     "no variable": ("good.sbatch -- --engine demo", "bare"),
     "before the dashes": ("manifest.csv --engine demo", "bare"),
     "no such site": ("--site atlantis", "bare"),
@@ -243,6 +247,9 @@ def test_the_line_of_submit_is_judged_and_fixes_are_options_of_submit(answers: d
     assert problems["account"]["fix"] == "--account <your allocation>-gpu"
     assert problems["GPU-hours"]["fix"].startswith("--time 3:00:00 ")
     assert findings(found, "warning")["billing"]["fix"].startswith("--mem 16G ")
+    merged = answers["site of the project"].json
+    assert merged["asked"]["merge_account"] == "st-lab-1"
+    assert "merge account" not in [one["subject"] for one in merged["findings"]]
     usual = answers["quick"].json["asked"]
     assert (usual["gpus_per_task"], usual["cpus"], usual["memory_gb_per_node"], usual["time_s"]) == (1, 2, 4, 43200)
 

@@ -2,38 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import FITS
-from badcjobs.model import AudioHeader
-from badcjobs.model import Chunk
-from badcjobs.model import Probed
-from badcjobs.model import ProbeKey
-from badcjobs.model import ProbeResult
-from badcjobs.model import Trial
-from badcjobs.planning.make_plan import SOURCE_REMARKS
-from badcjobs.planning.plan import Planned
-from badcjobs.planning.plan import PlanOrder
-from badcjobs.planning.plan import plan_sources
-from badcjobs.planning.plan import plan_text
-from badcjobs.planning.plan_speed import Speed
-from badcjobs.planning.plan_speed import version_here
-from badcjobs.planning.plan_survey import read_sources
-from badcjobs.project import Project
-from badcjobs.settings import PlanSettings
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.workers.learned import subject_of
-from badcjobs.workers.learned import to_toml
-from badcjobs.planning.findings import apply_rules
-
-
 import csv
 import json
 import os
@@ -49,6 +17,21 @@ from support.audio import make_wav
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile
 
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import FITS, AudioHeader, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from badcjobs.planning.findings import apply_rules
+from badcjobs.planning.make_plan import SOURCE_REMARKS
+from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
+from badcjobs.planning.plan_speed import Speed, version_here
+from badcjobs.planning.plan_survey import read_sources
+from badcjobs.project import Project
+from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import WHOLE
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.workers.learned import subject_of, to_toml
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 SHA256 = "ab" * 32
