@@ -1,6 +1,7 @@
-"""Makes the pictures by which people judge us: of the demo run, and of a job of 1,000 array tasks.
+"""Takes pictures of the report, the terminal and the live page.
 
-    python tests/bench/pictures.py --out pictures             all of them: about two minutes
+    python tests/bench/pictures.py                            the README's pictures, in badcjobs/guide/pictures
+    python tests/bench/pictures.py --out pictures --all       the demo and a job of 1,000 tasks: about two minutes
     python tests/bench/pictures.py --out pictures --only monitor --tasks 60
 
 It needs Chromium, and the packages of the tests: pip install -e '.[test]'
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 try:
     from rich.console import Console
+    from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
     from rich.text import Text
     from support.browser import Browser, Page
     from support.live_server import LiveServer
@@ -48,6 +50,20 @@ _EACH = {1280: ("light", "dark"), 420: ("light", "dark")}
 _RARE = {1280: ("light",), 420: ("dark",)}
 _RARE_ONES = ("one-task", "not-begun")
 _PAINTED_S = 0.2  # Bokeh paints in the next frames
+_README_FOLDER = Path(__file__).parents[2] / "badcjobs" / "guide" / "pictures"
+_README_TASKS, _README_WIDTH, _LIVE_HEIGHT = 60, 1280, 868
+# From the heading of the timeline to the end of its chart, with a margin.
+_TIMELINE = """(() => { const chart = document.querySelector('#chart-timeline').getBoundingClientRect();
+  const top = document.querySelector('#timeline').getBoundingClientRect().top + scrollY - 16;
+  return [chart.left - 16, top, chart.width + 32, chart.bottom + scrollY - top]; })()"""
+_LIGHT_TERMINAL = TerminalTheme(
+    (255, 255, 255),
+    (36, 41, 47),
+    [(36, 41, 47), (179, 29, 40), (26, 127, 55), (154, 103, 0), (9, 105, 218), (130, 80, 223), (27, 124, 131),
+     (110, 119, 129)],
+    [(87, 96, 106), (164, 14, 38), (45, 164, 78), (191, 135, 0), (33, 139, 255), (164, 117, 249), (49, 146, 170),
+     (140, 149, 159)],
+)  # fmt: skip
 
 
 @dataclass
@@ -169,7 +185,18 @@ def _take_screen(
     stage: Stage, name: str, frame: Snapshot, desk: UiState | None = None, *, width: int = 120, height: int = 36
 ) -> None:
     """Write what a terminal would show as SVG, and as PNG by Chromium."""
-    vector = stage.out / f"monitor-{name}.svg"
+    _draw_screen(stage, stage.out / f"monitor-{name}.svg", frame, desk, (width, height))
+
+
+def _draw_screen(
+    stage: Stage,
+    vector: Path,
+    frame: Snapshot,
+    desk: UiState | None,
+    size: tuple[int, int],
+    theme: TerminalTheme = SVG_EXPORT_THEME,
+) -> None:
+    width, height = size
     title = f"badcjobs monitor runs/{Path(frame.title).name}"
     frame = replace(frame, title=f"runs/{Path(frame.title).name}")
     drawn = draw(frame, desk or UiState.at_start(of_run=frame.of_run), width=width, height=height)
@@ -177,14 +204,40 @@ def _take_screen(
         record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor", _environ={}
     )
     console.print(Text("\n").join(drawn.lines), no_wrap=True, overflow="crop")
-    vector.write_text(console.export_svg(title=title), encoding="utf-8")
+    svg = console.export_svg(title=title, theme=theme)
+    if theme is _LIGHT_TERMINAL:
+        svg = svg.replace("rgba(255,255,255,0.35)", "rgba(0,0,0,0.35)")  # the frame
+    vector.write_text(svg, encoding="utf-8")
     page = stage.browser.open(vector.as_uri())
+    page.call("Emulation.setDefaultBackgroundColorOverride", color={"r": 0, "g": 0, "b": 0, "a": 0})  # round corners
     wide, high = page.evaluate(
         "(() => { const b = document.documentElement.viewBox.baseVal; return [b.width, b.height]; })()"
     )
     page.resize(1280, round(1280 * high / wide))
     page.screenshot(vector.with_suffix(".png"), whole=False)
     page.close()
+
+
+@picture("readme")
+def take_readme(stage: Stage) -> None:
+    """Take the README's pictures: the report's timeline, the live page and the terminal, each light and dark."""
+    report = stage.browser.open((stage.large / "report.html").as_uri(), width=_README_WIDTH, ready=_READY)
+    frame = _frame(stage.under_way)
+    with LiveServer(stage.folder, stage.under_way) as server:
+        live = stage.browser.open(server.url + "/", width=_README_WIDTH, ready=_LIVE)
+        for shade in ("light", "dark"):
+            for page, name in ((report, "timeline"), (live, "live")):
+                page.call("Page.bringToFront")
+                page.evaluate(_STILL)
+                page.prefer(dark=shade == "dark")
+                _wait_for_paint(page)
+                area = page.evaluate(_TIMELINE) if page is report else (0, 0, _README_WIDTH, _LIVE_HEIGHT)
+                page.screenshot(stage.out / f"{name}-{shade}.png", area=area)
+    running = [number for number, task in enumerate(frame.tasks) if task.state == "running"]
+    for shade, theme in (("light", _LIGHT_TERMINAL), ("dark", SVG_EXPORT_THEME)):
+        vector = stage.out / f"terminal-{shade}.svg"
+        _draw_screen(stage, vector, frame, UiState(line=running[len(running) // 3]), (110, 26), theme)
+        vector.unlink()
 
 
 @picture("live")
@@ -225,18 +278,23 @@ def _badcjobs(*arguments: str) -> None:
 def main() -> int:
     """Take the pictures and say where they are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the pictures go")
+    parser.add_argument("--out", type=Path, default=_README_FOLDER, metavar="DIR", help="where the pictures go")
     parser.add_argument("--only", action="append", choices=sorted(MAKERS), help="this kind alone; repeatable")
+    parser.add_argument("--all", action="store_true", help="every kind")
     parser.add_argument("--without-demo", action="store_true", help="leave out the demo run, which takes ten seconds")
-    parser.add_argument("--tasks", type=int, default=1000, metavar="N", help="array tasks of the large job")
+    parser.add_argument(
+        "--tasks", type=int, metavar="N", help="array tasks of the large job (default: 60, --all: 1000)"
+    )
     options = parser.parse_args()
+    kinds = list(MAKERS) if options.all else options.only or ["readme"]
+    tasks = options.tasks or (_README_TASKS if kinds == ["readme"] else 1000)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="badcjobs-") as folder, Browser() as browser:
-        stage = Stage(options.out, Path(folder), browser, options.tasks, not options.without_demo)
-        for name in options.only or MAKERS:
+        stage = Stage(options.out, Path(folder), browser, tasks, not options.without_demo)
+        for name in kinds:
             MAKERS[name](stage)
     for path in sorted(options.out.iterdir()):
-        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{path}  {path.stat().st_size / 1000:.0f} kB")
     return 0
 
 

@@ -16,6 +16,7 @@ from support.synthetic_job import SLOW_NODE, shape_of
 BENCH = Path(__file__).parents[1] / "bench" / "pictures.py"
 PAGES = ("report-large", "live-large")
 RARE = ("report-one-task", "live-one-task", "live-not-begun")
+README = tuple(f"{name}-{shade}.png" for name in ("timeline", "live", "terminal") for shade in ("light", "dark"))
 SCREENS = ("large", "large-devices", "large-task", "large-80x24", "one-task", "not-begun")
 
 
@@ -47,7 +48,7 @@ def size_and_colours(path: Path, enough: int) -> tuple[int, int, int]:
 def test_every_kind_of_picture_is_made_and_none_is_blank(tmp_path: Path) -> None:
     chromium()
     done = subprocess.run(
-        [sys.executable, str(BENCH), "--out", str(tmp_path), "--tasks", "8", "--without-demo"],
+        [sys.executable, str(BENCH), "--out", str(tmp_path), "--all", "--tasks", "8", "--without-demo"],
         capture_output=True,
         text=True,
         check=False,
@@ -58,8 +59,9 @@ def test_every_kind_of_picture_is_made_and_none_is_blank(tmp_path: Path) -> None
     pages = {f"{page}-{shade}-{width}.png": width for page in PAGES for shade, width in sizes}
     pages |= {f"{page}-light-1280.png": 1280 for page in RARE} | {f"{page}-dark-420.png": 420 for page in RARE}
     screens = {f"monitor-{screen}.png": 1280 for screen in SCREENS}
+    readme = {name: 1024 if name.startswith("timeline") else 1280 for name in README}
     in_use = {"report-large-timeline.png": 1280, "report-large-one-device.png": 1280}
-    wanted = pages | screens | in_use
+    wanted = pages | screens | in_use | readme
     assert made == {*wanted, *(f"monitor-{screen}.svg" for screen in SCREENS), "report-large.pdf"}
     for name, expected in wanted.items():
         width, height, colours = size_and_colours(tmp_path / name, 60)

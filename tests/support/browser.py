@@ -217,9 +217,14 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", **values, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **values)
 
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """Write a picture of the page, the whole of it or what is in sight."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(
+        self, path: Path, *, whole: bool = True, area: tuple[float, float, float, float] | None = None
+    ) -> None:
+        """Write a picture of the whole page, of what is in sight, or of an area (x, y, width, height)."""
+        clip = (
+            {} if area is None else {"clip": dict(zip(("x", "y", "width", "height", "scale"), (*area, 1), strict=True))}
+        )
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def print_pdf(self) -> bytes:

@@ -84,6 +84,8 @@ def test_an_installed_wheel_has_its_folders_inside_the_package(installed: Path, 
     for mine, theirs in ((ROOT / "templates", templates), (ROOT / "slurm", slurm)):
         assert sorted(p.name for p in mine.rglob("*")) == sorted(p.name for p in theirs.rglob("*"))
     assert (home / "py.typed").exists()
+    assert any(guide.glob("*.md"))
+    assert not (guide / "pictures").exists()  # the README shows them, no command does
 
 
 def test_an_installed_wheel_runs_as_a_program_and_shows_the_guide(installed: Path, tmp_path: Path) -> None:
