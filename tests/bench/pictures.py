@@ -220,7 +220,7 @@ def _draw_screen(
 
 @picture("readme")
 def take_readme(stage: Stage) -> None:
-    """Take the README's pictures: the report's timeline, the live page and the terminal, each light and dark."""
+    """Take the README's pictures (timeline, live page, terminal; light and dark) and print the summary it quotes."""
     report = stage.browser.open((stage.large / "report.html").as_uri(), width=_README_WIDTH, ready=_READY)
     frame = _frame(stage.under_way)
     with LiveServer(stage.folder, stage.under_way) as server:
@@ -238,6 +238,7 @@ def take_readme(stage: Stage) -> None:
         vector = stage.out / f"terminal-{shade}.svg"
         _draw_screen(stage, vector, frame, UiState(line=running[len(running) // 3]), (110, 26), theme)
         vector.unlink()
+    print(_badcjobs("report", str(stage.large)))
 
 
 @picture("live")
@@ -271,8 +272,11 @@ def _point_at(page: Page, selector: str) -> None:
     _wait_for_paint(page)
 
 
-def _badcjobs(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "badcjobs", *arguments], check=True, stdout=subprocess.DEVNULL)
+def _badcjobs(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "badcjobs", *arguments], check=True, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    return done.stdout
 
 
 def main() -> int:
