@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import read_project
+from badcjobs.cli.output import answer
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import environ
+from badcjobs.cli.output import print_document
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.targets import Target
+from badcjobs.cli.targets import refuse_data
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+
+
 import math
 from array import array
 from pathlib import Path
@@ -9,10 +25,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, read_project
-from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
-from badcjobs.cli.targets import Target, refuse_data
-from badcjobs.errors import BadcjobsError, BadInput
 
 if TYPE_CHECKING:
     import random
@@ -176,6 +188,8 @@ def read_topic(topic: str) -> str:
         "{{folder:templates}}": str(folder("templates")),
         "{{settings}}": settings_text(),
     }
+    if "{{metrics}}" in pages[topic]:  # the report is slow to import
+        made["{{metrics}}"] = metrics_text()
     text = pages[topic]
     for placeholder, words in made.items():
         text = text.replace(placeholder, words)
@@ -208,6 +222,24 @@ def settings_text() -> str:
             default = "" if one.default in (None, ()) else f"  default: {to_toml(one.default)}"
             option = f"  option: {one.option}" if one.heading else ""
             lines += [f"    {key:<20} {one.help}", *([f"    {'':<20}{default}{option}"] if default or option else [])]
+    return "\n".join(lines).strip()
+
+
+def metrics_text() -> str:
+    """Return every Prometheus metric: a row each, with its meaning, its unit and its own labels."""
+    from itertools import groupby
+
+    from badcjobs.report.prometheus import BOTH, METRICS
+
+    width = max(len(metric.name) for metric in METRICS)
+    lines = []
+    for labels, metrics in groupby(METRICS, lambda metric: metric.labels[: len(metric.labels) - len(metric.by)]):
+        lines += ["", f"Labels: {', '.join(labels)}", ""]
+        for one in metrics:
+            notes = [one.unit, *(f"by {label}" for label in one.by)]
+            if one.where != BOTH:
+                notes.append(f"only in {one.where}")
+            lines.append(f"    {one.name:<{width}}  {one.help} ({', '.join(notes)})")
     return "\n".join(lines).strip()
 
 

@@ -79,7 +79,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A path for GET; ``name`` is a method of Handlers or a file. ``badcjobs guide serve`` lists all paths."""
+    """A path for GET; ``name`` is a method of Handlers or a file. ``badcjobs guide live`` lists all paths."""
 
     name: str
     path: str
@@ -220,7 +220,7 @@ def _response(body: str, media: str, *, status: int = 200, headers: Mapping[str,
 
 def _handle_http_error(request: Request, error: HTTPException) -> Response:
     if error.detail == "Not Found":  # Starlette's text for an unknown path
-        return error_response(404, f"{request.url.path[:80]} does not exist: badcjobs guide serve lists all paths")
+        return error_response(404, f"{request.url.path[:80]} does not exist: badcjobs guide live lists all paths")
     if error.status_code == 405:
         return error_response(405, f"{request.method[:20]} is not supported, only GET and HEAD", {"allow": "GET, HEAD"})
     return error_response(error.status_code, error.detail, error.headers)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from badcjobs import paths as resources
+from badcjobs.errors import BadInput
+from badcjobs.settings import read_toml
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from badcjobs import paths as resources
-from badcjobs.errors import BadInput
-from badcjobs.settings import read_toml
 
 RULES = ("max", "sum")
 
@@ -89,10 +90,10 @@ def find_site(name: str, cwd: Path) -> Site:
             raise BadInput(
                 f"there is no site {name!r}",
                 why=f"sites are {', '.join(known)}, or a file whose name ends in .toml",
-                fix=f"badcjobs check --site {known[0]}   (or --site ./{name}.toml; see badcjobs guide check)",
+                fix=f"badcjobs check --site {known[0]}   (or --site ./{name}.toml; see badcjobs guide sockeye)",
             )
     if not path.exists():
-        raise BadInput(f"{path} does not exist", fix="badcjobs guide check   (how to write a site file)")
+        raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
     return parse_site(read_toml(path)[0], str(path))
 
 
@@ -125,7 +126,7 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
         raise BadInput(
             mistakes[0] if len(mistakes) == 1 else f"{where} has {len(mistakes)} mistakes",
             why=f"in the site file {where}" if len(mistakes) == 1 else "\n".join(mistakes),
-            fix="badcjobs guide check   (all keys of a site file)",
+            fix="badcjobs guide sockeye   (all keys of a site file)",
         )
     return Site(name=document["name"], **values)
 

@@ -244,7 +244,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
         raise BadInput(
             f"{len(areas):,} study areas, and as many files; e.g. {', '.join(map(str, areas[-_NAMED:]))}",
             why="the pattern for the paths of the recordings is probably wrong",
-            fix="badcjobs guide recordings   (then: badcjobs export … --config FILE.toml)",
+            fix="badcjobs guide audio   (then: badcjobs export … --config FILE.toml)",
         )
     names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
     targets = {area: folder / f"{name}.{order.form}" for area, name in names.items()}

@@ -115,12 +115,12 @@ def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | Non
 
     ``nameless``: the file for recordings without a study area, if there is one file per study area.
     """
-    kinds = [(gaps.undated, "date in the name", gaps.undated_example, " (badcjobs guide recordings)")]
+    kinds = [(gaps.undated, "date in the name", gaps.undated_example, " (badcjobs guide audio)")]
     if patterns:
         rule = "; the built-in rule was used instead"
         kinds.append((gaps.no_pattern, "matching pattern in [recordings]", gaps.no_pattern_example, rule))
     if nameless is not None:
-        there = f" (badcjobs guide recordings); the detections are in {nameless}"
+        there = f" (badcjobs guide audio); the detections are in {nameless}"
         kinds.append((gaps.no_study_area, "study area in the path", gaps.no_study_area_example, there))
     for many, what, example, rest in kinds:
         if many:

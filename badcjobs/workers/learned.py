@@ -43,7 +43,7 @@ STORE = "probe.toml"
 LESSONS = "learned.json"
 _VERSION = 1  # of both files
 _HEAD = """\
-# The longest chunks that fit: found by badcjobs probe, used by later runs (badcjobs guide probe).
+# The longest chunks that fit: found by badcjobs probe, used by later runs (badcjobs guide plan).
 # One table per device model, engine and settings; delete a table, or the file, to probe again.
 """
 _SAME_MEMORY = 0.02  # drivers reserve different amounts

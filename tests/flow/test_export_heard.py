@@ -73,7 +73,7 @@ def test_every_recording_has_its_place_and_date(job: Site) -> None:
     ])  # fmt: skip
     logs = "".join(path.read_text() for path in job.out.glob("tasks/*.log"))
     assert logs.count("1 hidden name is skipped (the first: .trash/)") == 2
-    assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide recordings)" in logs
+    assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide audio)" in logs
     assert "no matching pattern in [recordings], e.g. " in logs
 
 

@@ -39,7 +39,7 @@ LAB = {
 
 def guide_patterns() -> list[str]:
     """Return the patterns of the guide's own example, as a scientist would copy them."""
-    block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("recordings"), re.DOTALL | re.MULTILINE)
+    block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("audio"), re.DOTALL | re.MULTILINE)
     assert block is not None
     found: list[str] = tomllib.loads(dedent(block[0]))["recordings"]["patterns"]
     return found
