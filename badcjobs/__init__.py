@@ -1,6 +1,6 @@
 """badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, write down what happened.
 
-For other people's Python: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide python`).
+For other people's Python: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide export`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from badcjobs.errors import BadcjobsError
 from badcjobs.errors import BadInput
 
 
+
 import math
 from array import array
 from pathlib import Path
@@ -28,7 +29,7 @@ import typer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from badcjobs.store.job_schema import ViewDef
     from badcjobs.store.schema import TableDef
@@ -174,25 +175,24 @@ def guide(
 def read_topic(topic: str) -> str:
     """Return one page, with its placeholders filled in."""
     from badcjobs.paths import folder
-    from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
 
     pages = _pages()
     if topic not in pages:
         raise BadInput(f"there is no page {topic!r}", why="pages are " + ", ".join(sorted(pages)), fix="badcjobs guide")
-    script = (folder("templates") / "array.sbatch").read_text(encoding="utf-8")
-    made = {
-        "{{template}}": "\n".join("    " + line if line else "" for line in script.splitlines()),
-        "{{tables}}": _sections(JOB_TABLES),
-        "{{views}}": _sections(JOB_VIEWS),
-        "{{view names}}": ", ".join(f"`{view.name}`" for view in JOB_VIEWS),
-        "{{folder:templates}}": str(folder("templates")),
-        "{{settings}}": settings_text(),
-    }
-    if "{{metrics}}" in pages[topic]:  # the report is slow to import
-        made["{{metrics}}"] = metrics_text()
     text = pages[topic]
-    for placeholder, words in made.items():
-        text = text.replace(placeholder, words)
+    made = {
+        "{{template}}": _template_text,
+        "{{tables}}": lambda: _sections(views=False),
+        "{{views}}": lambda: _sections(views=True),
+        "{{folder:templates}}": lambda: str(folder("templates")),
+        "{{settings}}": settings_text,
+        "{{findings}}": _findings_text,
+        "{{report keys}}": _keys_text,
+        "{{metrics}}": metrics_text,
+    }
+    for placeholder, make in made.items():
+        if placeholder in text:  # imports only what this page needs
+            text = text.replace(placeholder, make())
     return text.rstrip()
 
 
@@ -202,13 +202,35 @@ def _pages() -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in folder("guide").glob("*.md")}
 
 
-def _sections(tables: Iterable[TableDef | ViewDef]) -> str:
+def _template_text() -> str:
+    from badcjobs.paths import folder
+
+    script = (folder("templates") / "array.sbatch").read_text(encoding="utf-8")
+    return "\n".join("    " + line if line else "" for line in script.splitlines())
+
+
+def _sections(*, views: bool) -> str:
+    from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
+
+    described: Sequence[TableDef | ViewDef] = JOB_VIEWS if views else JOB_TABLES
     sections = []
-    for table in tables:
+    for table in described:
         width = max(len(column.name) for column in table.columns)
         rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))
     return "\n\n".join(sections)
+
+
+def _findings_text() -> str:
+    from badcjobs.report.job import list_findings
+
+    return list_findings()
+
+
+def _keys_text() -> str:
+    from badcjobs.report.job import list_keys
+
+    return list_keys()
 
 
 def settings_text() -> str:

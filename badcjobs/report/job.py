@@ -20,25 +20,39 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import CutShort, NameGaps
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
-from badcjobs.report.compare import Comparison, compare
+from badcjobs.report.compare import Comparison, Figure, compare
 from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.page import page
+from badcjobs.report.progress import Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, known_texts, say
-from badcjobs.report.summary import Finding, Summary, summarize
+from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, general_words, known_texts, say
+from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
 from badcjobs.report.words import plain
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
 from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import (
+    AlertFacts,
+    Completeness,
+    CostFacts,
+    ErrorFacts,
+    FailedChunk,
+    Freshness,
+    GapFacts,
+    MetricFacts,
+)
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import NoTaskDatabases, SourceFile
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
@@ -123,8 +137,34 @@ def write_whole(path: Path, text: str) -> None:
 # --- what the numbers mean --------------------------------------------------------------------------------------------
 
 _TOPICS = (*rules_tasks.TOPICS, *rules_devices.TOPICS, *rules_waiting.TOPICS, *rules_requests.TOPICS)
-# Stable names; the guide explains each of them.
+# Stable names; the guide lists each of them.
 KINDS = tuple(dict.fromkeys(rule.kind for _, rules in _TOPICS for rule in rules))
+
+
+def list_findings() -> str:
+    """Return all kinds of findings with what they say, for the guide."""
+    lines = []
+    for kind in KINDS:
+        said = dict.fromkeys(general_words(rule.says) for _, rules in _TOPICS for rule in rules if rule.kind == kind)
+        lines += [f"    {name:<18} {words}" for name, words in zip_longest([kind], said, fillvalue="")]
+    return "\n".join(lines)
+
+
+def list_keys() -> str:
+    """Return the keys of the JSON documents, for the guide: the document, then what its lists and tables hold."""
+    classes = {
+        "completeness": Completeness, "states": StateSummary, "chunk_s, metrics": MetricFacts, "chunk_cost": CostFacts,
+        "outlook": Outlook, "findings": Finding, "alerts": AlertFacts, "errors": ErrorFacts, "gaps": GapFacts,
+        "failed_chunks": FailedChunk, "recording_names": NameGaps, "merged": Freshness, "cut_short": CutShort,
+        "--compare": Comparison, "figures": Figure,
+    }  # fmt: skip
+    parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
+    parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}
+    parts["completeness"] += ("complete",)
+    return "\n".join(
+        fill(", ".join(keys), 100, initial_indent=f"    {name:<17} ", subsequent_indent=" " * 22)
+        for name, keys in parts.items()
+    )
 
 
 def find(summary: Summary) -> tuple[Finding, ...]:

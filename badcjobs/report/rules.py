@@ -1,10 +1,11 @@
 """How findings work: a rule is a row of text templates, filled with the figures of a case.
 
-``rules_*.py`` hold the rows by topic, ``find`` in job.py applies them; the reasoning is in ``badcjobs guide findings``.
+``rules_*.py`` hold the rows by topic, ``find`` in job.py applies them; ``badcjobs guide report`` lists them.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -112,6 +113,20 @@ def say(template: str, figures: Figures) -> str:
     other forms in _FORMS add a unit, ``{name}`` is inserted as it is; any other form is a Python format.
     """
     return plain(_Words().vformat(template, (), figures))
+
+
+def general_words(template: str) -> str:
+    """Return a template without figures, in the plural: N is a number, … are words that depend on the job."""
+
+    def word(match: re.Match[str]) -> str:
+        space, form = match[1], match[2].partition(":")[2].rstrip("?")
+        if form.startswith("count "):
+            return space + count(2, *(noun.replace("_", " ") for noun in form.split()[1:])).replace("2", "N")
+        if "|" in form:
+            return space + form.partition("|")[2]
+        return f"{space}N" if form else space and f"{space}…"  # without a space it is an optional part
+
+    return re.sub(r"( ?)\{([^}]*)\}", word, template)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

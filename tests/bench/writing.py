@@ -1,6 +1,6 @@
 """What writing costs: CPU, bytes and fsyncs of the store, in both modes.
 
-python tests/bench/writing.py --seconds 60     (four minutes; the figures of `badcjobs guide store`)
+python tests/bench/writing.py --seconds 60     (four minutes)
 python tests/bench/writing.py --seconds 5      (a quick look)
 """
 

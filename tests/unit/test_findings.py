@@ -12,7 +12,7 @@ from support.traces import Trace, all_traces, diagnose, healthy
 from badcjobs.cli.start import read_topic
 from badcjobs.model import MemoryHeld
 from badcjobs.report.job import KINDS, find
-from badcjobs.report.rules import SEVERITIES
+from badcjobs.report.rules import SEVERITIES, general_words
 from badcjobs.report.summary import Finding, summarize
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import (
@@ -162,9 +162,15 @@ def test_lines_for_slurm_can_be_pasted(diagnosed) -> None:
 
 
 def test_the_guide_has_a_line_for_every_kind() -> None:
-    page = read_topic("findings")
+    page = read_topic("report")
     for kind in KINDS:
-        assert re.search(rf"^    {kind} +\S", page, re.MULTILINE), kind
+        assert re.search(rf"^    {kind} +[A-Z]", page, re.MULTILINE), kind
+    assert not re.search(r"[{}]", page)
+
+
+def test_a_finding_is_described_without_figures() -> None:
+    template = "{of}{many:count other_process other_processes} reduced {many:its|their} clock to {of_time}{rest}."
+    assert general_words(template) == "N other processes reduced their clock to …."
 
 
 # --- a few facts ------------------------------------------------------------------------------------------------------
