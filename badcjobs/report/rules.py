@@ -126,7 +126,7 @@ def general_words(template: str) -> str:
             return space + form.partition("|")[2]
         return f"{space}N" if form else space and f"{space}…"  # without a space it is an optional part
 
-    return re.sub(r"( ?)\{([^}]*)\}", word, template)
+    return re.sub(r"( ?)\{([^}]*)\}", word, template).replace(" ….", " …")
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

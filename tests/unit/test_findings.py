@@ -170,7 +170,7 @@ def test_the_guide_has_a_line_for_every_kind() -> None:
 
 def test_a_finding_is_described_without_figures() -> None:
     template = "{of}{many:count other_process other_processes} reduced {many:its|their} clock to {of_time}{rest}."
-    assert general_words(template) == "N other processes reduced their clock to …."
+    assert general_words(template) == "N other processes reduced their clock to …"
 
 
 # --- a few facts ------------------------------------------------------------------------------------------------------
