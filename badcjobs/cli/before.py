@@ -2,35 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import Sources
-from badcjobs.cli.options import explain_moved_option
-from badcjobs.cli.options import read_project
-from badcjobs.cli.options import run_options
-from badcjobs.cli.options import with_settings
-from badcjobs.cli.output import Pace
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import environ
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.output import shown
-from badcjobs.cli.targets import Target
-from badcjobs.cli.targets import refuse_data
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-from badcjobs.model import parse_stop_after
-from badcjobs.project import Project
-from badcjobs.settings import PlanSettings
-from badcjobs.settings import ProbeSettings
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.settings import nearest
-from badcjobs.settings import option_words
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -39,6 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from badcjobs.cli.options import JsonWanted, Sources, explain_moved_option, read_project, run_options, with_settings
+from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
+from badcjobs.cli.targets import Target, refuse_data
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, ExitCode
+from badcjobs.model import parse_stop_after
+from badcjobs.project import Project
+from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
 
 if TYPE_CHECKING:
     from badcjobs.cluster.job_script import ParsedWords

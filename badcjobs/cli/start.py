@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import read_project
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import environ
-from badcjobs.cli.output import print_document
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.targets import Target
-from badcjobs.cli.targets import refuse_data
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-
-
-
 import math
 from array import array
 from pathlib import Path
@@ -26,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from badcjobs.cli.options import JsonWanted, read_project
+from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
+from badcjobs.cli.targets import Target, refuse_data
+from badcjobs.errors import BadcjobsError, BadInput
 
 if TYPE_CHECKING:
     import random

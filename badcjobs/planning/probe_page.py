@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from badcjobs.model import FITS
-from badcjobs.model import NO_START
-from badcjobs.model import TOO_LONG
-from badcjobs.model import Probed
-from badcjobs.model import ProbeResult
-from badcjobs.model import Trial
-from badcjobs.planning.probe_search import device_words
-from badcjobs.planning.probe_search import setup_words
-from badcjobs.report.page import NO_CHARTS
-from badcjobs.report.page import Section
-from badcjobs.report.page import figure
-from badcjobs.report.page import paragraph
-from badcjobs.report.page import whole_page
-from badcjobs.report.tables import Cell
-from badcjobs.report.tables import Row
-from badcjobs.report.tables import Table
-from badcjobs.report.tables import columns
-from badcjobs.report.tables import table_html
-from badcjobs.report.tables import table_text
-from badcjobs.report.text import wrap
-from badcjobs.report.words import UNKNOWN
-from badcjobs.report.words import memory
-from badcjobs.report.words import number
-from badcjobs.report.words import percent
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, ProbeResult, Trial
+from badcjobs.planning.probe_search import device_words, setup_words
+from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
+from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
+from badcjobs.report.text import wrap
+from badcjobs.report.words import UNKNOWN, memory, number, percent
 
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY, _SPEED = "memory", "speed"

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.nodes import UNTYPED
-from badcjobs.cluster.nodes import Node
-from badcjobs.cluster.nodes import largest_size
-from badcjobs.cluster.sbatch_options import parse_gpus
-from badcjobs.cluster.sbatch_options import try_parse
-from badcjobs.planning.findings import Advice
-from badcjobs.planning.findings import Cases
-from badcjobs.planning.findings import Remark
-from badcjobs.planning.findings import fine_if
-from badcjobs.planning.findings import problem_if
-from badcjobs.planning.findings import rules
-from badcjobs.planning.findings import warning_if
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import WARNING
-from badcjobs.report.words import count
-from badcjobs.settings import nearest
-from badcjobs.planning.findings import apply_rules
-
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
+from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
+from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.report.words import count
+from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
 # For the engine processes, as submit requests it: with less, Slurm would kill them.

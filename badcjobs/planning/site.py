@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from badcjobs import paths as resources
-from badcjobs.errors import BadInput
-from badcjobs.settings import read_toml
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from badcjobs import paths as resources
+from badcjobs.errors import BadInput
+from badcjobs.settings import read_toml
 
 RULES = ("max", "sum")
 

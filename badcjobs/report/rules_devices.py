@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from badcjobs.report.rules import NOTE
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import WARNING
-from badcjobs.report.rules import Figures
-from badcjobs.report.rules import Rule
-from badcjobs.report.rules import labels
-from badcjobs.report.rules import node_figures
-from badcjobs.report.rules import say
-from badcjobs.report.rules import share
-from badcjobs.report.rules import topic
-from badcjobs.report.summary import Summary
-from badcjobs.report.summary import count_devices
-from badcjobs.report.summary import devices_words
-from badcjobs.report.words import count
-from badcjobs.report.words import number
-from badcjobs.store.read_model import DeviceFacts
-from badcjobs.store.read_model import JobFacts
-from badcjobs.store.read_model import TaskFacts
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
+from badcjobs.report.summary import Summary, count_devices, devices_words
+from badcjobs.report.words import count, number
+from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
 _EXCLUDE = ("#SBATCH --exclude={exclude}",)
 

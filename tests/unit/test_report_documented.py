@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.start import read_topic
-from badcjobs.report.headlines import HEADLINES
-from badcjobs.report.prometheus import METRICS
-from badcjobs.report.summary import STATE_WORDS
-from badcjobs.report.summary import SUMMARY_VERSION
-from badcjobs.report.job import list_keys
-
 import json
 import re
 from pathlib import Path
@@ -16,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from badcjobs.cli.start import read_topic
+from badcjobs.report.headlines import HEADLINES
+from badcjobs.report.job import list_keys
+from badcjobs.report.prometheus import METRICS
+from badcjobs.report.summary import STATE_WORDS, SUMMARY_VERSION
 
 REPORTS = Path(__file__).parents[1] / "data" / "behaviour" / "reports"
 
