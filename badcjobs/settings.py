@@ -27,6 +27,7 @@ else:
 
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 AUTO = "auto"
+OPTIONS_ONLY = ("shard",)  # of no use in a file: different in every call
 _MOST_WORKERS = 64  # per device; each is a process with models of its own
 _TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
 

@@ -143,6 +143,25 @@ def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
 # --- the handbook: pages in guide/, some of them made from the code they describe -------------------------------------
 
 
+# The pages in reading order, each with its line in the list; the text of a page is guide/NAME.md.
+PAGES = {
+    "start": "install, see the demo, write badcjobs.toml, analyse your first recordings",
+    "slurm": "check, submit, follow and merge a job; job scripts, signals, exit codes",
+    "sockeye": "rules of UBC ARC Sockeye, a complete campaign; describe another cluster",
+    "settings": "every key of badcjobs.toml, with its option and its default",
+    "audio": "manifests, folders and lists; cut long recordings; what paths mean",
+    "engines": "HawkEars 2 and 1, your own program, workers per GPU, retries",
+    "gpus": "which GPUs a task uses and why; free, simulated and recorded GPUs",
+    "plan": "GPU-hours, tasks and end date of a campaign; the best chunk length",
+    "local": "run a job array on one machine, without Slurm",
+    "telemetry": "what is recorded about the GPUs, how exact it is, and alerts",
+    "live": "watch a run in a terminal or a browser, or with Prometheus",
+    "report": "merge, the summary line by line, the findings",
+    "export": "CSV, Parquet and JSON; recipes for other programs; the Python API",
+    "tables": "the files of a run; all tables and columns",
+}
+
+
 def guide(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
 ) -> int:
@@ -154,8 +173,8 @@ def guide(
     if topic is not None:
         print_document(read_topic(topic))
         return 0
-    lines = [f"  {name:<12} {text.partition(chr(10))[0].lstrip('# ')}" for name, text in sorted(_pages().items())]
-    print_document("\n".join(["Pages of the guide (badcjobs guide TOPIC):", "", *lines]))
+    lines = [f"  {name:<10} {about}" for name, about in PAGES.items()]
+    print_document("\n".join(["Pages of the handbook, in reading order (badcjobs guide TOPIC):", "", *lines]))
     return 0
 
 
@@ -163,12 +182,10 @@ def read_topic(topic: str) -> str:
     """Return one page, with its placeholders filled in."""
     from badcjobs.paths import folder
 
-    pages = _pages()
-    if topic not in pages:
-        raise BadInput(f"there is no page {topic!r}", why="pages are " + ", ".join(sorted(pages)), fix="badcjobs guide")
-    text = pages[topic]
+    if topic not in PAGES:
+        raise BadInput(f"there is no page {topic!r}", why="pages are " + ", ".join(PAGES), fix="badcjobs guide")
+    text = (folder("guide") / f"{topic}.md").read_text(encoding="utf-8")
     made = {
-        "{{template}}": _template_text,
         "{{tables}}": lambda: _sections(views=False),
         "{{views}}": lambda: _sections(views=True),
         "{{folder:templates}}": lambda: str(folder("templates")),
@@ -181,19 +198,6 @@ def read_topic(topic: str) -> str:
         if placeholder in text:  # imports only what this page needs
             text = text.replace(placeholder, make())
     return text.rstrip()
-
-
-def _pages() -> dict[str, str]:
-    from badcjobs.paths import folder
-
-    return {path.stem: path.read_text(encoding="utf-8") for path in folder("guide").glob("*.md")}
-
-
-def _template_text() -> str:
-    from badcjobs.paths import folder
-
-    script = (folder("templates") / "array.sbatch").read_text(encoding="utf-8")
-    return "\n".join("    " + line if line else "" for line in script.splitlines())
 
 
 def _sections(*, views: bool) -> str:
@@ -221,16 +225,19 @@ def _keys_text() -> str:
 
 
 def settings_text() -> str:
-    """Return every key of badcjobs.toml: a row each, with its option, its default and its help."""
-    from badcjobs.settings import SETTINGS, to_toml
+    """Return every key of badcjobs.toml: a row each, with a star if it is an option as well, its help and default."""
+    from badcjobs.settings import OPTIONS_ONLY, SETTINGS, to_toml
 
     lines = []
     for table, settings in SETTINGS.items():
         lines += ["", f"## [{table}]" if table else "## At the top", ""]
         for key, one in settings.items():
-            default = "" if one.default in (None, ()) else f"  default: {to_toml(one.default)}"
-            option = f"  option: {one.option}" if one.heading else ""
-            lines += [f"    {key:<20} {one.help}", *([f"    {'':<20}{default}{option}"] if default or option else [])]
+            if key in OPTIONS_ONLY:
+                continue
+            about = one.help if one.help.endswith("...") else one.help.rstrip(".")
+            if one.default not in (None, ()):
+                about = f"{about.partition(' [')[0]} [{to_toml(one.default)}]"
+            lines.append(f"    {f'{key} *' if one.heading else key:<21} {about}")
     return "\n".join(lines).strip()
 
 

@@ -69,7 +69,7 @@ class TaskRow(TaskOutcome):
 class DevicePool:
     """Lends the devices of this machine, the least used first, and none twice unless tasks share them.
 
-    Other runs of this machine respect the same locks (``run --free``, another emulation); ``refusals`` says who has
+    Other runs of this machine respect the same locks (``run --max-gpus``, another emulation); ``refusals`` says who has
     what cannot be had. Without ``new_locks`` the devices are ours alone.
     """
 
@@ -279,7 +279,7 @@ class LocalArray:
         if "no-requeue" in self.job.request.given:
             return "--no-requeue"
         if self._settings.max_requeues == 0:
-            return "--requeues 0"
+            return "[submit] requeues = 0"
         if row.restarts >= self._settings.max_requeues:
             return f"it was, {row.restarts} time{'s' * (row.restarts != 1)}"
         made = made_progress(self._tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")

@@ -265,7 +265,7 @@ def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) 
         raise NotHere(
             f"no node here has a GPU of kind {kind!r}" if kind and known else "no node of this cluster has a GPU",
             why=f"kinds are {known}" if known else "sinfo lists none under Gres",
-            fix=f"badcjobs cluster --kind {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
+            fix=f"badcjobs cluster --constraint {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
         )
     return describe(cluster, gpus, wanted)
 

@@ -262,8 +262,6 @@ def _choose_array(
         spec = None if array is None else parse_array(array)
     except ValueError as error:
         wrong.append((str(error), None))
-    if array is not None and options.tasks is not None:
-        wrong.append((f"--tasks {options.tasks} and --sbatch=--array={array}: give only one of them", None))
     if spec is not None:
         if spec.parallel and options.parallel and spec.parallel != options.parallel:
             wrong.append((f"--sbatch=--array={array} and --parallel {options.parallel} differ", None))
@@ -274,7 +272,9 @@ def _choose_array(
             said = f"not in this run's array {shape}" if begun else new
             right = None if begun else f"--sbatch=--array={suggest_range(spec)}"
             wrong.append((f"--sbatch=--array={array}: {said}", right))
-    if options.tasks is not None and options.tasks != shape.count:
+    if spec is not None and begun is None and options.tasks not in (None, shape.count):
+        wrong.append((f"--tasks {options.tasks} and --sbatch=--array={array} differ", None))
+    elif options.tasks is not None and options.tasks != shape.count:
         began = f"this run began as an array of {shape.count} ({shape})"
         wrong.append((f"--tasks {options.tasks}, but {began}", f"--tasks {shape.count}"))
     if frozen is not None and begun is None:

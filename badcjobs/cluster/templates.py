@@ -199,7 +199,7 @@ def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
             lines += [f"    {shlex.quote(word)}" for value in values.get("args", ()) for word in shlex.split(value)]
         in_args = line == _ARGS_BEGIN or (in_args and line != _ARGS_END)
         if line.startswith(_SETUP_BEFORE):
-            lines += values.get("setup", ())
+            lines += [one for one in values.get("setup", ()) if one not in lines]  # a site's template may have it
         if (option := _OPTION.fullmatch(line)) and option["key"] in values:
             line = f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
         elif (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:

@@ -13,14 +13,13 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import NotHere
 from badcjobs.planning.site import Site, find_site
-from badcjobs.settings import SETTINGS, Setting, to_toml
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, to_toml
 
 _HEAD = """\
 # badcjobs.toml: the settings of a project. Every command reads the nearest one, from the working folder upwards.
 # A key is an option's name with _ for -; the option wins. Relative paths start at this file. Every key is optional:
 # lines that begin with # show the default, or an example. All keys are explained in: badcjobs guide settings
 """
-_NOT_IN_FILE = ("shard",)  # it is different in every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def project_text(found: Found) -> str:
         lines += [f"\n[{table}]"] if table else []
         given = found.values.get(table, {})
         for key, setting in settings.items():
-            if key not in _NOT_IN_FILE:
+            if key not in OPTIONS_ONLY:
                 lines.append(_line(key, setting, given[key]) if key in given else f"# {_line(key, setting)}")
     return "\n".join(lines) + "\n"
 

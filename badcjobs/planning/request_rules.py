@@ -112,7 +112,7 @@ SHARES = rules("array", _shares)(
         lambda f: f.listed is not None and f.listed > f.asked.tasks,
     ),
     warning_if(
-        "{asked.tasks:,} tasks for {source.chunks:count chunk}: {idle:,} {idle:has|have} nothing to do",
+        "{asked.tasks:count task} for {source.chunks:count chunk}: {idle:,} {idle:has|have} nothing to do",
         "#SBATCH --array=0-{busy:before}",
         lambda f: f.idle > 0,
     ),
@@ -213,7 +213,7 @@ def _billing(facts: PreflightFacts) -> Cases:
     costs = [(amount or 0) * (weight or 0.0) for amount, weight, _ in amounts]
     gpus, memory, cores = costs
     parts = [
-        f"{amount:g}{unit} × {weight:g} = {amount * weight:g}"
+        f"{round(amount, 2):g}{unit} × {weight:g} = {round(amount * weight, 2):g}"
         for amount, weight, unit in amounts
         if amount is not None and weight is not None
     ]

@@ -79,6 +79,7 @@ ASKED: dict[str, tuple[str, str]] = {
         " -- --engine demo",
         "bare",
     ),
+    "merge account": ("manifest.csv --account st-lab-1-gpu --config site=sockeye --json -- --engine demo", "bare"),
     "variables": ("own.sbatch manifest.csv --out results --time 30 --json -- --engine demo", "bare"),
     "site of the project": (
         "manifest.csv --account st-lab-1-gpu --config site=sockeye --out used --json -- --engine demo",
@@ -252,6 +253,12 @@ def test_the_line_of_submit_is_judged_and_fixes_are_options_of_submit(answers: d
     assert "merge account" not in [one["subject"] for one in merged["findings"]]
     usual = answers["quick"].json["asked"]
     assert (usual["gpus_per_task"], usual["cpus"], usual["memory_gb_per_node"], usual["time_s"]) == (1, 2, 4, 43200)
+
+
+def test_the_merge_job_is_paid_as_submit_would_pay_it(answers: dict[str, Outcome]) -> None:
+    found = answers["merge account"]
+    assert findings(found, "fine")["account"]["text"] == "st-lab-1-gpu ends in -gpu"
+    assert "merge account" not in findings(found, "warning")
 
 
 def test_source_out_and_run_options_reach_a_script_in_its_variables(answers: dict[str, Outcome]) -> None:

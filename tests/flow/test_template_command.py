@@ -27,11 +27,13 @@ def test_a_template_is_printed_as_it_is_and_what_is_open_is_named(site: Site) ->
 
 
 def test_a_filled_template_is_written_once_and_never_replaced(site: Site) -> None:
-    fill = ("template", "sockeye-array", "--set", "account=st-pi-1-gpu", "-o", "job.sbatch")
+    fill = ("template", "sockeye-array", "--set", "account=st-pi-1-gpu", "--set", "setup=module load gcc cuda")
+    fill += ("-o", "job.sbatch")
     first = site.badcjobs(*fill)
     assert (first.exit_code, first.stdout) == (0, "job.sbatch is written; next: sbatch job.sbatch\n")
     script = site.folder / "job.sbatch"
     assert "#SBATCH --account=st-pi-1-gpu" in script.read_text().splitlines()
+    assert script.read_text().count("module load gcc cuda") == 1  # this template has the line already
     script.write_text("edited")
     assert_refused(site.badcjobs(*fill), 2, "job.sbatch exists already", "try: --out job-2.sbatch")
     assert script.read_text() == "edited"

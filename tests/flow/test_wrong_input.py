@@ -80,7 +80,7 @@ CASES = {
         ("report", "july", "--markdown", "-", "--prometheus", "-"), 2,
         ("--markdown - and --prometheus -", "badcjobs report july --markdown -   (and the others into files)"),
     ),
-    "guide to a topic nobody knows": Case(("guide", "cooking"), 2, ("cooking", "sbatch")),
+    "guide to a topic nobody knows": Case(("guide", "cooking"), 2, ("cooking", "slurm")),
     "gpus without any": Case(("gpus", "--simulate", 0), 2, ("--simulate", "0")),
     "demo with an argument": Case(("demo", "extra"), 2, ("extra",)),
     "demo into a file": Case(("demo", "--out", "good.csv"), 2, ("good.csv",)),

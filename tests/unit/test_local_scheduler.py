@@ -266,7 +266,7 @@ def test_without_append_a_second_attempt_writes_over_the_first_log(place: Place)
     [
         ("", {"max_requeues": 2}, 2, "it was, 2 times"),
         ("", {"max_requeues": 1}, 1, "it was, 1 time"),
-        ("", {"max_requeues": 0}, 0, "not started again: --requeues 0"),
+        ("", {"max_requeues": 0}, 0, "not started again: [submit] requeues = 0"),
         ("#SBATCH --no-requeue", {}, 0, "--no-requeue"),
     ],
     ids=["too often", "once too often", "never", "not wanted"],

@@ -29,7 +29,7 @@ def test_a_checkout_has_its_folders_where_users_look_for_them() -> None:
     assert folder("templates") == ROOT / "templates"
     assert folder("slurm") == ROOT / "slurm"
     assert (folder("templates") / "array.sbatch").read_text().startswith("#!/bin/bash")
-    assert {path.stem for path in folder("guide").glob("*.md")} >= {"start", "sbatch", "tables", "exit-codes"}
+    assert {path.stem for path in folder("guide").glob("*.md")} >= {"start", "slurm", "settings", "tables"}
 
 
 def test_a_folder_that_is_missing_is_named_with_the_line_to_paste() -> None:
@@ -91,7 +91,7 @@ def test_an_installed_wheel_has_its_folders_inside_the_package(installed: Path, 
 def test_an_installed_wheel_runs_as_a_program_and_shows_the_guide(installed: Path, tmp_path: Path) -> None:
     program = str(installed / "badcjobs")
     assert ask(installed / "python", program, "--version", cwd=tmp_path).startswith("badcjobs ")
-    page = ask(installed / "python", program, "guide", "sbatch", cwd=tmp_path)
-    assert page == ask(Path(sys.executable), "-m", "badcjobs", "guide", "sbatch", cwd=tmp_path).replace(
+    page = ask(installed / "python", program, "guide", "slurm", cwd=tmp_path)
+    assert page == ask(Path(sys.executable), "-m", "badcjobs", "guide", "slurm", cwd=tmp_path).replace(
         str(ROOT / "templates"), str(next(installed.parent.glob("lib/*/site-packages/badcjobs/_shipped/templates")))
     )

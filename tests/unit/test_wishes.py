@@ -96,6 +96,7 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
     known = known_of(began=True, shape=ArrayShape(1, 2, 10))
     made = order(known, array="3,7%1")
     assert (made.shape, made.only, made.spec, made.indices) == (ArrayShape(1, 2, 10), (3, 7), "3,7%1", (3, 7))
+    assert order(known, array="3,7", tasks=10).only == (3, 7)  # the project file may have tasks
     assert order(known).spec == order(known, tasks=10).spec == order(known, array="1-19:2").spec == "1-19:2"
 
 
@@ -108,7 +109,7 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
         ({}, known_of(True, None), "began without an array"),
         ({"tasks": 3}, known_of(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
         ({"tasks": 0}, known_of(), "--tasks = 0 must be at least 1"),
-        ({"tasks": 4, "array": "0-3"}, known_of(), "--tasks 4 and --sbatch=--array=0-3: give only one of them"),
+        ({"tasks": 4, "array": "0-2"}, known_of(), "--tasks 4 and --sbatch=--array=0-2 differ"),
         ({"array": "0-3%2", "parallel": 3}, known_of(), "differ"),
         ({"array": "3-1"}, known_of(), "ends before it begins"),
         ({"mem": "a lot"}, known_of(), "--mem a lot is not an amount of memory"),
