@@ -106,7 +106,7 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
         ((manifest, "--rate", 400, "--margin", 2), ("No such option: --margin", "--config plan.margin=2")),
         ((manifest, "--rate", 400, "--chunk-length", 9), ("badcjobs plan … -- --chunk-length 9",)),
         ((manifest, "--rate", 400, "--site", "odd.toml"), ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'")),
-        (("none", "--rate", 400, "--out", "plan"), ("has no audio below it",)),
+        (("none", "--rate", 400, "--out", "plan"), ("contains no audio",)),
     ]
     for outcome, (_, words) in zip(site.badcjobs_each([("plan", *args) for args, _ in cases]), cases, strict=True):
         assert_refused(outcome, 2, *words)
@@ -116,7 +116,7 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
 def test_an_interrupt_ends_a_plan_that_waits_for_a_file_and_what_folders_hide_is_told(site: Site) -> None:
     make_wav(site.folder / "audio" / "a.wav", 5, 100)
     make_wav(site.folder / "audio" / ".old" / "b.wav", 5, 100)
-    assert "passed over: 1 hidden name is passed over (the first: .old/)" in plan(site, "audio", "--rate", 400).stdout
+    assert "passed over: 1 hidden name is skipped (the first: .old/)" in plan(site, "audio", "--rate", 400).stdout
     make_wav(site.folder / "audio" / "slow.wav", 5, 100)
     waits = site.start("plan", "audio", "--rate", 400, "--out", "plan", env=slow_files(site))
     wait_for(lambda: somebody_waits(site), "a plan that reads the header")
