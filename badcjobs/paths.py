@@ -32,6 +32,7 @@ class RunFolder:
         self.path = path
         self.run_toml = path / "run.toml"
         self.tasks = path / "tasks"
+        self.raw = path / "raw"  # output files of the engine, with --keep-raw
         self.job_database = path / "job.sqlite"
         self.report = path / "report.html"
 

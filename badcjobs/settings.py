@@ -108,6 +108,7 @@ class RunSettings:
     resume: bool = _setting(True, "switch", "Skip chunks that are already done [on].", _OPTIONS)
     retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, least=0, frozen=True)
     shard: str | None = _setting(None, "text", "Do part I (from 0) of N; overrides the array.", _OPTIONS, metavar="I/N")
+    keep_raw: bool = _setting(False, "switch", "Keep the engine's own output files.", _OPTIONS)
     engine: str = _setting(
         "hawkears", "text", "hawkears, hawkears1, command, demo [hawkears].", _ENGINE, metavar="NAME", frozen=True,
         among=ENGINES,
@@ -452,7 +453,7 @@ def option_words(values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(key)
         if key in ("source", "out") or value is None:
             continue
-        if setting.heading is None:
+        if setting.heading is None or (value is False and not setting.default):
             yield f"--config=run.{key}={value_text(value)}"
         elif isinstance(value, bool):
             yield setting.option if value else setting.option.replace("--", "--no-", 1)

@@ -53,7 +53,7 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
 
 def _parameter(setting: Setting, *, hidden: bool) -> inspect.Parameter:
     name = setting.option
-    names = [f"{name}/--no-{name[2:]}"] if setting.kind == "switch" else [name]
+    names = [f"{name}/--no-{name[2:]}"] if setting.default is True else [name]
     shown = typer.Option(
         *names,
         *([f"-{setting.short}"] if setting.short else []),

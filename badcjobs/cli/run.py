@@ -44,8 +44,7 @@ def run(
 ) -> int:
     """Run one array task, inside sbatch or outside.
 
-    It finds its GPUs, runs the engine on each, records them, and writes everything to DIR/tasks/. It continues where an
-    earlier run stopped.
+    It runs the engine on each of its GPUs and writes to DIR/tasks/. It continues where an earlier run stopped.
 
     Example:
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT

@@ -78,7 +78,7 @@ class ProbeEnd:
 
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     """Find how long a chunk may be on each model of device here."""
-    settings, cutter = order.settings, AudioCutter(world.environ.get("PATH"))
+    settings, cutter = replace(order.settings, keep_raw=False), AudioCutter(world.environ.get("PATH"))
     allocation = read_allocation(world)
     with make_work_folder(allocation) as work_folder:
         paths = [world.cwd / path for path in settings.source]

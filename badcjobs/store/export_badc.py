@@ -50,7 +50,7 @@ def area_names(areas: Iterable[str | None], *, taken: str, nameless: str) -> Map
     return names
 
 
-def chunk_file(recording_id: str, chunk_id: str) -> Path:
+def chunk_file(recording_id: str, chunk_id: str, suffix: str = ".json") -> Path:
     """Return the path of a chunk's file relative to the output folder; no id can lead outside that folder.
 
     A recording id may be a path (from a folder of audio); its parts become folders. A chunk id is one name, unless it
@@ -58,7 +58,7 @@ def chunk_file(recording_id: str, chunk_id: str) -> Path:
     """
     parts = recording_id.split("/")
     names = parts if chunk_id == recording_id else [chunk_id]
-    return Path(*map(safe_name, parts), *map(safe_name, names[:-1]), safe_name(names[-1]) + ".json")
+    return Path(*map(safe_name, parts), *map(safe_name, names[:-1]), safe_name(names[-1]) + suffix)
 
 
 # --- a document per chunk ---------------------------------------------------------------------------------------------

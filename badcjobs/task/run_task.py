@@ -48,6 +48,7 @@ from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.feed import EngineSetup
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.retry import RetryPolicy
@@ -261,6 +262,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
     try:
         if workers.plans:
             log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
+            if task.settings.keep_raw and not isinstance(task.resolved.engine, CommandEngine):
+                log.info("--keep-raw: the engine %s writes no output files", task.resolved.engine.name)
             setup.start_staging(supervisor.upcoming)
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 import shlex
 import shutil
@@ -23,8 +24,12 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
 from badcjobs.processes import fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import More, Process, SessionBroken, nothing_more
+from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.export_badc import chunk_file
 from badcjobs.workers import retry
 from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
+
+log = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
@@ -89,6 +94,7 @@ class CommandEngine:
         # The speed of the program is unknown: only a very long silence is a hang.
         self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
         self._batch = batch  # None: from --engine-arg
+        self._cannot_keep = False
 
     @property
     def wants(self) -> int:
@@ -128,6 +134,20 @@ class CommandEngine:
     def open(self, plan: WorkerPlan, scratch: Path) -> CommandSession:
         """Prepare a session; programs start with the chunks."""
         return CommandSession(self, plan, scratch)
+
+    def keep_raw(self, chunk: Chunk, content: bytes) -> None:
+        """Write a copy of an output file to the run folder, with --keep-raw; warn once if that is not possible."""
+        if self.start.raw is None:
+            return
+        target = self.start.raw / chunk_file(chunk.recording_id, chunk.chunk_id, ".csv")
+        try:
+            make_folder(target.parent)
+            with fresh_file(target) as file:
+                file.write(content)
+        except BadInput as error:
+            if not self._cannot_keep:
+                log.warning("--keep-raw: %s (%s); the work continues", error.what, error.why)
+            self._cannot_keep = True
 
 
 class CommandSession:
@@ -241,7 +261,9 @@ class CommandSession:
     def _read(self, chunk: Chunk, started_at_ms: int) -> ChunkResult:
         path = self._output(chunk)
         try:
-            detections = tuple(parse_detections_csv(path.read_text(encoding="utf-8")))
+            content = path.read_bytes()
+            self._engine.keep_raw(chunk, content)
+            detections = tuple(parse_detections_csv(content.decode()))
         except FileNotFoundError:
             error_class, error = retry.NO_OUTPUT, f"exit code 0, but {{output}} ({path.name}) was not written"
         except (ValueError, OSError) as problem:

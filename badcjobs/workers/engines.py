@@ -22,7 +22,7 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.paths import user_cache
+from badcjobs.paths import RunFolder, user_cache
 from badcjobs.processes import fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine, Launcher
 from badcjobs.settings import RunSettings
@@ -52,7 +52,8 @@ def choose_engine(
     settings: RunSettings, environ: Mapping[str, str], launcher: Launcher, clock: Clock, *, cwd: Path, allow_cpu: bool
 ) -> Engine:
     """Return the engine that the settings name; relative paths are relative to ``cwd``."""
-    start = EngineStart(settings.engine_args, environ, launcher, clock)
+    raw = RunFolder(cwd / settings.out).raw if settings.keep_raw and settings.out else None
+    start = EngineStart(settings.engine_args, environ, launcher, clock, raw)
     if settings.engine == "demo":
         return DemoEngine(start)
     if settings.engine == "command":

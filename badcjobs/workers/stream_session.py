@@ -65,6 +65,7 @@ class EngineStart:
     environ: Mapping[str, str]
     launcher: Launcher
     clock: Clock
+    raw: Path | None = None  # with --keep-raw: the folder for copies of output files
 
 
 @dataclass(eq=False)
