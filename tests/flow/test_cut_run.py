@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from badcjobs.workers.demo_worker import analyse
+
 import json
 import os
 import signal
@@ -17,7 +19,6 @@ from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
 from support.waiting import wait_for
 
-from badcjobs.workers.demo_worker import analyse
 
 BENCH = Path(__file__).parents[1] / "bench" / "cutting.py"
 RATE, LENGTH_S = 2000, 31.0
@@ -287,8 +288,8 @@ def test_an_emulated_array_does_every_stretch_exactly_once_and_proves_it(site: S
     for number in range(5):
         record(folder / f"station{number % 2}" / f"{number}.wav", 10.0 + 3 * number)
     cutting = ("--chunk-length", 5, "--overlap", 1)
-    ended = site.badcjobs("submit", folder, "--out", site.out, "--cluster", "local", "--tasks", 3, "--simulate", 3,
-                          "--engine", "demo", *cutting, "--json", "--wait")  # fmt: skip
+    ended = site.badcjobs("submit", folder, "--out", site.out, "--cluster", "local", "--tasks", 3, "--json", "--wait",
+                          "--", "--simulate", 3, "--engine", "demo", *cutting)  # fmt: skip
     assert ended.exit_code == 0, ended.stderr
     job = site.out / "job.sqlite"
     assert rows(job, STATES) == [("done", 18)]

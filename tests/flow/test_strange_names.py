@@ -51,6 +51,6 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
 def test_a_mistake_in_a_source_is_told_in_letters(site: Site) -> None:
     manifest = strange_manifest(site)
     manifest.write_text(manifest.read_text(encoding="utf-8").replace("c004.wav", "\x1b[2Jgone.wav"), encoding="utf-8")
-    refused = site.badcjobs("submit", manifest, "--out", site.out, "--cluster", "local", *ON_CPU)
+    refused = site.badcjobs("submit", manifest, "--out", site.out, "--cluster", "local", "--", *ON_CPU)
     assert_refused(refused, 2, "gone.wav")
     assert_plain(refused.stderr)
