@@ -270,6 +270,35 @@ def test_the_help_says_how_a_job_is_found_again_and_what_again_does(site: Site) 
     assert "--again Submit what is left after the job has ended" in said
 
 
+# --- a project file ---------------------------------------------------------------------------------------------------
+
+
+def test_with_a_project_file_submit_needs_no_words_and_options_win_over_it(site: Site, login: LoginNode) -> None:
+    site.manifest(4)
+    engine = 'engine = "demo"\ncpu_workers = 1\nemit_gpu_telemetry = false\n'
+    (site.folder / "badcjobs.toml").write_text(
+        f'site = "sockeye"\n[run]\nsource = ["manifest.csv"]\nout = "run"\n{engine}'
+        '[submit]\ntasks = 2\ngpus_per_task = 0\naccount = "st-lab-1-gpu"\nsetup = ["module load gcc"]\n'
+    )
+    path = {"PATH": f"{login.folder}:/usr/bin:/bin"}
+    shown = site.badcjobs("submit", "--dry-run", "--config", "submit.requeues=3", "--mem", "9G", env=path)
+    assert shown.exit_code == 0, shown.stderr
+    array, merge = shown.stdout.split("# ---- the merge job")
+    assert "#SBATCH --array=0-1\n" in array and "#SBATCH --mem=9G\n" in array and "\nmodule load gcc\n" in array
+    assert "#SBATCH --account=st-lab-1-gpu\n" in array and "#SBATCH --account=st-lab-1\n" in merge
+    assert "settings: badcjobs.toml\n" in shown.stderr
+    done = site.badcjobs("submit", "--json", env=path)
+    assert (done.exit_code, done.json["array"], done.json["chunks"]) == (0, "0-1", 4), done.stderr
+    record = json.loads((site.out / "submitted.json").read_text())
+    assert record["run_arguments"] == [
+        "run", f"{site.folder}/manifest.csv", f"--out={site.out}", f"--config={site.folder}/badcjobs.toml",
+        "--workers-per-gpu=auto",
+    ]  # fmt: skip
+    found = site.badcjobs("submit", env=path)
+    assert "job 4821 is there already" in found.stdout, found.stderr
+    assert_refused(site.badcjobs("submit", "--tasks", 3, env=path), 2, "--sbatch=--array was 0-1, now 0-2")
+
+
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,20 @@ def test_one_source_reaches_a_script_with_its_blanks_and_two_are_refused(site: S
     assert_refused(two, 2, "2 sources, but a job script takes one", "SOURCE")
 
 
+def test_a_script_is_emulated_as_it_is_whatever_the_project_file_asks_of_a_source(site: Site) -> None:
+    manifest = site.manifest(4)
+    (site.folder / "badcjobs.toml").write_text(
+        f'[run]\nout = "{site.out}"\nengine = "demo"\ncpu_workers = 1\nemit_gpu_telemetry = false\nretries = 7\n'
+        '[submit]\ncluster = "local"\ntasks = 9\ngpus_per_task = 4\nsetup = ["exit 9"]\n'
+    )
+    run = f"exec {sys.executable} -m badcjobs run {manifest}"
+    script = write_script(site, "#SBATCH --array=0-1 --cpus-per-task=1", run)
+    done = site.badcjobs("submit", script, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert (len(done.json["tasks"]), done.json["out"], done.json["summary"]["done"]) == (2, str(site.out), 4)
+    assert "retries = 7" in (site.out / "run.toml").read_text(), "its badcjobs has read the same file"
+
+
 @pytest.mark.parametrize("array", ["0-1", "0-1%1"])
 def test_a_script_that_says_itself_where_its_results_go_is_merged_and_named_to_go_on(site: Site, array: str) -> None:
     manifest = site.manifest(4)
