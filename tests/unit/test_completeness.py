@@ -478,9 +478,9 @@ def test_the_command_line_holds_every_setting_that_is_not_a_default_and_nothing_
     of_one_task = {"shard": "1/4", "resume": False, "retry_failed": False, "stop_after": "1:00:00"}
     also = {**of_one_task, "cpu_workers": 2, "emit_gpu_telemetry": False, "interval": 9.0, "old": 1}
     assert shlex.split(frozen.command_line(Path("/out/my run"), also)) == [
-        "badcjobs", "run", "/data/a b.csv", "/data/it's.csv", "--out=/out/my run", "--root=/data/x y",
-        "--engine=command", "--engine-arg=--region=CA NT", "--engine-arg=-v", "--command=prog {input} '{output}'",
-        "--interval=0.5", "--cpu-workers=2", "--no-emit-gpu-telemetry",
+        "badcjobs", "run", "/data/a b.csv", "/data/it's.csv", "--out=/out/my run", "--engine=command",
+        "--engine-arg=--region=CA NT", "--engine-arg=-v", "--command=prog {input} '{output}'", "--root=/data/x y",
+        "--cpu-workers=2", "--interval=0.5", "--no-emit-gpu-telemetry",
     ]  # fmt: skip
 
 
@@ -547,8 +547,8 @@ def test_a_submitted_job_is_finished_by_submit_and_names_the_logs_of_who_said_no
     proof = run.proof()
     submitted, here = proof.finish
     assert shlex.split(submitted) == [
-        "badcjobs", "submit", str(run.source), f"--out={run.folder}", "--engine=demo", "--cluster=slurm", "--array=0-3",
-        "--account=st-pi-1", "--again",
+        "badcjobs", "submit", str(run.source), f"--out={run.folder}", "--cluster=slurm", "--sbatch=--array=0-3",
+        "--account=st-pi-1", "--again", "--", "--engine=demo",
     ]  # fmt: skip
     assert here.startswith("badcjobs run ")
     assert proof.left_indices == proof.missing_indices == (1, 3)
