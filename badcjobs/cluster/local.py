@@ -1,7 +1,7 @@
-"""A job on a machine without Slurm, from a script or an order to the verdict: array → merge → exit code.
+"""Run a job on a machine without Slurm: the array, the merge, the exit code.
 
-The array is run to its end by the process that submits it. ``local_array.py`` drives its tasks and shares
-the devices out, ``local_task.py`` starts and ends one.
+The process that submits the array runs it to its end. ``local_array.py`` runs its tasks and assigns the devices,
+``local_task.py`` starts and ends one task.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from badcjobs.task.startup import World
 Tell = Callable[[str], None]
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
-_ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, cut at spaces
+_ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, split at spaces
 _NAMES_DEVICES = re.compile(r"--simulate|run\.simulate|--no-emit-gpu-telemetry")
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptOrder:
-    """A job script, as ``sbatch OPTIONS SCRIPT`` would get it."""
+    """A job script with the options that ``sbatch OPTIONS SCRIPT`` would get."""
 
     script: Path
     options: tuple[str, ...] = ()
-    source: str | None = None  # for SOURCE, which our templates read; one path, whatever letters are in it
-    out: Path | None = None  # for OUT; None: whatever the environment or --export says
+    source: str | None = None  # the variable SOURCE, which our templates read; one path, any characters
+    out: Path | None = None  # the variable OUT; None: as in the environment or --export
     arguments: tuple[str, ...] = ()  # options of badcjobs run, for BADCJOBS_ARGS
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """An emulated job that is over."""
+    """The result of an emulated job."""
 
     exit_code: int
     verdict: str
@@ -76,7 +76,7 @@ class Emulation:
 
 
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
-    """Run an array to its end and merge it."""
+    """Run an array to its end and merge its results."""
     words = records.submit_command("local", order.run_arguments, records.asked_of(order))
     command = records.with_words(words, *settings.options)
     scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
@@ -86,13 +86,12 @@ def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell
 
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
-    """Run a user's job script to its end; merge where it is known where the results are."""
+    """Run a user's job script to its end; merge the results if their folder is known."""
     text, command = script_text(order.script, world), _command_of(order, settings, world)
     request, world, out = _read_order(order, text, world)
     world = _with_arguments(text, request, order, world)
     if (line := find_srun(text)) is not None:
-        why = "srun, if it is there at all, knows nothing of an emulated job"
-        tell(f"line {line} of the script calls srun, and {why}: expect it to fail (badcjobs guide local)")
+        tell(f"line {line} of the script calls srun, which does not work in an emulated job (badcjobs guide local)")
     scheduler = LocalScheduler(settings, world, tell, out or world.cwd / order.script)
     with nullcontext() if out is None else lock_for_emulation(out, command, again=settings.again) as lock:
         logs, keep = (None, ()) if out is None or lock is None else (out / "logs", (lock,))
@@ -103,7 +102,7 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
 class LocalScheduler:
     """Runs arrays on this machine; ``submit`` returns when the array has ended.
 
-    ``run`` is the run folder: what its locks show to others, and where progress is looked for.
+    ``run`` is the run folder. Device locks show it to other runs, and it shows whether a task made progress.
     """
 
     name = "local"
@@ -115,7 +114,7 @@ class LocalScheduler:
 
     @staticmethod
     def script(order: ArrayOrder) -> str:
-        """Return the text of the array's script: plain sbatch text, which a Slurm would take as it is."""
+        """Return the text of the array's script, which sbatch would accept unchanged."""
         options = {
             "job-name": order.name,
             "array": order.spec,
@@ -135,7 +134,7 @@ class LocalScheduler:
         return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
     def submit(self, order: ArrayOrder, *, keep: Sequence[int] = ()) -> Submitted:
-        """Run the array to its end; ``rows`` then says how its tasks ended."""
+        """Run the array to its end; ``rows`` then has the end of each task."""
         order.logs.mkdir(parents=True, exist_ok=True)
         asked_mem = order.mem not in (None, default_mem(order.gpus_per_task))
         done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)
@@ -143,7 +142,7 @@ class LocalScheduler:
         return Submitted(done[0], None, order.indices)
 
     def states(self, job: Submitted) -> JobStates:
-        """Return how the tasks of an array stand; of one that is not known here, nothing."""
+        """Return the states of an array's tasks; empty for an unknown array."""
         try:
             rows = json.loads(records.rows_in(self._run, job.job_id).read_text())["tasks"]
         except (OSError, ValueError):
@@ -160,10 +159,10 @@ class LocalScheduler:
         keep: Sequence[int] = (),
         tell_mem: bool = True,
     ) -> tuple[str, tuple[TaskRow, ...]]:
-        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and how each task ended.
+        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and the end of each task.
 
-        ``keep`` are open files of the caller whose locks must hold until the last process of the job is gone, even if
-        this process is killed; ``tell_mem``: the user has asked for the memory, and is told that it is not enforced.
+        ``keep``: open files whose locks must last until the last process of the job has ended, even if this process
+        is killed. ``tell_mem``: the user asked for memory, so a message says that the limit is not enforced.
         """
         settings, world, request = self._settings, self._world, read_request(script, options)
         pool = open_pool(
@@ -183,33 +182,33 @@ class LocalScheduler:
         return str(job_id), tuple(array.run())
 
     def _check(self, job: LocalJob, logs: Path, pool: DevicePool, *, tell_mem: bool) -> None:
-        """Refuse a folder that is not there; say what this machine cannot give, or does not do."""
+        """Refuse a missing log folder; print what this machine cannot provide."""
         if not logs.is_dir():
             raise BadInput(
                 f"the folder of the logs does not exist: {logs}",
-                why="Slurm does not make it: every task would fail without a word",
+                why="Slurm does not create it: every task would fail without a message",
                 fix=f"mkdir -p {logs}",
             )
         request, cores, tell = job.request, self._world.cores, self._tell
         many = len(request.indices)
         tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
         if request.cores > cores:
-            tell(f"each task asks for {request.cores} CPUs, this machine has {cores}: that is what it gets")
+            tell(f"each task asks for {request.cores} CPUs and gets {cores}: this machine has no more")
         most = request.array.parallel if request.array and request.array.parallel else many if pool.share else 1
         wanted, room = min(many, most), cores // job.cores
         if (pool.share or not request.gpus) and wanted > room:
             fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
-            tell(f"no more than {room} at a time, for want of cores: each task asks for {job.cores} of {cores}{fewer}")
+            tell(f"at most {room} at a time: each task asks for {job.cores} of {cores} cores{fewer}")
         if request.warning is not None and not request.warning.to_script:
-            tell("--signal without B: reaches srun steps only; the script hears nothing (write --signal=B:USR1@180)")
+            tell("--signal without B: reaches only srun steps, not the script (write --signal=B:USR1@180)")
         if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
-            tell("left to Slurm, without effect here: " + ", ".join(ignored))
+            tell("without effect outside Slurm: " + ", ".join(ignored))
 
 
 def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
-    """Return a job number that is new in the run folder and on this machine now, and a folder of its own.
+    """Return a job number that is new in the run folder and on this machine, and a folder for the job.
 
-    It is the time in seconds: a whole number that grows, as Slurm's do.
+    The number is the time in seconds, so that it grows, as Slurm's numbers do.
     """
     parent = Path(world.environ.get("TMPDIR") or tempfile.gettempdir())
     number = world.clock.now_ms() // 1000
@@ -223,13 +222,13 @@ def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Pa
             pass
         except OSError as error:
             raise BadInput(
-                f"there is no folder for the emulation: {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
+                f"cannot create a folder for the emulation in {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
             ) from error
         number += 1
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
-    """Return the command that emulates a script once more."""
+    """Return the command that emulates a script again."""
     sources = [] if order.source is None else [str(world.cwd / order.source)]
     before, of_run = records.split_run_words(order.arguments)
     return (
@@ -242,13 +241,13 @@ def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tu
     )
 
 
-# --- a user's script --------------------------------------------------------------------------------------------------
+# --- a user's script ------------------------------------------------------------------------------------------------
 
 
 def script_text(script: Path, world: World) -> str:
     """Return the text of a job script."""
     try:
-        return (world.cwd / script).read_bytes().decode()  # with the line ends that it has
+        return (world.cwd / script).read_bytes().decode()  # with its own line ends
     except (OSError, UnicodeDecodeError) as error:
         seen = script.parent if isinstance(error, FileNotFoundError) else script
         look = f"ls -l {shlex.quote(str(seen))}"
@@ -256,9 +255,9 @@ def script_text(script: Path, world: World) -> str:
 
 
 def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, World, Path | None]:
-    """Return what a script asks for, the world with its SOURCE and OUT, and its run folder.
+    """Return what a script requests, the world with SOURCE and OUT, and the run folder.
 
-    That is what its badcjobs gets as --out, else its OUT; None: it does not say.
+    The run folder is the --out of its badcjobs, else its variable OUT; None: not known.
     """
     given = {} if order.source is None else {"SOURCE": order.source}
     given |= {} if order.out is None else {"OUT": str(world.cwd / order.out)}
@@ -272,10 +271,10 @@ def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest
 
 
 def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: World) -> World:
-    """Return the world in which the badcjobs inside a script gets these options of run: through BADCJOBS_ARGS.
+    """Return the world with BADCJOBS_ARGS, which passes these options of run to the badcjobs inside a script.
 
-    Our templates use that variable; a script that does not is refused. --simulate alone is also for the emulation
-    itself: a script that starts no badcjobs, or that names its simulated devices, need not use it.
+    Our templates use that variable; a script that does not use it is refused. --simulate alone is also an option of
+    the emulation: a script that starts no badcjobs, or names its simulated devices itself, need not use it.
     """
     words = order.arguments
     environ = {**world.environ, **request.exports}
@@ -301,14 +300,14 @@ def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: W
     )
 
 
-# --- alone in a run folder --------------------------------------------------------------------------------------------
+# --- one job at a time in a run folder ------------------------------------------------------------------------------
 
 
 @contextmanager
 def lock_for_emulation(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int]:
-    """Keep a second emulation of the same run away, and a job of Slurm: they would do the same chunks.
+    """Lock a run against a second emulation or a Slurm job, which would process the same chunks.
 
-    The lock's file is to be kept open by the process that ends the tasks if this one is killed.
+    The process that ends the tasks if this one is killed must keep the lock file open.
     """
     with undo_on_error(out), ExitStack() as held:
         with folder_lock(out):
@@ -317,33 +316,33 @@ def lock_for_emulation(out: Path, command: Sequence[str], *, again: bool) -> Ite
             lock = held.enter_context(emulation_lock(out, command))
             intent = records.read_intent(out)
             if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
-                # What is left of a submit whose array Slurm has not, as it has just said.
+                # Slurm has just answered that it has no array of this interrupted submit.
                 intent[0].unlink(missing_ok=True)
                 records.forget_intent(out)
         yield lock.fileno()
 
 
 def check_run_folder(out: Path, *, again: bool) -> None:
-    """Refuse what an emulation in this run folder would refuse, and change nothing."""
+    """Refuse what an emulation in this run folder would refuse; change nothing."""
     _refuse_if_slurm_has_job(out, again=again)
     refuse_during_emulation(out)
 
 
 def check_script_folder(order: ScriptOrder, world: World, *, again: bool) -> None:
-    """Do the same for the run folder of a script, where that is known."""
+    """Do the same for the run folder of a script, if it is known."""
     _, _, out = _read_order(order, script_text(order.script, world), world)
     if out is not None:
         check_run_folder(out, again=again)
 
 
 def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
-    """Refuse a run whose job Slurm still has; where Slurm cannot be asked, ``again`` says that it has not.
+    """Refuse a run whose job is still in Slurm; without an answer of Slurm, ``again`` means that it has ended.
 
-    Return whether Slurm has said that it knows no array of this run that is not written down.
+    Return whether Slurm has answered that it has no array of this run that is not recorded.
     """
     record: records.Record | None = None
-    has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
-    why = "both would do the same chunks"
+    has = f"a submit with --cluster slurm was interrupted in {out}: there may be a job"
+    why = "both would process the same chunks"
     try:
         record = records.last_submission(out, query_number)
         if record is None or has_ended(query_states(record.job)):
@@ -352,18 +351,18 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     except (NotHere, Unanswered) as error:
         if again:
             return False
-        why += f"; whether it has ended nobody here can tell: {error.what if isinstance(error, NotHere) else error}"
+        why += f"; it is not known whether it has ended: {error.what if isinstance(error, NotHere) else error}"
         fix = "the same command with --again, once that job has ended"
     if record is not None:
-        has = f"{out} has a job already, {record.job.job_id} of --cluster {record.cluster}"
+        has = f"{out} already has job {record.job.job_id} of --cluster {record.cluster}"
     raise BadInput(has, why=why, fix=fix)
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------------------------
 
 
 def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
-    """Merge what the tasks have left, and judge."""
+    """Merge the results of the tasks and decide on the verdict."""
     stop = world.stop
     if stop.cut_short_by is not None:
         return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
@@ -374,12 +373,12 @@ def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, w
     verdict = verdict_of(rows)
     job: FinishedJob | None = None
     if out is None:
-        tell("nothing is merged: the script has no OUT that is known here; badcjobs merge DIR does it")
+        tell("not merged: the run folder of the script is not known; merge it with: badcjobs merge DIR")
     elif any(RunFolder(out).tasks.glob("*.sqlite")):
         if signal.getsignal(signal.SIGINT) == stop.receive:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
         job = finish_job(MergeOrder([out], RunFolder(out).job_database), world.clock)
-        # What lies there may be done, but not by these tasks.
+        # All chunks may be done although these tasks failed: an earlier job did them.
         verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
     elif verdict != "done" and stop.ended_by is None:
         raise no_task_started(job_id, rows, then="the same command")

@@ -1,6 +1,30 @@
-"""The emulation at work: starts array tasks as there is room, drives them to their end, starts those again that ask."""
+"""Run the tasks of an emulated array: start them as devices become free, follow them, restart those that ask for it."""
 
 from __future__ import annotations
+
+from badcjobs.cluster.local_task import CANCELLED
+from badcjobs.cluster.local_task import COMPLETED
+from badcjobs.cluster.local_task import FAILED
+from badcjobs.cluster.local_task import REQUEUED
+from badcjobs.cluster.local_task import Attempt
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.local_watch import MARK
+from badcjobs.cluster.local_watch import Watcher
+from badcjobs.cluster.wait_for_job import TaskOutcome
+from badcjobs.cluster.wait_for_job import made_progress
+from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.locks import describe_holder
+from badcjobs.devices.locks import lock_folder
+from badcjobs.errors import ExitCode
+from badcjobs.errors import NotHere
+from badcjobs.model import Device
+from badcjobs.model import StandIn
+from badcjobs.report.words import count as count_of
+from badcjobs.store.submission_record import PENDING
+from badcjobs.store.submission_record import RUNNING
+from badcjobs.task.startup import World
 
 import json
 import os
@@ -15,20 +39,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
-from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
-from badcjobs.devices.allocation import is_in_slurm
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
-from badcjobs.errors import ExitCode, NotHere
-from badcjobs.model import Device, StandIn
-from badcjobs.report.words import count as count_of
-from badcjobs.store.submission_record import PENDING, RUNNING
-from badcjobs.task.startup import World
 
 _TICK_S = 0.05
-_TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # where other runs have the devices
+_TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # while other runs use the devices
 _WRITE_EVERY_S = 0.5  # the file of states
 
 
@@ -40,8 +53,8 @@ class LocalSettings:
     share_gpus: bool = False  # several tasks on one device
     max_requeues: int = 10
     kill_wait_s: float = 30.0
-    lock: bool = True  # keep other runs off the devices; no need to where they are simulated for us alone
-    again: bool = False  # the user says that the job of Slurm in the same folder has ended
+    lock: bool = True  # lock the devices against other runs; not needed if they are simulated for this run only
+    again: bool = False  # the user states that the Slurm job of the same folder has ended
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -58,7 +71,7 @@ class TaskRow(TaskOutcome):
     restarts: int = 0
     devices: tuple[Device, ...] = ()
     attempt: Attempt | None = field(default=None, repr=False)
-    ends: list[dict[str, Any]] = field(default_factory=list)  # of all its attempts that are over
+    ends: list[dict[str, Any]] = field(default_factory=list)  # of all attempts that have ended
 
     def to_dict(self) -> dict[str, object]:
         """Return the row as ``--json`` shows it."""
@@ -67,10 +80,10 @@ class TaskRow(TaskOutcome):
 
 
 class DevicePool:
-    """Lends the devices of this machine, the least used first, and none twice unless tasks share them.
+    """Assigns the devices of this machine to tasks, the least used first; tasks share a device only with ``share``.
 
-    Other runs of this machine respect the same locks (``run --max-gpus``, another emulation); ``refusals`` says who has
-    what cannot be had. Without ``new_locks`` the devices are ours alone.
+    Other runs on this machine (``run --max-gpus``, another emulation) respect the same locks; ``refusals`` names their
+    holders. Without ``new_locks`` the devices are not locked.
     """
 
     def __init__(
@@ -80,15 +93,15 @@ class DevicePool:
         self._locks: dict[Device, DeviceLocks] = {}
         self._new_locks = new_locks
         self.share = share
-        self.refusals: list[str] = []  # of the last try to take some
+        self.refusals: list[str] = []  # of the last call of take
 
     @property
     def lock_files(self) -> tuple[int, ...]:
-        """The open files that hold the locks of all that is lent."""
+        """The open lock files of all assigned devices."""
         return tuple(file for locks in self._locks.values() for file in locks.files)
 
     def take(self, count: int) -> tuple[Device, ...] | None:
-        """Lend so many devices; None: not now."""
+        """Assign this many devices; None: not available now."""
         fit = sorted(
             (one for one, users in self._users.items() if self.share or not users), key=self._users.__getitem__
         )
@@ -118,7 +131,7 @@ class DevicePool:
         return holder is None
 
     def give_back(self, devices: Iterable[Device]) -> None:
-        """Take devices back; the last user of one unlocks it."""
+        """Return devices to the pool; a device without users is unlocked."""
         for device in devices:
             self._users[device] -= 1
             if not self._users[device] and device in self._locks:
@@ -126,7 +139,7 @@ class DevicePool:
 
 
 def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: bool, lock: bool) -> DevicePool:
-    """Return the devices that this process may use, for tasks that ask for ``count`` each."""
+    """Return the devices that this process may use, for tasks that request ``count`` each."""
     if count == 0:
         return DevicePool((), share=share)
     with open_devices(world.environ, world.clock, stand_in) as sight:
@@ -139,7 +152,7 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
             fix=f"the same command with {fewer}, or with -- --simulate {count} to try it out",
         )
     folder = lock_folder(world.environ)
-    if is_in_slurm(world.environ):  # other jobs are kept off its devices by the scheduler that granted them
+    if is_in_slurm(world.environ):  # Slurm itself keeps other jobs off the devices of this one
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
     new_locks = partial(DeviceLocks, folder, world.clock, describe_holder(world.pid, run))
@@ -147,7 +160,7 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
 
 
 class LocalArray:
-    """All tasks of one job. One thread does it all: a task must not lose its parent when a thread ends."""
+    """All tasks of one job, in one thread: PDEATHSIG ends a task when the thread that started it ends."""
 
     def __init__(
         self, job: LocalJob, pool: DevicePool, settings: LocalSettings, tasks: Path, tell: Callable[[str], None]
@@ -156,14 +169,14 @@ class LocalArray:
         self.rows = [TaskRow(one, PENDING, None, job.log(one, "output")) for one in job.request.indices]
         self._pool = pool
         self._settings = settings
-        self._tasks = tasks  # the folder of the task databases, by which progress is seen
+        self._tasks = tasks  # the folder of the task databases, which show progress
         self._tell = tell
         self._clock = job.world.clock
         self._waiting = list(self.rows)
         self._running: list[TaskRow] = []
-        self._obeyed: set[str] = set()  # what signals have asked for so far; then nothing new is started
+        self._obeyed: set[str] = set()  # the signals handled so far; after the first no task is started
         outer = job.world.environ.get(MARK, "")
-        # What every process of this job carries, behind what the job around it carries.
+        # Every process of this job carries this mark, appended to that of an outer job.
         self._mark = f"{outer}/{job.job_id}-{os.getpid()}".lstrip("/")
         self._next_lock_s = self._next_words_s = self._next_write_s = 0.0
         self._stale = False
@@ -182,7 +195,7 @@ class LocalArray:
             for row in self._waiting:
                 self._change(row, CANCELLED, "never started: the emulation was stopped")
         except BaseException:
-            self._watch.release()  # it ends whatever runs
+            self._watch.release()  # it ends all processes
             raise
         finally:
             self._write_states(last=True)
@@ -191,13 +204,13 @@ class LocalArray:
         return self.rows
 
     def _obey_signals(self) -> None:
-        """Pass a warning on; end all tasks in order when asked to, and at once when asked again."""
+        """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""
         stop, attempts = self.job.world.stop, [row.attempt for row in self._running if row.attempt is not None]
         tasks = f"{len(attempts)} task{'' if len(attempts) == 1 else 's'}"
         steps: tuple[tuple[signal.Signals | None, str, Callable[[Attempt, signal.Signals], None]], ...] = (
-            (stop.warned_by, "starting nothing new, passing it on to {}", Attempt.warn),
-            (stop.ended_by, "ending {} in order; once more ends them at once", lambda one, _: one.end(CANCELLED)),
-            (stop.cut_short_by, "ending {} at once", lambda one, _: one.kill(CANCELLED)),
+            (stop.warned_by, "starting no new task, passing it on to {}", Attempt.warn),
+            (stop.ended_by, "stopping {}; a second signal kills them", lambda one, _: one.end(CANCELLED)),
+            (stop.cut_short_by, "killing {}", lambda one, _: one.kill(CANCELLED)),
         )
         for signum, words, act in steps:
             if signum is not None and words not in self._obeyed:
@@ -206,7 +219,7 @@ class LocalArray:
                 for attempt in attempts:
                     act(attempt, signum)
 
-    # --- from PENDING to RUNNING --------------------------------------------------------------------------------------
+    # --- from PENDING to RUNNING -------------------------------------------------------------------------------------
 
     def _start_what_fits(self) -> None:
         while self._waiting and not self._obeyed and self._has_room():
@@ -215,7 +228,7 @@ class LocalArray:
                 self._next_lock_s = now_s + _TRY_LOCKED_S
                 if now_s >= self._next_words_s:
                     self._next_words_s = now_s + _TELL_WAITING_S
-                    self._tell(f"waiting for GPUs that other runs have: {'; '.join(self._pool.refusals)}")
+                    self._tell(f"waiting for GPUs that other runs use: {'; '.join(self._pool.refusals)}")
             if devices is None:
                 return
             self._watch.keep((*self.job.keep, *self._pool.lock_files))
@@ -229,7 +242,7 @@ class LocalArray:
             return False
         if request.gpus and self._clock.monotonic_s() < self._next_lock_s:
             return False
-        # With devices of their own there are never more tasks than devices: too few cores make them slow, no more.
+        # Tasks with their own devices are never more than the devices: too few cores only make them slower.
         alone = request.gpus and not self._pool.share
         return bool(alone) or len(self._running) < self.job.world.cores // self.job.cores
 
@@ -239,15 +252,15 @@ class LocalArray:
             process = self.job.start(row.index, row.restarts, row.devices, mark)
         except OSError as problem:
             self._give_back(row)
-            self._change(row, FAILED, f"it cannot be started: {problem}")
+            self._change(row, FAILED, f"cannot be started: {problem}")
             return
         row.attempt = Attempt(process, mark, self._clock, request, self._settings.kill_wait_s)
         self._running.append(row)
         on = "on " + ", ".join(f"GPU {device.token}" for device in row.devices) if row.devices else ""
-        again = f"for the {row.restarts + 1}. time " if row.restarts else ""
+        again = f"restart {row.restarts} " if row.restarts else ""
         self._change(row, RUNNING, (again + on).strip())
 
-    # --- from RUNNING to an end ---------------------------------------------------------------------------------------
+    # --- from RUNNING to an end --------------------------------------------------------------------------------------
 
     def _finish_attempt(self, row: TaskRow) -> None:
         attempt = row.attempt
@@ -264,16 +277,16 @@ class LocalArray:
                 row.restarts += 1
                 self._waiting.append(row)
                 by = "" if attempt.ended_by is None else f"{attempt.ended_by}, "
-                self._change(row, PENDING, f"{by}{words}: it is started again")
+                self._change(row, PENDING, f"{by}{words}: will be restarted")
                 return
-            words += f"; not started again: {why_not}"
+            words += f"; not restarted: {why_not}"
         if row.exit_code:
-            words += f"; its log: {row.log}"
+            words += f"; log: {row.log}"
         self._write_down(row, attempt, state)
         self._change(row, state, words)
 
     def _why_no_requeue(self, row: TaskRow) -> str | None:
-        """Return why a task with work left is not started again; None: it is."""
+        """Return why a task with work left is not restarted; None: it is restarted."""
         if self._obeyed:
             return "the emulation is being stopped"
         if "no-requeue" in self.job.request.given:
@@ -281,16 +294,16 @@ class LocalArray:
         if self._settings.max_requeues == 0:
             return "[submit] requeues = 0"
         if row.restarts >= self._settings.max_requeues:
-            return f"it was, {row.restarts} time{'s' * (row.restarts != 1)}"
+            return f"already restarted {count_of(row.restarts, 'time')}"
         made = made_progress(self._tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")
-        return "it got nothing done" if made is False else None
+        return "no chunk was done" if made is False else None
 
     def _write_down(self, row: TaskRow, attempt: Attempt, state: str) -> None:
-        """Keep how an attempt has ended, also where merge finds it; then its folder can go."""
+        """Record the end of an attempt, also for merge; then remove its folder."""
         now_s = self._clock.now_ms() // 1000
         end = {
             "restart": row.restarts,
-            "state": state,  # REQUEUED of one that was started again
+            "state": state,  # REQUEUED: it was restarted
             "exit_code": attempt.exit_code,
             "slurm_exit_code": attempt.slurm_exit_code,
             "started_at_s": now_s - round(self._clock.monotonic_s() - attempt.started_s),
@@ -305,7 +318,7 @@ class LocalArray:
         self._watch.keep((*self.job.keep, *self._pool.lock_files))
         row.devices = ()
 
-    # --- what is said of it -------------------------------------------------------------------------------------------
+    # --- messages and the file of states -----------------------------------------------------------------------------
 
     def _change(self, row: TaskRow, state: str, note: str) -> None:
         row.state, row.note, self._stale = state, note, True
@@ -317,7 +330,7 @@ class LocalArray:
         self._tell(f"{name}; {ended}, {running} running, {waiting} waiting")
 
     def _write_states(self, *, last: bool = False) -> None:
-        """Write the states to their file, not more often than is worth reading; the last time in any case."""
+        """Write the states to their file, at most twice a second, and at the end."""
         path, now_s = self.job.state_file, self._clock.monotonic_s()
         if path is None or not (last or (self._stale and now_s >= self._next_write_s)):
             return
@@ -328,4 +341,4 @@ class LocalArray:
             draft.write_text(json.dumps({"job_id": self.job.job_id, "pid": os.getpid(), "ended": last, "tasks": rows}))
             draft.replace(path)
         except OSError:
-            pass  # a full disk under it must not stop the work
+            pass  # a full disk must not stop the work

@@ -1,7 +1,7 @@
-"""One attempt of one emulated array task: its variables, its start, its time limit, its end with all it has started.
+"""One attempt of an emulated array task: its environment, its start, its time limit, the end of all its processes.
 
-The sequence is Slurm's: the early signal to the script, at the limit CONT and TERM to every process, KILL after a
-grace. What the script leaves running when it ends is ended the same way.
+As in Slurm: first the early signal to the script; at the time limit CONT and TERM to every process, then KILL after a
+grace period. Processes that the script leaves running are ended in the same way.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ from badcjobs.task.startup import World
 
 COMPLETED, FAILED, TIMEOUT, CANCELLED, REQUEUED = "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "REQUEUED"
 
-# Of an outer job, or of the shell that submits: none of it is true inside.
+# Variables of an outer job or of the submitting shell, which are wrong inside the task.
 _FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$")
 _LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
-_NOTES = "BADCJOBS_SLURM_NOTES"  # a badcjobs adds the path of its task database to this file
-_SCAN_EVERY_S = 0.25  # a look at all processes of the machine takes a few milliseconds
+_NOTES = "BADCJOBS_SLURM_NOTES"  # badcjobs run appends the path of its task database to this file
+_SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class LocalJob:
-    """A job of this machine."""
+    """A job on this machine."""
 
     job_id: int
     name: str
     request: JobRequest
     script: str
     world: World
-    folder: Path  # of its own, on this machine; gone afterwards
+    folder: Path  # temporary, on this machine
     state_file: Path | None = None
-    keep: tuple[int, ...] = ()  # open files with locks that outlive the emulation as long as a process of it does
+    keep: tuple[int, ...] = ()  # open files whose locks last as long as any process of the job
 
     @property
     def workdir(self) -> Path:
-        """The folder in which the script runs; relative names of logs are meant from there, as in Slurm."""
+        """The working folder of the script; relative names of logs start there, as in Slurm."""
         return self.world.cwd / self.request.given.get("chdir", "")
 
     @property
     def node(self) -> str:
-        """The name of this machine; inside a job, the one that Slurm gives it."""
+        """The name of this machine; inside a job, its name in Slurm."""
         return self.world.environ.get("SLURMD_NODENAME") or self.world.hostname
 
     @property
     def cores(self) -> int:
-        """The cores of each array task: what it asks for, as far as they are there."""
+        """The cores of each array task: as many as requested, at most those of the machine."""
         return min(self.request.cores, self.world.cores)
 
     def task_name(self, index: int | None) -> str:
-        """Return what Slurm calls an array task."""
+        """Return the name of an array task in Slurm: 4821_7."""
         return str(self.job_id) if index is None else f"{self.job_id}_{index}"
 
     def own_id(self, index: int | None) -> int:
-        """Return Slurm's number of this task alone: the last of an array has that of the array itself."""
+        """Return the task's own job number; as in Slurm, the last task of an array has that of the array."""
         indices = self.request.indices
         return self.job_id if index == indices[-1] else self.job_id + 1 + indices.index(index)
 
     def log(self, index: int | None, option: str) -> Path:
-        """Return where a task's output (or error) goes: Slurm's pattern, filled in."""
+        """Return the file of a task's output (or error): Slurm's pattern, filled in."""
         values = {
             "A": str(self.job_id), "a": str(index or 0), "j": str(self.own_id(index)), "N": self.node,
             "u": psutil.Process().username(), "x": self.name, "%": "%",
@@ -89,16 +89,16 @@ class LocalJob:
         return self.folder / f"{self.task_name(index)}.r{restart}"
 
     def _notes(self, index: int | None, restart: int) -> Path:
-        # By the number before the dot a badcjobs knows them for its own.
+        # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
 
     # --- the start ----------------------------------------------------------------------------------------------------
 
     def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
-        """Start the script for a task that has its devices; raises OSError where that cannot be done."""
+        """Start the script for a task with its devices; raises OSError if it cannot be started."""
         folder, request = self.attempt_folder(index, restart), self.request
         (folder / "tmp").mkdir(parents=True)
-        script = folder / "slurm_script"  # a copy: editing the script meanwhile changes no running task
+        script = folder / "slurm_script"  # a copy: editing the original does not change a running task
         script.write_text(self.script)
         notes = self._notes(index, restart)
         notes.touch()
@@ -110,7 +110,7 @@ class LocalJob:
             output = logs.enter_context(self.log(index, "output").open(mode))
             error = "error" in request.given and logs.enter_context(self.log(index, "error").open(mode))
             return subprocess.Popen(
-                # Run by hand, for a disk may forbid to execute its files.
+                # Call the interpreter, because files on a noexec disk cannot be executed.
                 [*self.script.partition("\n")[0].removeprefix("#!").split(None, 1), str(script)],
                 env=env,
                 cwd=self.workdir,
@@ -122,7 +122,7 @@ class LocalJob:
             )
 
     def variables(self, index: int | None, restart: int, devices: Sequence[Device]) -> dict[str, str]:
-        """Return the environment of one attempt: what it inherits, and what Slurm (22.05, and newer) would set."""
+        """Return the environment of one attempt: inherited variables, and those that Slurm 22.05 or newer sets."""
         request, node, now_s = self.request, self.node, self.world.clock.now_ms() // 1000
         inherited = {name: value for name, value in self.world.environ.items() if not _FOREIGN.match(name)}
         own_id, cores = self.own_id(index), self.cores
@@ -154,39 +154,39 @@ class LocalJob:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
-        """Write an end beside the databases of an attempt, as the scripts in slurm/ do; merge can do without."""
+        """Write the end of an attempt beside its databases, as the scripts in slurm/ do; merge works without it."""
         task = {"job_id": str(self.job_id), "array_index": index, "node": self.node}
-        told = {**task, **end, "exit_code": end["slurm_exit_code"], "written_by": "emulation"}
+        document = {**task, **end, "exit_code": end["slurm_exit_code"], "written_by": "emulation"}
         try:
             for database in map(Path, self._notes(index, end["restart"]).read_text().splitlines()):
                 if database.suffix == ".sqlite" and database.parent.name == "tasks":
                     draft = database.with_suffix(".slurm.json.part")
-                    draft.write_text(json.dumps(told) + "\n")
+                    draft.write_text(json.dumps(document) + "\n")
                     draft.replace(database.with_suffix(".slurm.json"))
         except (OSError, ValueError):
-            pass  # a full disk: the end is not written, and the work goes on
+            pass  # a full disk: the end is not written, the work continues
 
 
 def visible_lists(devices: Sequence[Device]) -> dict[str, str]:
-    """Return the variables that show these devices alone; for none, that hide all."""
+    """Return the variables that make only these devices visible; for no devices, those that hide all."""
     if not devices:
-        # HIP takes an empty CUDA_VISIBLE_DEVICES for none and shows everything; ROCR does as it is told.
+        # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows every device; ROCR_VISIBLE_DEVICES works.
         return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
     if devices[0].vendor == "amd":
         return {"ROCR_VISIBLE_DEVICES": ",".join(device.pin for device in devices)}
     tokens = [device.token for device in devices]
-    if not all(token.isdecimal() for token in tokens):  # a list holds numbers or UUIDs, never both
+    if not all(token.isdecimal() for token in tokens):  # CUDA does not accept numbers and UUIDs in one list
         tokens = [device.pin for device in devices]
     return {"CUDA_VISIBLE_DEVICES": ",".join(tokens), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 class Attempt:
-    """A script that runs; ``look`` drives it and says when all of it is over."""
+    """A running script; call ``look`` repeatedly until it returns True: all processes have ended."""
 
     def __init__(self, process: Process, mark: str, clock: Clock, request: JobRequest, kill_wait_s: float) -> None:
         self.process = process
         self.started_s = clock.monotonic_s()
-        self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: it ended by itself
+        self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: the script ended by itself
         self._mark = mark
         self._time_s = request.time_s
         self._warning = request.warning
@@ -197,18 +197,18 @@ class Attempt:
 
     @property
     def exit_code(self) -> int | None:
-        """What the script ended with, 128 + n for signal n; None: it runs."""
+        """The exit code of the script, 128 + n for signal n; None: it is running."""
         code = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
 
     @property
     def slurm_exit_code(self) -> str:
-        """The same as Slurm writes it: code and signal."""
+        """The exit code in Slurm's notation: code:signal."""
         code = self.process.returncode or 0
         return f"{max(code, 0)}:{max(-code, 0)}"
 
     def look(self) -> bool:
-        """Do what the time asks for; return True when the script and everything it has started is gone."""
+        """Send the signals that are due; return True when the script and all its processes have ended."""
         now_s = self._clock.monotonic_s()
         runs = self.process.poll() is None
         left_s = math.inf if self._time_s is None else self._time_s - (now_s - self.started_s)
@@ -231,16 +231,16 @@ class Attempt:
     def warn(self, signum: signal.Signals) -> None:
         """Send a signal to the script alone."""
         if self.process.poll() is None:
-            os.kill(self.process.pid, signum)  # not reaped yet, so the number is still its own
+            os.kill(self.process.pid, signum)  # not reaped yet, so the pid is still valid
 
     def end(self, why: str) -> None:
-        """Ask all its processes to end, and give them the grace; a second time changes nothing."""
+        """Send TERM to all processes, and KILL after the grace period; a second call changes nothing."""
         self.ended_by = self.ended_by or why
         if self._kill_at_s is None:
             self._terminate(self._processes())
 
     def kill(self, why: str) -> None:
-        """End all its processes at once."""
+        """Kill all processes immediately."""
         self.ended_by = self.ended_by or why
         self._kill_at_s = self._clock.monotonic_s()
         send(self._processes(), signal.SIGKILL)

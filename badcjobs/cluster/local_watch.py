@@ -1,10 +1,10 @@
-"""The processes of an emulated job: how they are found and ended, also if the emulation itself is killed.
+"""Find and end the processes of an emulated job, even if the emulation itself is killed.
 
-A process belongs to a task if it carries the task's mark, is in its session, or descends from one that is. A nested
-emulation adds its own mark behind the outer one, so that ending the outer task reaches the inner ones, too.
+A process belongs to a task if it has the task's mark in its environment, is in the task's session, or descends from
+such a process. A nested emulation appends its mark to the outer one, so that ending the outer task ends the inner ones.
 
-The watcher is a process of its own, which notices by a closed socket that the emulation is gone. The kernel's own help
-(PDEATHSIG) reaches a task's first process only; a shell that did not ``exec`` has others.
+The watcher is a separate process. A closed socket shows it that the emulation has ended. PDEATHSIG would reach only a
+task's first process; a shell that did not ``exec`` has children.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import psutil
 
 MARK = "BADCJOBS_EMULATION"
 _POLL_S = 0.2
-_MOST_BYTES, _MOST_FILES = 65_536, 253  # more files than that no message of Linux carries
+_MOST_BYTES, _MOST_FILES = 65_536, 253  # Linux passes at most 253 files in one message
 
 
 def processes_of(mark: str, session: int | None = None) -> list[psutil.Process]:
-    """Return the living processes with this mark, or of this session, and whatever they have started."""
+    """Return the running processes with this mark or in this session, with their children."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # gone meanwhile, or of another user
+        with suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             value = process.environ().get(MARK, "")
             belongs = value == mark or value.startswith(f"{mark}/") or os.getsid(process.pid) == session
             if belongs and process.pid not in found:
@@ -52,14 +52,14 @@ def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
             try:
                 process.send_signal(signum)
             except (psutil.Error, OSError):
-                break  # gone meanwhile
+                break  # it has ended
 
 
 class Watcher:
-    """The process, seen from the emulation: ``dismiss`` lets it go, the end of the emulation sets it to work."""
+    """The watcher process, as the emulation uses it: it acts when the emulation ends, unless it is dismissed."""
 
     def __init__(self, mark: str, grace_s: float, folder: Path, environ: Mapping[str, str]) -> None:
-        # Messages stay apart (SEQPACKET) and may carry open files.
+        # SEQPACKET keeps messages separate and can pass open files.
         self._line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_end:
             self._process = subprocess.Popen(
@@ -68,21 +68,21 @@ class Watcher:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=dict(environ),
-                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+                start_new_session=True,  # Ctrl-C in the terminal must not end it
             )
         self._line.setblocking(False)
         self._send(json.dumps([mark, grace_s, str(folder)]).encode())
 
     def keep(self, files: Sequence[int]) -> None:
-        """Have it hold these open files, and none of those before: the locks in them outlive this process."""
+        """Pass it these open files in place of earlier ones, so that their locks outlive this process."""
         self._send(b"keep", files)
 
     def release(self) -> None:
-        """Set it to work now."""
+        """Let it end all processes now."""
         self._line.close()
 
     def dismiss(self) -> None:
-        """Let it go: the emulation has come to its own end."""
+        """End it: the emulation has ended normally."""
         self._process.kill()
         self._process.wait()
         self.release()
@@ -91,13 +91,13 @@ class Watcher:
         try:
             socket.send_fds(self._line, [words], list(files))
         except OSError:
-            pass  # it was killed, or stopped; the tasks have PDEATHSIG besides
+            pass  # it was killed or stopped; the tasks also have PDEATHSIG
 
 
 def main() -> None:
-    """Wait for the end of the emulation; end what it leaves, in order, and remove its folder.
+    """Wait for the end of the emulation; end its remaining processes and remove its folder.
 
-    Until the last process of its tasks is gone their devices stay locked: this process has the open files.
+    The devices stay locked until the last process has ended, because this process holds the open files.
     """
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
