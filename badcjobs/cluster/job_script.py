@@ -307,7 +307,7 @@ def _option_mistake(said: str, text: str, file: str) -> Mistake:
     number, line = next(((n, one) for n, one in _option_lines(text) if word in one), (0, ""))
     example = example_of(option.removeprefix("--"))
     fix = f"sbatch --test-only {file}   (what does it say?)"
-    if said.startswith("sbatch knows no option") and number:
+    if said.startswith("sbatch has no option") and number:
         known = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
         right = line.replace(option, f"--{known}", 1) if known else " ".join(line.replace(word, "", 1).split())
         fix = f"#SBATCH {right}" if right else f"sed -i {number}d {file}"

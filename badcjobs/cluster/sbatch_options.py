@@ -1,6 +1,6 @@
-"""The options of sbatch: which there are, how their values are read, and what they ask of a cluster. Pure.
+"""The options of sbatch: their names, their values, and what they request from a cluster. Pure.
 
-All that reads a value raises ValueError, with a sentence for people.
+Parsers of values raise ValueError with a message for the user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAGS = {
     "requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait",
 }  # fmt: skip
 
-# With or without a value, which then stands behind =.
+# Options with an optional value: --nice or --nice=10.
 OPTIONAL = {"exclusive", "get-user-env", "nice", "no-kill", "propagate"}
 
 VALUES = {
@@ -49,7 +49,7 @@ VALUES = {
 }  # fmt: skip
 
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
-_LARGEST = 4_000_001  # what MaxArraySize can be at most
+_LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
 _SIGNAL = re.compile(r"(?:(?P<who>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
@@ -63,9 +63,9 @@ GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socke
 
 
 def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
-    """Return options under their long names, the last of a name; a flag has an empty value.
+    """Return options by their long names; the last one of a name wins, and a flag has an empty value.
 
-    Understood are ``--name=value``, ``--name value``, ``--name``, ``-c4`` and ``-c 4``.
+    Forms: ``--name=value``, ``--name value``, ``--name``, ``-c4`` and ``-c 4``.
     """
     given: dict[str, str] = {}
     left = list(words)
@@ -75,7 +75,7 @@ def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
         if not word.startswith("--"):
             name, value = SHORT.get(word[1:2], "") if word.startswith("-") else "", word[2:]
         if name not in VALUES | FLAGS | OPTIONAL:
-            mistakes.append(f"sbatch knows no option {word}")
+            mistakes.append(f"sbatch has no option {word}")
             continue
         if name in VALUES and not (equals or value) and left:
             value = left.pop(0)
@@ -105,7 +105,7 @@ def submit_words(settings: SubmitSettings) -> list[str]:
 
 
 def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
-    """Return options of sbatch by name: ``--qos=high`` and ``--exclusive``; raise ValueError for what cannot be."""
+    """Return options of sbatch by name: ``--qos=high``, ``--exclusive``; raise ValueError for those not allowed."""
     options: dict[str, str | bool] = {}
     for text in given:
         name, equals, value = text.removeprefix("--").partition("=")
@@ -121,7 +121,7 @@ def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
 
 
 def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Sequence[str] = ()) -> str:
-    """Return a batch script: comments, options (of None nothing is written; True is a flag), lines of shell."""
+    """Return a batch script: comments, options (None: left out, True: a flag), shell lines."""
     written = [
         f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
         for name, value in options.items()
@@ -138,14 +138,14 @@ class ArraySpec:
     """The indices of an array in ascending order, and how many of its tasks may run at a time (None: all)."""
 
     indices: tuple[int, ...]
-    step: int = 1  # as Slurm tells it in SLURM_ARRAY_TASK_STEP: that of a range, and 1 for a list
+    step: int = 1  # as in SLURM_ARRAY_TASK_STEP: that of a range, and 1 for a list
     parallel: int | None = None
 
 
 def parse_array(text: str) -> ArraySpec:
-    """Read an array specification; an index that is named twice counts once, as in Slurm."""
+    """Parse an array specification; a repeated index counts once, as in Slurm."""
     parts, percent, limit = text.strip().partition("%")
-    wrong = f"--array={text} is no array"
+    wrong = f"--array={text} is not an array"
     if percent and not (limit.isascii() and limit.isdecimal()):
         raise ValueError(f"{wrong}: after % there must be a number, not {limit!r}")
     indices: set[int] = set()
@@ -156,17 +156,17 @@ def parse_array(text: str) -> ArraySpec:
             raise ValueError(f"{wrong}: {part!r} is neither a number nor a range")
         chosen = range(int(found["first"]), int(found["last"] or found["first"]) + 1, int(found["step"] or 1) or -1)
         if not chosen or chosen.stop > _LARGEST + 1:
-            raise ValueError(f"{wrong}: {part!r} ends before it begins, has a step of 0, or an index that no Slurm has")
+            raise ValueError(f"{wrong}: {part!r} is empty, has step 0, or has an index above {_LARGEST:,}")
         indices.update(chosen)
         step = chosen.step if len(chosen) > 1 else step
     return ArraySpec(tuple(sorted(indices)), step, int(limit or 0) or None)
 
 
 def suggest_range(spec: ArraySpec) -> str | None:
-    """Return the range to write in the place of a list; None: tasks can know their place in the array as it is.
+    """Return the range to write instead of a list; None: the array is a range.
 
-    Of ``1,3,5,7`` Slurm tells a task the first index, the last, a step of 1 and a count of 4, as of ``1,2,6,7``. Where
-    the indices are evenly spaced the range has the same ones, otherwise as many.
+    A task cannot find its position in a list: for ``1,3,5,7`` Slurm passes the first and last index, a step of 1 and a
+    count of 4, as for ``1,2,6,7``. The range has the same indices if they are evenly spaced, otherwise as many.
     """
     first, count = spec.indices[0], len(spec.indices)
     steps = [spec.step, *(spec.indices[1:2] and [spec.indices[1] - first])]
@@ -186,7 +186,7 @@ class EarlySignal:
 
     signum: signal.Signals
     lead_s: int
-    to_script: bool  # without B: only srun steps receive it
+    to_script: bool  # False: no B:, only srun steps receive it
 
 
 def parse_limit(text: str) -> int | None:
@@ -203,7 +203,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_minutes(text: str) -> int:
-    """Read a time limit in minutes; raises ValueError for anything else, and for no limit at all."""
+    """Return a time limit in minutes; raise ValueError if it is not one, or unlimited."""
     seconds = parse_limit(text)
     if seconds is None:
         raise ValueError(text)
@@ -211,21 +211,21 @@ def parse_minutes(text: str) -> int:
 
 
 def parse_memory(text: str, name: str = "mem") -> int:
-    """Return the MiB of ``--mem``: 4096, 4096M, 4G, 4gb; kilobytes are rounded up, 0 is all there is."""
+    """Return the MiB of ``--mem``: 4096, 4096M, 4G, 4gb; kilobytes are rounded up, 0 is all memory of the node."""
     found = _MEMORY.fullmatch(text)
     if found is None:
-        raise ValueError(f"--{name}={text} is no memory; write 4G")
+        raise ValueError(f"--{name}={text} is not an amount of memory; write 4G")
     return math.ceil(int(found["number"]) * _MIB[(found["unit"] or "M").upper()])
 
 
 def parse_signal(text: str) -> EarlySignal:
-    """Read ``--signal``: ``[B:]NAME-or-number[@seconds]``; 60 seconds where none are named."""
+    """Parse ``--signal``: ``[B:]NAME-or-number[@seconds]``; the default is 60 seconds."""
     found = _SIGNAL.fullmatch(text)
     name = found["name"].upper().removeprefix("SIG") if found else ""
     try:
         number = signal.Signals(int(name)) if name.isdecimal() else signal.Signals[f"SIG{name}"]
     except (KeyError, ValueError):
-        raise ValueError(f"--signal={text} is no signal; write B:USR1@180") from None
+        raise ValueError(f"--signal={text} is not a signal; write B:USR1@180") from None
     assert found is not None
     return EarlySignal(number, int(found["lead"] or 60), "B" in (found["who"] or ""))
 
@@ -238,36 +238,36 @@ def parse_export(text: str) -> tuple[list[str], dict[str, str]]:
     return [word for word in words if "=" not in word], values
 
 
-# --- what all of them ask for -----------------------------------------------------------------------------------------
+# --- what all of them request -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the job asks of Slurm; None: not said."""
+    """What a job requests from Slurm; None: not specified."""
 
     tasks: int | None = None  # None: no array
     last_index: int | None = None
-    array: str | None = None  # as it is written
-    array_range: str | None = None  # to write in its place, where tasks could not know their place in the array
-    nodes: int | None = None  # of each task; None: not said, so as many as it takes
+    array: str | None = None  # as written
+    array_range: str | None = None  # the range to write instead of a list
+    nodes: int | None = None  # of each task; None: not specified, as many as needed
     gpus_per_task: int | None = None  # on all its nodes
-    gpus_per_node: int | None = None  # the most on one of them
+    gpus_per_node: int | None = None  # the largest number on one node
     cpus: int | None = None  # on all its nodes
     cpus_per_node: int | None = None
     memory_gb_per_node: float | None = None  # 0: all of the node
     time_s: int | None = None
-    no_time_limit: bool = False  # asked for: --time=unlimited; otherwise a time_s of None was not said
-    exclusive: bool = False  # whole nodes
+    no_time_limit: bool = False  # --time=unlimited; otherwise a time_s of None means not specified
+    exclusive: bool = False  # complete nodes
     account: str | None = None
     merge_account: str | None = None  # of submit's merge job; None: the same
-    partition: str | None = None  # one, or several with commas between
+    partition: str | None = None  # one, or several separated by commas
     constraint: str | None = None
-    gpu_options: tuple[str, ...] = ()  # as they are written: --gres=gpu:a100:2
-    node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, where they stand there one by one
+    gpu_options: tuple[str, ...] = ()  # as written: --gres=gpu:a100:2
+    node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, unless they are patterns or files
 
 
 def try_parse(mistakes: list[str], read: Callable[[], T]) -> T | None:
-    """Return what is read; None, and one mistake more, where it cannot be."""
+    """Return the parsed value; after a ValueError, add its message to the mistakes and return None."""
     try:
         return read()
     except ValueError as error:
@@ -276,7 +276,7 @@ def try_parse(mistakes: list[str], read: Callable[[], T]) -> T | None:
 
 
 def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
-    """Return what --array, --time and --signal say; wrong ones are left out, and added to ``mistakes``."""
+    """Return the values of --array, --time and --signal; add wrong ones to ``mistakes`` instead."""
     readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
     values: dict[str, Any] = {}
     for name, read in readers.items():
@@ -288,10 +288,10 @@ def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]
 
 
 def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: list[str]) -> Asked:
-    """Return what sbatch options ask for, each under its long name, and those of ``read_values``."""
+    """Return what sbatch options request; ``values`` are those of ``read_values``."""
     asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
-    if not given.get("clusters"):  # else another cluster is to know the names
-        lists = [given.get(option, "") for option in ("nodelist", "exclude")]  # with / it is a file, with [ a pattern
+    if not given.get("clusters"):  # else the names belong to another cluster
+        lists = [given.get(option, "") for option in ("nodelist", "exclude")]  # / is a file, [ a pattern
         asked |= {
             "partition": given.get("partition"),
             "constraint": given.get("constraint"),
@@ -309,10 +309,10 @@ def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: li
 def _size(given: Mapping[str, str]) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
-    processes = count_tasks(given) or 1  # that srun would start
+    processes = count_tasks(given) or 1  # of srun
     gpus: int | None = count_gpus(given)
     on_a_node: int | None = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
-    if not gpus and {"tres-per-task", "exclusive"} & given.keys():  # a whole node comes with its GPUs
+    if not gpus and {"tres-per-task", "exclusive"} & given.keys():  # a complete node includes its GPUs
         gpus = on_a_node = None
     elif gpus and not {"gpus", "gpus-per-task"} & given.keys():
         gpus, on_a_node = gpus * (nodes or 1), gpus
@@ -323,7 +323,7 @@ def _size(given: Mapping[str, str]) -> dict[str, Any]:
     cpus = None if each is None else each * processes
     if "cpus-per-gpu" in given and gpus:
         cpus = (parse_positive(given, "cpus-per-gpu") or 0) * gpus
-    # Without --nodes Slurm takes as many as it needs: only what cannot be split is surely on one of them.
+    # Without --nodes Slurm uses as many nodes as needed: only one process is certainly on one node.
     cpus_on_a_node = each
     if nodes or processes == 1 or "ntasks-per-node" in given:
         cpus_on_a_node = None if cpus is None else -(-cpus // (nodes or 1))
@@ -342,12 +342,12 @@ def _size(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def count_gpus(given: Mapping[str, str]) -> int:
-    """Return the GPUs that options ask for: of the whole job by --gpus or --gpus-per-task, else of each node."""
+    """Return the number of requested GPUs: of the job with --gpus or --gpus-per-task, else of each node."""
     total, per_task = _gpus(given, "gpus"), _gpus(given, "gpus-per-task")
     if per_task and not total:
         tasks = count_tasks(given) or (_nodes(given) if "nodes" in given else None)
         if tasks is None:
-            raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) beside it")
+            raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) as well")
         return tasks * per_task
     return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
 
@@ -376,7 +376,7 @@ def _gpus(given: Mapping[str, str], name: str) -> int:
 
 
 def count_tasks(given: Mapping[str, str]) -> int | None:
-    """Return how many processes srun would start by itself; None: the options do not say."""
+    """Return how many processes srun would start; None: not specified."""
     return parse_positive(given, "ntasks") or (parse_positive(given, "ntasks-per-node") or 0) * _nodes(given) or None
 
 
@@ -386,10 +386,10 @@ def _nodes(given: Mapping[str, str]) -> int:
 
 
 def parse_positive(given: Mapping[str, str], name: str) -> int | None:
-    """Return the value of an option that takes a number above 0; None: it is not given."""
+    """Return the value of an option that takes a number above 0; None: not given."""
     text = given.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ValueError(f"--{name}={text} is no number above 0")
+        raise ValueError(f"--{name}={text} is not a number above 0")
     return int(text)

@@ -1,12 +1,12 @@
-"""Slurm: its programs, what they are asked and how their answers are read; and the scheduler that hands in an array.
+"""Call the programs of Slurm, parse their output, and submit an array with its merge job.
 
-The array goes in through submitit, the merge job behind it with sbatch. submitit writes the batch script and requeues
-a task that runs out of time; what runs in the job is the caller's (``task``), and so is the environment that sbatch
-passes on. What a task is to do submitit reads from a file with the task's number in its name. It is the same for all,
-so one file is written, and each task links its own name to it.
+submitit writes the batch script of the array and requeues a task that runs out of time; sbatch submits the merge job.
+The caller provides what runs in the job (``task``) and the environment that sbatch passes on. submitit reads the work
+of each task from a file with the task's number in its name. The work is the same for all tasks, so one file is written
+and each task links its own name to it.
 
-As long as an sbatch lives it has a lock on its script, also where the process that called it was killed: a full queue
-lets it try for two minutes, and it may submit its job after that.
+A running sbatch holds a lock on its script, even if the process that called it was killed: with a full queue it tries
+for two minutes and may still submit the job.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ from badcjobs.seams import Unanswered
 
 log = logging.getLogger(__name__)
 
-POLL_S = 30.0  # squeue is everybody's: one question per half minute for a whole array is what a site can bear
+POLL_S = 30.0  # squeue loads the controller, which all users share
 _WORK = "array.pkl"  # a run folder has one array at a time
-_ENDLESS = 1_000_000  # submitit's own count of time-outs; ours is ArrayOrder.requeues
-_PATIENCE_S = 60.0  # a controller under load answers late
+_ENDLESS = 1_000_000  # submitit's own limit of requeues; ours is ArrayOrder.requeues
+_PATIENCE_S = 60.0  # a busy controller answers late
 _ON_A_LOGIN_NODE = "run this on a login node of the cluster"
-_SBATCH_PATIENCE_S = 180.0  # where the queue is full, sbatch itself tries for up to 120 s
-_SILENCE_S = 10.0  # after this long without an answer a line says so
+_SBATCH_PATIENCE_S = 180.0  # if the queue is full, sbatch itself retries for up to 120 s
+_SILENCE_S = 10.0  # without an answer for this long, log a line
 _NUMBER = re.compile(r"(?:Submitted batch job )?(?P<id>[0-9]+)(?:;\S+| on cluster \S+)?")
-_LOST_ANSWERS = ("timed out", "zero bytes")  # the controller was asked, and may have taken the job
+_LOST_ANSWERS = ("timed out", "zero bytes")  # the controller may have accepted the job
 _STATUS = re.compile(r"[0-9]+(:[0-9]+)?")
-# Everything else is an end.
+# All other states are final.
 UNFINISHED = frozenset(
     {
         "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
         "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE",
     }
 )  # fmt: skip
-# What everybody waits for; all other reasons are worth a word.
+# Usual reasons for waiting, which are not shown.
 _USUAL = frozenset({"", "None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit"})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a script."""
+    """The answer of sbatch for a script."""
 
-    job_id: str | None  # None: sbatch has named none
+    job_id: str | None  # None: sbatch printed no number
     said: str
-    sure: bool = True  # False: there may be a job all the same; squeue would know
+    sure: bool = True  # False: there may be a job nevertheless; squeue would list it
 
 
 def call_sbatch(script: Path, *options: str, patience_s: float = _SBATCH_PATIENCE_S) -> Answer:
-    """Call it, and wait for its answer whatever happens to the terminal.
+    """Call sbatch and wait for its answer, whatever happens to the terminal.
 
-    Ctrl-C and a closed terminal reach every process of the session, and an sbatch that dies of them may have
-    submitted its job already. So it has a session of its own; the signal is for us, who hold it back meanwhile.
+    Ctrl-C and a closed terminal signal every process of the session, and an sbatch that ends by a signal may already
+    have submitted its job. So it gets its own session; this process delays the signal (``DelayedSignals``).
     """
     try:
-        with script.open("rb+") as file:  # not "rb": for NFS that is not enough
-            with suppress(OSError):  # this filesystem has no locks
+        with script.open("rb+") as file:  # NFS needs write access for a lock
+            with suppress(OSError):  # a filesystem without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             done = _run(["sbatch", *options, str(script)], file.fileno(), patience_s)
     except OSError as error:
         return Answer(None, str(error))
     except subprocess.TimeoutExpired as error:
-        return Answer(None, f"sbatch has not answered in {patience_s:.0f} s\n{_said(error)}".strip(), sure=False)
+        return Answer(None, f"sbatch did not answer within {patience_s:.0f} s\n{_said(error)}".strip(), sure=False)
     said = done.stderr.strip() or done.stdout.strip()
     if done.returncode > 0:
         return Answer(None, said, sure=not any(words in said.lower() for words in _LOST_ANSWERS))
@@ -85,7 +85,7 @@ def call_sbatch(script: Path, *options: str, patience_s: float = _SBATCH_PATIENC
 
 
 def _run(argv: Sequence[str], lock: int, patience_s: float) -> subprocess.CompletedProcess[str]:
-    """Run it as subprocess.run does; where it takes long, say so once, with what it has said so far."""
+    """Run a program as subprocess.run does; if it takes long, log that once, with its output so far."""
     pipe, silence_s = subprocess.PIPE, min(_SILENCE_S, patience_s / 2)
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
@@ -95,8 +95,8 @@ def _run(argv: Sequence[str], lock: int, patience_s: float) -> subprocess.Comple
             try:
                 stdout, stderr = process.communicate(timeout=silence_s)
             except subprocess.TimeoutExpired as error:
-                words = _said(error) or "it has said nothing"
-                log.warning("sbatch has no answer yet; waiting for it, %.0f s at most: %s", patience_s, words)
+                words = _said(error) or "no output so far"
+                log.warning("sbatch has not answered yet; waiting up to %.0f s: %s", patience_s, words)
                 stdout, stderr = process.communicate(timeout=patience_s - silence_s)
         except BaseException:
             process.kill()
@@ -110,40 +110,44 @@ def _said(error: subprocess.TimeoutExpired) -> str:
 
 
 def parse_job_id(text: str) -> str | None:
-    """Read sbatch's answer past a site's banner: ``Submitted batch job 4821``, ``4821`` or ``4821;cluster``."""
+    """Find the job number in sbatch's output: ``Submitted batch job 4821``, ``4821`` or ``4821;cluster``.
+
+    Other lines are a banner of the site.
+    """
     for line in reversed(text.splitlines()):
         if found := _NUMBER.fullmatch(line.strip()):
             return found["id"]
     return None
 
 
-# Many clusters, Sockeye's login nodes among them at times, have no accounting to ask, so states come from squeue. It
-# forgets what has ended after some minutes (MinJobAge): a task that is missing from its answer has ended.
+# Many clusters have no accounting, and Sockeye's login nodes sometimes cannot reach it, so states come from squeue. It
+# lists ended tasks only for some minutes (MinJobAge): a task that is missing in its output has ended.
 
 
 def query_states(job: Submitted) -> JobStates:
-    """Ask once; raise Unanswered when Slurm has no answer now."""
+    """Call squeue once; raise Unanswered if Slurm does not answer now."""
     ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))  # one line per array task
     fields = "JobArrayID:40,State:20,exit_code:20,Reason:80"
     return parse_states(ask(["squeue", "-h", "-r", "-t", "all", "-j", ids, "-O", fields]), job)
 
 
 def query_number(script: Path) -> str | None:
-    """Return the number of the job that was submitted with this script, of which no other has the name; None: none.
+    """Return the number of the job that was submitted with this script; None: there is no such job.
 
-    An sbatch that still has it, because its caller was killed, is waited for; without locks, it is not.
+    The name of the script is unique. If its sbatch is still running because its caller was killed, wait for it; that
+    needs a filesystem with locks.
     """
     with suppress(OSError), script.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("an earlier sbatch still has %s; waiting for its end", script)
+            log.warning("an earlier sbatch is still submitting %s; waiting for it", script)
             fcntl.flock(file, fcntl.LOCK_SH)
     return parse_number(ask(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%F|%o"]), script)
 
 
 def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: str = _ON_A_LOGIN_NODE) -> str:
-    """Return what a program of Slurm prints; raise NotHere without it, Unanswered where it has no answer now."""
+    """Return the output of a Slurm program; raise NotHere if it is missing, Unanswered if it does not answer now."""
     program = argv[0]
     try:
         done = subprocess.run(
@@ -156,14 +160,14 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: s
     except OSError as error:
         raise Unanswered(f"{program} cannot be run: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise Unanswered(f"{program} has not answered in {_PATIENCE_S:.0f} s") from error
+        raise Unanswered(f"{program} did not answer within {_PATIENCE_S:.0f} s") from error
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
-    return done.stdout  # invalid: all of it has ended and is forgotten
+    return done.stdout  # an invalid job id: the job ended long ago
 
 
 def parse_states(text: str, job: Submitted) -> JobStates:
-    """Read ``squeue -O JobArrayID,State,exit_code,Reason``; other lines are a site's banner."""
+    """Parse ``squeue -O JobArrayID,State,exit_code,Reason``; other lines are a banner of the site."""
     array: dict[int, str] = {}
     codes: dict[int, int] = {}
     reasons: set[str] = set()
@@ -185,14 +189,14 @@ def parse_states(text: str, job: Submitted) -> JobStates:
 
 
 def parse_exit_code(status: str) -> int:
-    """Read 768, as wait(2) has it, or 3:0 as newer versions of squeue do; 128 + n for signal n."""
+    """Parse 768, a status of wait(2), or 3:0 of newer versions of squeue; return 128 + n for signal n."""
     code, _, signum = status.partition(":")
     exit_code, number = (int(code), int(signum)) if signum else divmod(int(code), 256)
     return 128 + number % 128 if number % 128 else exit_code
 
 
 def parse_number(text: str, script: Path) -> str | None:
-    """Read ``squeue -o '%F|%o'``: the job and, for a batch job, its script."""
+    """Find a script in ``squeue -o '%F|%o'``, job number and script; return the number."""
     for line in text.splitlines():
         number, _, command = line.strip().partition("|")
         if command == str(script) and number.isascii() and number.isdecimal():
@@ -201,12 +205,12 @@ def parse_number(text: str, script: Path) -> str | None:
 
 
 def has_ended(states: JobStates) -> bool:
-    """Say whether neither a task nor the merge job will change any more."""
+    """Say whether all tasks and the merge job have ended."""
     return UNFINISHED.isdisjoint([*states.array.values(), states.merge])
 
 
 def query_ends(job: Submitted) -> dict[int, str]:
-    """Return the states by array index; none where there is no accounting, or it does not answer."""
+    """Return the final states by array index; empty without accounting, or if it does not answer."""
     try:
         return parse_ends(ask(["sacct", "-n", "-X", "-P", "-j", job.job_id, "-o", "JobID,State"]), job)
     except (NotHere, Unanswered):
@@ -214,7 +218,7 @@ def query_ends(job: Submitted) -> dict[int, str]:
 
 
 def parse_ends(text: str, job: Submitted) -> dict[int, str]:
-    """Read ``sacct -nXP -o JobID,State``: ``4821_7|CANCELLED by 1000``; other lines are a site's banner."""
+    """Parse ``sacct -nXP -o JobID,State``: ``4821_7|CANCELLED by 1000``; other lines are a banner of the site."""
     ends: dict[int, str] = {}
     for line in text.splitlines():
         name, _, state = line.strip().partition("|")
@@ -228,20 +232,20 @@ def parse_ends(text: str, job: Submitted) -> dict[int, str]:
 
 
 class SlurmRefused(BadcjobsError):
-    """Slurm did not take a job."""
+    """Slurm did not accept a job."""
 
     exit_code = ExitCode.SLURM
 
 
 class SubmissionUnknown(SlurmRefused):
-    """Nobody knows whether Slurm has taken a job."""
+    """It is not known whether Slurm accepted a job."""
 
 
 class SlurmScheduler:
-    """Hands arrays to Slurm.
+    """Submits arrays to Slurm.
 
-    ``task`` makes, of a command and the number of requeues, the picklable callable that each array task calls;
-    ``program`` is badcjobs as compute nodes start it, by its full path.
+    ``task`` returns, for a command and a number of requeues, the picklable callable that each array task calls;
+    ``program`` is the command of badcjobs with its full path, as compute nodes start it.
     """
 
     name = "slurm"
@@ -252,19 +256,19 @@ class SlurmScheduler:
         self._program = tuple(program)
         self._task = task
         self.poll_s = poll_s
-        self.merge_refused: str | None = None  # why the last array that was submitted has no merge job
-        self.merge_unsure = False  # it may have one all the same: nobody knows
+        self.merge_refused: str | None = None  # why the last submitted array has no merge job
+        self.merge_unsure = False  # it may have one nevertheless; this is not known
 
     def script(self, order: ArrayOrder) -> str:
         """Return the batch script of the array, as submitit writes it."""
         from submitit import SlurmExecutor
 
         class ArrayExecutor(SlurmExecutor):
-            """The one place that knows the protected parts of submitit."""
+            """The only user of protected parts of submitit."""
 
             @classmethod
             def affinity(cls) -> int:
-                return 2  # a script can be made where there is no srun, too
+                return 2  # make scripts also on machines without srun
 
             def array_script(self) -> str:
                 self.parameters["map_count"] = 2  # it is an array: logs are named after its tasks
@@ -273,7 +277,7 @@ class SlurmScheduler:
         if "%" in str(order.logs):
             raise BadInput(
                 f"{order.out} has a % in its name",
-                why="Slurm would put something else in its place wherever it writes a log",
+                why="Slurm replaces % in the names of logs",
                 fix="badcjobs submit … --out DIR   (a name without %)",
             )
         executor = ArrayExecutor(order.logs, python=shlex.quote(self._program[0]))
@@ -293,14 +297,14 @@ class SlurmScheduler:
             "open-mode": "append",
         }
         merging = f"exec {shlex.join([*self._program, 'merge', str(order.out)])}"
-        why = "# Merges the task databases once the array has ended, in whatever way (afterany)."
+        why = "# Merges the task databases when the array has ended, with success or without (afterany)."
         return batch_text(options, [*order.setup, merging], [why])
 
     def submit(self, order: ArrayOrder, about_to: Callable[[Path], None] = lambda script: None) -> Submitted:
-        """Hand in the array; its merge job comes then, by ``submit_merge``.
+        """Submit the array; ``submit_merge`` submits its merge job.
 
-        ``about_to`` is called with the script right before sbatch gets it: from then on there may be a job, and
-        ``find_array`` finds its number where nothing has written it down.
+        ``about_to`` is called with the script right before sbatch: from then on there may be a job, and ``find_array``
+        finds its number if it was not recorded.
         """
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise NotHere(
@@ -314,19 +318,19 @@ class SlurmScheduler:
         if answer.job_id is None and answer.sure:
             script.unlink()
             (order.logs / _WORK).unlink()
-            raise SlurmRefused("Slurm did not take the array", why=answer.said, fix="the same command with --dry-run")
+            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix="the same command with --dry-run")
         job_id = answer.job_id or (_find_by_script(script) or answer).job_id
         if job_id is None:
             raise SubmissionUnknown(
-                "nobody knows whether Slurm has taken the array",
+                "it is not known whether Slurm accepted the array",
                 why=answer.said,
-                fix="the same command, in a minute: it looks for that job first",
+                fix="the same command in a minute: it looks for that job first",
             )
         rename_script(script, job_id)
         return Submitted(job_id, None, order.indices)
 
     def _write(self, order: ArrayOrder) -> Path:
-        """Write what each task is to do, and the script, which it returns; its name is that of no other submission."""
+        """Write the work of each task, and the script with a unique name; return its path."""
         from submitit.helpers import DelayedSubmission
 
         order.logs.mkdir(parents=True, exist_ok=True)
@@ -340,20 +344,20 @@ class SlurmScheduler:
         return script
 
     def find_array(self, script: Path) -> str | None:
-        """Return the number of an array that nobody has written down; None: Slurm never took it, or it is over."""
+        """Return the number of an array that was not recorded; None: Slurm did not accept it, or it ended long ago."""
         try:
             return query_number(script)
         except Unanswered as error:
             raise SubmissionUnknown(
-                "nobody knows whether Slurm has taken the array that was being submitted here",
-                why=f"that submit was killed, or its answer was lost, and now Slurm does not answer: {error}",
-                fix="squeue   (and, once it answers, the same command)",
+                "it is not known whether Slurm accepted the array of an interrupted submit",
+                why=f"Slurm does not answer: {error}",
+                fix="squeue   (when it answers, the same command)",
             ) from error
 
     def submit_merge(self, order: ArrayOrder, job: Submitted) -> Submitted:
-        """Hand in the job that merges what this array does; where that may have been done before, look for it.
+        """Submit the merge job of an array, or find it if it may already exist.
 
-        Without a merge job the array goes on, and a warning says what to do later.
+        Without a merge job the array continues, and a warning is logged.
         """
         script = order.logs / f"{job.job_id}_merge.sh"
         answer = _find_by_script(script) if script.exists() else None
@@ -365,23 +369,23 @@ class SlurmScheduler:
         self.merge_refused = answer.said if answer.job_id is None else None
         self.merge_unsure = answer.job_id is None and not answer.sure
         if answer.job_id is None:
-            known = "nobody knows whether its merge job is, too" if self.merge_unsure else "but not its merge job"
-            log.warning("the array %s is submitted, %s: %s", job.job_id, known, answer.said)
+            known = "it is not known whether its merge job is" if self.merge_unsure else "but not its merge job"
+            log.warning("array %s is submitted, %s: %s", job.job_id, known, answer.said)
         return replace(job, merge_job_id=answer.job_id)
 
     def states(self, job: Submitted) -> JobStates:
-        """Ask squeue once."""
+        """Call squeue once."""
         return query_states(job)
 
     def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
-        """Return how to see the queue, the logs, and what is done so far."""
+        """Return the commands that show the queue, the logs and the results so far."""
         ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
         logs = f"{shlex.quote(str(order.logs))}/{job.job_id}_*_log.out"
         return f"squeue -j {ids}", f"tail -F {logs}", f"badcjobs merge {shlex.quote(str(order.out))}"
 
 
 def _find_by_script(script: Path) -> Answer | None:
-    """Return what squeue says of a script; None: it has none of this name."""
+    """Look for the job of a script with squeue; None: there is none."""
     try:
         job_id = query_number(script)
     except (Unanswered, NotHere) as error:
@@ -395,13 +399,13 @@ def cancel_line(job: Submitted) -> str:
 
 
 def rename_script(script: Path, job_id: str) -> None:
-    """Name the script of an array after its job; before, its own name is what Slurm knows the job by."""
+    """Rename the script of an array after its job; until then its unique name identifies the job."""
     if script.exists():
         script.rename(script.with_name(f"{job_id}_submission.sh"))
 
 
 def _parameters(order: ArrayOrder) -> dict[str, Any]:
-    """Return the order in submitit's words."""
+    """Return the order as parameters of submitit."""
     own = shlex.quote(str(order.logs)) + '/"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}_submitted.pkl"'
     return {
         "job_name": order.name,
@@ -415,13 +419,13 @@ def _parameters(order: ArrayOrder) -> dict[str, Any]:
         "signal_delay_s": order.warning_s,
         "stderr_to_stdout": True,
         "wckey": None,
-        # A shell that dies of TERM takes the step with it before badcjobs has stopped in order; this one waits.
+        # If TERM ended the shell, the step would end before badcjobs has stopped; so the shell ignores it.
         "setup": [
-            "trap : TERM  # cancelled or out of time: wait until badcjobs has stopped in order",
-            f"ln -s {_WORK} {own} 2>/dev/null  # what to do; after a requeue it is there already",
+            "trap : TERM  # cancelled or out of time: wait until badcjobs has stopped",
+            f"ln -s {_WORK} {own} 2>/dev/null  # the work of the task; after a requeue the link exists",
             *order.setup,
         ],
-        # Since Slurm 22.05 a step does not inherit this from sbatch, and would get a single core.
+        # Since Slurm 22.05 a step does not inherit this from sbatch and would get one core.
         "srun_args": None if order.cpus is None else [f"--cpus-per-task={order.cpus}"],
         "additional_parameters": {"array": order.spec, "requeue": True, **extra_options(order.extra_sbatch)},
     }

@@ -1,11 +1,53 @@
-"""How an array is submitted to Slurm: check the source → make the order → find the job that is there, or submit one.
+"""Submit an array to Slurm: check the source, make the order, find its existing job or submit a new one.
 
-Whatever needs the whole source is checked here, once, and not in every task. Nothing is submitted twice: before sbatch
-is called, what is about to be submitted is written down, and from then until its number is written down a signal is
-held back (``hold``). ``slurm.py`` makes the scripts and calls sbatch; what comes then is in ``wait_for_job.py``.
+Checks that need the complete source are made here once, not in every task. Nothing is submitted twice: an intent is
+recorded before sbatch is called, and signals are delayed until the job number is recorded (``hold``). ``slurm.py``
+makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 """
 
 from __future__ import annotations
+
+from badcjobs.cluster.sbatch_options import ArraySpec
+from badcjobs.cluster.sbatch_options import extra_options
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.cluster.sbatch_options import parse_memory
+from badcjobs.cluster.sbatch_options import parse_minutes
+from badcjobs.cluster.sbatch_options import suggest_range
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import SubmissionUnknown
+from badcjobs.cluster.slurm import cancel_line
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.slurm import rename_script
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import ArrayShape
+from badcjobs.model import Submitted
+from badcjobs.model import default_cpus
+from badcjobs.model import default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.project import Project
+from badcjobs.project import is_config_file
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.run_toml import FrozenRun
+from badcjobs.run_toml import check_against
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import AUTO
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
 
 import re
 import shlex
@@ -16,44 +58,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import (
-    ArraySpec,
-    extra_options,
-    parse_array,
-    parse_memory,
-    parse_minutes,
-    suggest_range,
-)
-from badcjobs.cluster.slurm import (
-    SlurmRefused,
-    SlurmScheduler,
-    SubmissionUnknown,
-    cancel_line,
-    has_ended,
-    rename_script,
-)
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.project import Project, is_config_file
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun, check_against
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, SETTINGS, RunSettings, SubmitSettings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 
-_LOOKED_AT = 2000  # audio files; a look at each of twenty million would take Lustre an hour
+_LOOKED_AT = 2000  # audio files; opening each of twenty million on Lustre would take an hour
 _OF_ONE_TASK = ("shard", "stop_after")
-_ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # --exclusive is not: srun, by which tasks start, sees none
+_ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # not --exclusive: srun, which starts the tasks, sees no GPU
 _WARNING_S = 180
-_SHORTEST_WARNING_S = 30  # Slurm looks at its clock every 30 seconds only
+_SHORTEST_WARNING_S = 30  # Slurm checks time limits every 30 seconds
 _OF_THE_ORDER = ("array", "job-name")  # given through --sbatch, and part of the order itself
 Wrong = list[tuple[str, str | None]]  # mistakes, each with the option as it should be, where that is known
 
@@ -64,20 +76,20 @@ RunCommand = tuple[Mapping[str, Any], Project]
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An order whose source was read from end to end."""
+    """An order whose source was read completely."""
 
     order: ArrayOrder
     chunks: int
-    asked: Mapping[str, Any]  # by the options of submit, whatever part of it is submitted now
-    looked_at: int | None = None  # chunks whose audio was looked at; None: when it was submitted, and not now
+    asked: Mapping[str, Any]  # the options of submit, also if only a part of the array is submitted now
+    looked_at: int | None = None  # chunks whose audio was checked; None: it was checked by an earlier submit
     listed: int | None = None  # how many manifests a list of manifests names
-    finished: Summary | None = None  # the run as it is, where nothing is left to submit again
-    redo_all: bool = False  # --no-resume: what earlier jobs have done is done once more
-    left: int | None = None  # chunks of a run that has stopped; None: all, or nobody has counted
+    finished: Summary | None = None  # the summary of the run, if nothing is left to submit
+    redo_all: bool = False  # --no-resume: chunks that are done are done again
+    left: int | None = None  # chunks left in a stopped run; None: all, or not counted
 
     @property
     def idle(self) -> int:
-        """How many tasks have nothing to do; of a list of manifests, each has its own."""
+        """How many tasks have nothing to do; with a list of manifests each task has its own."""
         if self.order.only or self.listed is not None or not self.chunks:
             return 0
         return max(0, self.order.tasks - self.chunks)
@@ -95,13 +107,12 @@ def make_plan(
     keep: bool = True,
     mistakes: Sequence[str] = (),
 ) -> ArrayPlan:
-    """Check settings, source, run folder and options; raise one BadInput for each kind of trouble.
+    """Check settings, source, run folder and options; raise one BadInput per kind of problem.
 
-    ``mistakes`` were found in the same command before.
-
-    ``again``: of a run that has stopped, only the array indices that have work left, or with --no-resume all of them.
-    ``find``: the source of a job that is there already was checked when that was submitted.
-    ``keep``: what has to be merged to know what is left is merged for good; else the run folder stays as it is.
+    ``mistakes`` were found earlier in the same command.
+    ``again``: only the array indices of a stopped run that have work left; with --no-resume, all of them.
+    ``find``: do not check the source of an existing job again.
+    ``keep``: merge into the run folder to find out what is left; otherwise leave the run folder unchanged.
     """
     flags, project = command
     out, wrong = cwd / str(flags.get("out") or project.get("run", "out")), list(mistakes)
@@ -109,7 +120,7 @@ def make_plan(
     wrong += [f"[run] {key} is for one task, not for an array" for key in _OF_ONE_TASK if getattr(settings, key)]
     chunks, looked_at, listed = 0, None, None
     if find and not again and (record := records.read_record(out)) is not None:
-        chunks, listed = record.chunks, record.listed  # that was checked when it was submitted
+        chunks, listed = record.chunks, record.listed  # checked when the job was submitted
     elif not wrong:
         chunks, looked_at, listed = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
@@ -123,7 +134,7 @@ def make_plan(
 
 
 def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int, int | None]:
-    """Read every row, and look at the audio of some; return the rows, how many were looked at, the manifests listed."""
+    """Read every row and check the audio of some; return the number of rows, of checked rows, of listed manifests."""
     root = None if settings.root is None else cwd / settings.root
     sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
     rows = 0
@@ -134,12 +145,12 @@ def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[i
         progress(rows)
 
     sources.read_identities(count)
-    looked_at = sum(1 for _ in sources.chunks(Shard(0, max(1, rows // _LOOKED_AT))))  # finds rows that repeat, too
+    looked_at = sum(1 for _ in sources.chunks(Shard(0, max(1, rows // _LOOKED_AT))))  # finds repeated rows as well
     return rows, looked_at, sources.manifests_listed
 
 
 def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Path) -> tuple[str, ...]:
-    """Return what each task's badcjobs is called with; paths are absolute, so that tasks may start anywhere."""
+    """Return the arguments of each task's badcjobs; paths are absolute, so that tasks may start in any folder."""
     usual = {} if project.get("run", "workers_per_gpu") else {"workers_per_gpu": AUTO}
     given = {**usual, **{key: value for key, value in flags.items() if value is not None}}
     sources = given.get("source") or project.get("run", "source") or ()
@@ -147,13 +158,13 @@ def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Pa
 
 
 def _plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
-    """Return the plan for the array indices that have work left; all of them where no task has got that far."""
+    """Return the plan for the array indices that have work left; all of them if no task has written a database."""
     folder = RunFolder(plan.order.out)
     if not folder.run_toml.exists() or not (folder.job_database.exists() or any(folder.tasks.glob("*.sqlite"))):
         return plan
     if keep:
         merge(MergeOrder([folder.path], folder.job_database), clock)
-        summary = summarize_database(folder.job_database)  # its page is drawn at the end, by the merge job
+        summary = summarize_database(folder.job_database)  # the merge job writes the page
     else:
         summary = _merge_to_temporary(folder, clock)
     if summary.verdict == "done":
@@ -165,9 +176,9 @@ def _plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPla
 
 
 def _merge_to_temporary(folder: RunFolder, clock: Clock) -> Summary:
-    """Merge into a file that is gone afterwards, on top of what is merged already."""
+    """Merge into a temporary copy of the job database."""
     with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
-        aside = RunFolder(Path(name))  # where everything lies as in the run folder: merged files are named from there
+        aside = RunFolder(Path(name))  # with the layout of the run folder, because merged files have relative names
         for mine, copy in ((folder.run_toml, aside.run_toml), (folder.job_database, aside.job_database)):
             if mine.exists():
                 shutil.copyfile(mine, copy)
@@ -188,9 +199,9 @@ def make_order(
     run_arguments: Sequence[str],
     mistakes: Sequence[str] = (),
 ) -> ArrayOrder:
-    """Return the order; ``mistakes`` were found in the same command before.
+    """Return the order; all mistakes are in one message, with those that were found earlier in the same command.
 
-    ``frozen``: the run as it has begun; ``listed``: how many manifests a list of manifests has.
+    ``frozen``: run.toml of the run; ``listed``: the number of manifests in a list of manifests.
     """
     wrong: Wrong = [(one, None) for one in mistakes]
     more = _check_options(options, wrong)
@@ -204,13 +215,13 @@ def make_order(
         except ValueError:
             wrong.append((f"{_place(key)} {text} is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00", None))
     if "\n" in str(out):
-        wrong.append((f"--out {str(out)!r} has a line break in its name, which no line of a script can hold", None))
+        wrong.append((f"--out {str(out)!r} has a line break in its name", None))
     words = [word.partition("=")[::2] for word in run_arguments]
-    by_file = any(name == "--config" and is_config_file(value) for name, value in words)  # it may say it, too
+    by_file = any(name == "--config" and is_config_file(value) for name, value in words)  # it may set cpu_workers
     on_cpu = by_file or dict(words).get("--cpu-workers", "0") != "0"
     if options.gpus_per_task == 0 and not on_cpu and not any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
-        # --simulate stands in for GPUs that are granted, and none would be.
-        lacking = "--gpus-per-task 0: no task could begin, for without a GPU it needs --cpu-workers"
+        # --simulate replaces granted GPUs, and no GPU would be granted.
+        lacking = "--gpus-per-task 0: no task could start; a task without a GPU needs --cpu-workers"
         wrong.append((lacking, "--cpu-workers 2"))
     if wrong:
         right = [option for _, option in wrong if option is not None]
@@ -246,14 +257,14 @@ def make_order(
 
 
 def _memory(text: str | None) -> str | None:
-    """Return an amount of memory in the one way of several in which sbatch and the emulation take it: 16GB is 16G."""
+    """Return an amount of memory as sbatch and the emulation accept it: 16GB becomes 16G."""
     return text and text.upper().removesuffix("B")
 
 
 def _choose_array(
     options: SubmitSettings, array: str | None, frozen: FrozenRun | None, listed: int | None, wrong: Wrong
 ) -> tuple[ArraySpec | None, ArrayShape, tuple[int, ...]]:
-    """Return what --array says, the array's shape and, where only a part of it is wanted, the indices of that part."""
+    """Return the parsed --array, the shape of the array and, if only a part is requested, its indices."""
     begun = None if frozen is None else frozen.array
     shape = begun or ArrayShape(0, 1, max(options.tasks or listed or 1, 1))
     spec: ArraySpec | None = None
@@ -268,17 +279,17 @@ def _choose_array(
         shape = begun or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
         only = () if len(spec.indices) == shape.count else spec.indices
         if any(shape.position_of(index) is None for index in spec.indices):
-            new = f"Slurm hides the spacing of a list from its tasks, so a new run needs a range: {suggest_range(spec)}"
+            new = f"a new run needs a range, because Slurm does not pass a list to its tasks: {suggest_range(spec)}"
             said = f"not in this run's array {shape}" if begun else new
             right = None if begun else f"--sbatch=--array={suggest_range(spec)}"
             wrong.append((f"--sbatch=--array={array}: {said}", right))
     if spec is not None and begun is None and options.tasks not in (None, shape.count):
         wrong.append((f"--tasks {options.tasks} and --sbatch=--array={array} differ", None))
     elif options.tasks is not None and options.tasks != shape.count:
-        began = f"this run began as an array of {shape.count} ({shape})"
+        began = f"this run was started as an array of {shape.count} ({shape})"
         wrong.append((f"--tasks {options.tasks}, but {began}", f"--tasks {shape.count}"))
     if frozen is not None and begun is None:
-        wrong.append(("this run began without an array; use another --out, or badcjobs run without Slurm", None))
+        wrong.append(("this run was started without an array; use another --out, or badcjobs run without Slurm", None))
     if listed is not None and shape.count != listed:
         right = f"--tasks {listed}"
         wrong.append((f"the list names {listed} manifests, one for each task: {right}", right))
@@ -286,7 +297,7 @@ def _choose_array(
 
 
 def _check_options(options: SubmitSettings, wrong: Wrong) -> dict[str, str | bool]:
-    """Add what is wrong with single options; return the further options of sbatch."""
+    """Add the mistakes in single options; return the other options of sbatch."""
     for key in ("mem", "merge_mem"):
         value = getattr(options, key)
         try:
@@ -296,7 +307,7 @@ def _check_options(options: SubmitSettings, wrong: Wrong) -> dict[str, str | boo
     for key in ("account", "constraint", "merge_account"):
         value = getattr(options, key)
         if value is not None and (not value or not value.isprintable()):
-            wrong.append((f"{_place(key)} {value!r} cannot stand in a line of a script", None))
+            wrong.append((f"{_place(key)} {value!r} cannot be written in a line of a script", None))
     try:
         return extra_options(options.sbatch)
     except ValueError as error:
@@ -305,7 +316,7 @@ def _check_options(options: SubmitSettings, wrong: Wrong) -> dict[str, str | boo
 
 
 def _place(key: str) -> str:
-    """Return how a setting of [submit] is written: its option, or its key."""
+    """Return the option of a setting of [submit], or its key."""
     setting = SETTINGS["submit"][key]
     return setting.option if setting.heading else f"[submit] {key} ="
 
@@ -315,7 +326,7 @@ def _place(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SubmitResult:
-    """A job that is with the scheduler; ``found``: it was there before this command."""
+    """A submitted job; ``found``: it existed before this command."""
 
     job: Submitted
     plan: ArrayPlan
@@ -330,9 +341,9 @@ def submit_or_find(
     again: bool = False,
     hold: Callable[[], None] = lambda: None,
 ) -> SubmitResult:
-    """Submit the array and its merge job; without ``again`` a job that this run folder has already is found instead.
+    """Submit the array and its merge job; without ``again``, find the existing job of this run folder instead.
 
-    ``hold`` is called right before sbatch is: whoever calls this lets no signal end the process until it returns.
+    ``hold`` is called right before sbatch; from then on the caller must delay signals until this function returns.
     """
     out = plan.order.out
     with undo_on_error(out), folder_lock(out):
@@ -346,13 +357,13 @@ def submit_or_find(
             hold()
             record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
             records.write_record(out, record)
-        if not scheduler.merge_unsure:  # else there may be a merge job, and the next one looks for that
+        if not scheduler.merge_unsure:  # else there may be a merge job, and the next submit looks for it
             records.forget_intent(out)
         return SubmitResult(record.job, replace(plan, left=record.left), found)
 
 
 def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> records.Record | None:
-    """Return what this command would find instead of submitting; refuse what it would refuse, and change nothing."""
+    """Return the existing job that this command would find; refuse what it would refuse, and change nothing."""
     out = plan.order.out
     record = records.last_submission(out, scheduler.find_array)
     if record is not None and not again:
@@ -365,7 +376,7 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
 
 
 def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> records.Record:
-    """Submit the array alone; its record is written before sbatch is called without, and then with its number."""
+    """Submit the array; record the intent before sbatch is called, and the job with its number afterwards."""
     order = plan.order
     record = records.Record(
         scheduler.name, Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
@@ -379,7 +390,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
     try:
         record = replace(record, job=scheduler.submit(order, about_to))
     except SubmissionUnknown:
-        raise  # and what was intended stays: the next one looks for it
+        raise  # the intent stays: the next submit looks for the job
     except BadcjobsError:
         records.forget_intent(order.out)
         raise
@@ -388,9 +399,9 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
 
 
 def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
-    """Look for the job of a submit that was killed while sbatch had its script; write it down where there is one.
+    """Look for the job of a submit that was killed while sbatch was running; record it if it exists.
 
-    What was intended is forgotten only where there is none: who is refused now may get its merge job later.
+    The intent is removed only if there is no job: the next submit may still need it for the merge job.
     """
     intent = records.read_intent(out)
     if intent is None:
@@ -414,8 +425,8 @@ def _check_same(record: records.Record, plan: ArrayPlan) -> None:
     if differing:
         ending = f"once it has ended ({cancel_line(record.job)} ends it)"
         raise BadInput(
-            f"{plan.order.out} has a job already, {record.job.job_id}, and it was submitted with other options",
-            why="\n".join([*differing, "a job keeps what it was submitted with; this command would change nothing"]),
+            f"{plan.order.out} already has job {record.job.job_id}, which was submitted with other options",
+            why="\n".join([*differing, "the options of a submitted job cannot be changed"]),
             fix=f"the same command with --again, {ending}, or with another --out",
         )
 
@@ -425,13 +436,13 @@ def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:
         ended = has_ended(scheduler.states(record.job))
     except Unanswered as error:
         raise SlurmRefused(
-            f"nobody knows whether job {record.job.job_id} has ended",
+            f"it is not known whether job {record.job.job_id} has ended",
             why=f"Slurm does not answer: {error}",
-            fix=f"squeue -j {record.job.job_id}   (and, once it answers, the same command)",
+            fix=f"squeue -j {record.job.job_id}   (when it answers, the same command)",
         ) from error
     if not ended:
         raise BadInput(
             f"job {record.job.job_id} has not ended yet",
-            why="a second one would do the same chunks once more",
+            why="a second job would process the same chunks",
             fix=f"{cancel_line(record.job)}   (or the same command with --wait, without --again)",
         )

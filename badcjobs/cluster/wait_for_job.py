@@ -1,8 +1,8 @@
-"""Wait for a submitted array, and judge it: by what the chunks say, and by how its tasks have ended.
+"""Wait for a submitted array and decide on its verdict, from its chunks and from how its tasks ended.
 
-Of a job of Slurm the tasks have ended as Slurm says, else as what they have left shows: squeue forgets a task some
-minutes after its end, and many sites have no accounting. Then there is the job database, with the words of the hooks in
-slurm/ where they are installed.
+The end of a task comes from Slurm, else from the databases it has left: squeue lists a task only for some minutes
+after its end, and many sites have no accounting. The job database also has what the hooks in slurm/ wrote, if a site
+has installed them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE 
 def follow(result: SubmitResult, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
     """Wait for the end of array and merge job; ``tell`` gets one line for each change.
 
-    Returns how all tasks stood that were seen to end, also those that Slurm has forgotten since.
+    Returns the final states of all tasks that were seen, also of those that Slurm no longer lists.
     """
-    # Where it does again what others have done, only its own databases count.
+    # If the job does chunks of earlier jobs again, only its own databases count.
     names = f"{result.job.job_id}_*.sqlite" if result.plan.redo_all else "[!.]*.sqlite"
     tasks, of = RunFolder(result.plan.order.out).tasks, result.plan.chunks
     known: dict[Path, tuple[tuple[int, int], int]] = {}
@@ -67,7 +67,7 @@ def follow(result: SubmitResult, scheduler: Scheduler, clock: Clock, tell: Calla
 def evaluate_job(
     result: SubmitResult, states: JobStates, clock: Clock, progress: Progress
 ) -> tuple[Summary, str, tuple[TaskOutcome, ...]]:
-    """Return the summary of the run, the verdict on this job, and how its tasks ended; merge where no job has."""
+    """Return the summary of the run, the verdict on this job and the ends of its tasks; merge if no merge job has."""
     folder, logs = RunFolder(result.plan.order.out), result.plan.order.logs
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
         ends = find_ends(result.job, states, folder, logs)
@@ -77,13 +77,13 @@ def evaluate_job(
     else:
         summary = finish_job(MergeOrder([folder.path], folder.job_database), clock, reading_source=progress).summary
     ends = find_ends(result.job, states, folder, logs)
-    # Every chunk may be done by an older job, while of this one no task has even begun.
+    # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
     return summary, verdict, ends
 
 
 def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[JobStates], None]) -> JobStates:
-    """Wait until array and merge job have ended; ``tell`` hears of every change. Returns how they stood at the end."""
+    """Wait until array and merge job have ended; call ``tell`` at every change. Return the last states."""
     before: JobStates | None = None
     silent = False
     while True:
@@ -91,8 +91,8 @@ def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[Jo
             states = scheduler.states(job)
             silent = False
         except Unanswered as error:
-            if not silent:  # a controller that restarts is silent for minutes
-                log.warning("%s does not answer, asking on: %s", scheduler.name, error)
+            if not silent:  # a controller that restarts does not answer for minutes
+                log.warning("%s does not answer; trying again: %s", scheduler.name, error)
             silent = True
         else:
             if states != before:
@@ -104,10 +104,10 @@ def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[Jo
 
 
 def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
-    """Return one line: the job, a bar of its chunks, and how many tasks are in which state."""
+    """Return one line: the job, a bar of its chunks, and the number of tasks in each state."""
     counts = Counter(states.array.get(index, "ENDED") for index in job.indices)
     why = f" ({', '.join(states.why_pending)})" if states.why_pending else ""
-    # What is still going on first, then the ends; the same order every time.
+    # Unfinished states first; always in the same order.
     order = sorted(counts, key=lambda s: (s not in UNFINISHED, s))
     words = [f"{counts[state]} {state.lower()}{why if state == 'PENDING' else ''}" for state in order]
     why_merge = f" ({states.why_merge_pending})" if states.why_merge_pending else ""
@@ -118,9 +118,9 @@ def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
 
 
 def count_done(files: Iterable[Path], known: dict[Path, tuple[tuple[int, int], int]]) -> int:
-    """Count the done chunks in published task databases; each is read only when it differs from what is ``known``."""
+    """Count the done chunks in published task databases; read only those that have changed since ``known``."""
     for path in files:
-        with suppress(OSError):  # just being replaced; the next look will tell
+        with suppress(OSError):  # it is being replaced; the next call counts it
             mark = (path.stat().st_mtime_ns, path.stat().st_size)
             if known.get(path, (None, 0))[0] != mark and (row := read_row(path, _DONE)):
                 known[path] = mark, row[0]
@@ -129,25 +129,25 @@ def count_done(files: Iterable[Path], known: dict[Path, tuple[tuple[int, int], i
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """One array task and how it has ended."""
+    """One array task and how it ended."""
 
     index: int | None  # None: the job has no array
-    state: str | None  # in Slurm's words, else in ours; None: nobody knows
+    state: str | None  # of Slurm, else from the task's verdict; None: not known
     exit_code: int | None
     log: Path
-    worked: bool = False  # however it has ended: of its chunks nothing was left by then
-    note: str = ""  # what is known besides, where it could not even be started
+    worked: bool = False  # all its chunks were finished, however it ended
+    note: str = ""  # why it could not be started, or more about its end
 
     @property
     def well(self) -> bool:
-        """Whether it has ended as it should."""
+        """Whether it completed."""
         return self.state == _COMPLETED
 
     def words(self, job_id: str) -> str:
-        """Return which task it is and how it has ended, for people."""
+        """Return the task's name, state and exit code as text."""
         code = "" if self.exit_code is None else f", exit code {self.exit_code}"
         if self.state is None:
-            return f"no word from array index {self.index}{code}"
+            return f"array index {self.index}: state not known{code}"
         name = f"job {job_id}" if self.index is None else f"task {job_id}_{self.index}"
         return f"{name}: {self.state}{code}"
 
@@ -157,24 +157,24 @@ class TaskOutcome:
 
 
 def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> tuple[TaskOutcome, ...]:
-    """Return how each task has ended; sacct is asked only of those that squeue has forgotten."""
-    told = {index: state for index, state in states.array.items() if state not in UNFINISHED}
-    if not all(index in told for index in job.indices):
-        told = {**{i: state for i, state in query_ends(job).items() if state not in UNFINISHED}, **told}
+    """Return how each task ended; sacct is called only if squeue does not list all tasks."""
+    final = {index: state for index, state in states.array.items() if state not in UNFINISHED}
+    if not all(index in final for index in job.indices):
+        final = {**{i: state for i, state in query_ends(job).items() if state not in UNFINISHED}, **final}
     left = _ends_in(run.job_database, job.job_id)
     ends = []
     for index in job.indices:
         state, exit_code = left.get(index, (None, None))
-        state = told.get(index) or state
+        state = final.get(index) or state
         worked = state != _COMPLETED and finished_all_chunks(run, job.job_id, index)
-        if state == _FAILED and exit_code is None:  # it failed without a word of its own
+        if state == _FAILED and exit_code is None:  # it failed before it could write its own
             exit_code = states.exit_codes.get(index)
         ends.append(TaskOutcome(index, state, exit_code, logs / f"{job.job_id}_{index}_0_log.out", worked))
     return tuple(ends)
 
 
 def finished_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
-    """Say whether the last attempt of a task has left nothing of its chunks undone, by the databases it has left."""
+    """Say whether the databases of a task's last attempt show that all its chunks are finished."""
     found = [(TaskKey.parse(path.stem), path) for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite")]
     last = max((key.restart for key, _ in found if key is not None), default=None)
     databases = [path for key, path in found if key is not None and key.restart == last]
@@ -183,13 +183,13 @@ def finished_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
 
 
 def made_progress(tasks: Path, attempt: str) -> bool | None:
-    """Return whether an attempt (4821_7.r0) has got any chunk done; None: it left no database that can be read."""
+    """Return whether an attempt (4821_7.r0) finished any chunk; None: it left no readable database."""
     known = [row[0] for path in tasks.glob(f"{attempt}.*.sqlite") if (row := read_row(path, _SETTLED))]
     return any(known) if known else None
 
 
 def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
-    """Return the one row of an answer; None: this database cannot be read."""
+    """Return the single row of a query; None: the database cannot be read."""
     try:
         with closing(open_sealed(database)) as db:
             row: tuple[Any, ...] | None = db.execute(question).fetchone()
@@ -199,7 +199,7 @@ def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
 
 
 def verdict_of(ends: Sequence[TaskOutcome]) -> str:
-    """Judge by the tasks alone; of a job whose every task has done its work it does not matter how they ended."""
+    """Return the verdict from the tasks alone; a task that finished all its chunks counts as done, however it ended."""
     if all(end.well or end.worked for end in ends):
         return "done"
     failed = all(end.state in (_COMPLETED, _FAILED) and end.exit_code != ExitCode.RUN_ME_AGAIN for end in ends)
@@ -207,49 +207,56 @@ def verdict_of(ends: Sequence[TaskOutcome]) -> str:
 
 
 def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int | None]]:
-    """Return state and exit code of the last attempt of each task of this job that has left a database."""
+    """Return state and exit code of each task's last attempt, from the job database."""
     found: dict[int, tuple[str | None, int | None]] = {}
     if not job_database.exists():
         return found
     try:
         with closing(open_job_database(job_database)) as db:
             for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job_id,)):
-                word = None if slurm_state == "ENDED" else slurm_state
-                found[index] = word or _BY_VERDICT.get(verdict), exit_code
+                known = None if slurm_state == "ENDED" else slurm_state
+                found[index] = known or _BY_VERDICT.get(verdict), exit_code
     except sqlite3.Error:
-        pass  # the summary was read a moment ago; without this, Slurm's word counts alone
+        pass  # then only the states of Slurm count
     return found
 
 
 def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | None:
-    """Return what to say where every chunk of a run is done, but not every task has ended well; None: nothing.
+    """Return a headline if every chunk of a run is done but not every task completed; None: all completed.
 
-    ``verdict`` is that on the job, whose tasks may have done nothing of it.
+    ``verdict`` is the verdict on the job; an earlier job may have done the chunks.
     """
     bad = [end for end in ends if not end.well]
     if verdict != "done":
-        return f"job {job_id} did not do its work, though every chunk is done:"
+        return f"job {job_id} did not complete, but every chunk is done:"
     after = "their" if len(bad) > 1 else "its"
-    return f"every chunk is done; {count(len(bad), 'task')} ended badly after {after} work:" if bad else None
+    return f"every chunk is done; {count(len(bad), 'task')} failed after {after} last chunk:" if bad else None
 
 
 def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
-    """Return a line for each task that did not end well, and where to read why."""
+    """Return a line for each task that did not complete, with its log."""
     bad = [end for end in ends if not end.well]
     lines = []
     for end in bad[:_MOST_LINES]:
-        where = f"less {shlex.quote(str(end.log))}" if end.log.exists() else "it left no log"
+        where = f"less {shlex.quote(str(end.log))}" if end.log.exists() else "no log"
         lines.append(f"{end.words(job_id)}; {where}")
     return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
 
 
 def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:
-    """Return why no task has left anything: what the first that failed says speaks for all; ``then``: what to do."""
+    """Return the error for a job whose tasks left no database, with the log of its first failed task.
+
+    ``then``: what to do after reading the log.
+    """
     end = next((end for end in ends if not end.well), ends[0])
     said = end.log.read_text(errors="replace").strip()[-_MOST_OF_A_LOG:] if end.log.exists() else None
-    lacking = "its log is empty" if said == "" else end.note or "it left no log: cancelled before it began?"
+    lacking = (
+        "its log is empty"
+        if said == ""
+        else end.note or "there is no log; the task may have been cancelled before it started"
+    )
     return NotHere(
-        f"no task of job {job_id} could begin",
+        f"no task of job {job_id} could start",
         why=f"{end.words(job_id)}\n{said or lacking}",
         fix=f"less {shlex.quote(str(end.log if said is not None else end.log.parent))}   (then {then})",
     )

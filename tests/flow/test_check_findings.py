@@ -5,6 +5,9 @@ The site is Sockeye's own file with other folders in it; its programs (module, s
 
 from __future__ import annotations
 
+from badcjobs.cluster.templates import list_templates
+from badcjobs.paths import folder
+
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -16,8 +19,6 @@ from support.badcjobs_program import Outcome, Site
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
 
-from badcjobs.cluster.templates import list_templates
-from badcjobs.paths import folder
 
 RUN = "exec badcjobs run manifest.csv --out results --engine demo"
 SCRIPT = f"""#!/bin/bash
@@ -173,7 +174,7 @@ CASES = {
     "lines that end as on Windows": Case("problem script", "as on Windows", r"sed -i 's/\r$//' a", ("\n", "\r\n")),
     "no interpreter": Case("problem script", "#!", "sed -i '1i #!/bin/bash' a", ("#!/bin/bash\n", "")),
     "option that sbatch does not know": Case(
-        "problem script", "line 6: sbatch knows no option --birds", "#SBATCH --mem=16G", ("=16G", "=16G --birds"),
+        "problem script", "line 6: sbatch has no option --birds", "#SBATCH --mem=16G", ("=16G", "=16G --birds"),
         **NEVER,  # it takes the place of line 6
     ),
     "option that is a comment": Case(

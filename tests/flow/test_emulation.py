@@ -354,7 +354,7 @@ def test_two_emulations_of_one_machine_never_take_the_same_card_and_one_waits(tm
     ends = [scenario.start() for scenario in both]
     outcomes = [program.wait() for program in ends]
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], [outcome.stderr for outcome in outcomes]
-    assert any("waiting for GPUs that other runs have: GPU" in outcome.stderr for outcome in outcomes)
+    assert any("waiting for GPUs that other runs use: GPU" in outcome.stderr for outcome in outcomes)
     site.close()
     other.close()
 
@@ -427,14 +427,14 @@ def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_
     here = ("submit", site.manifest(1), "--out", site.out, "--cluster", "local", "--tasks", 1)
     broken = Scenario(site, 1, (*here, "--gpus-per-task", 4, "--", "--simulate", 4)).start().wait()
     assert broken.exit_code == 3, broken.stderr
-    assert "no task of job " in broken.stderr and "could begin" in broken.stderr
+    assert "no task of job " in broken.stderr and "could start" in broken.stderr
     none = Scenario(site, 1, (*here, "--gpus-per-task", 0, "--", "--engine", "demo")).start().wait()
     assert none.exit_code == 2 and "try: the same command with --cpu-workers 2" in none.stderr
     fails = ("--config", "submit.setup=['echo no module; exit 1']")
     setup = Scenario(site, 1, (*here, "--gpus-per-task", 0, *fails, "--", *ON_CPU)).start().wait()
     assert setup.exit_code == 3, setup.stderr  # as with --cluster slurm --wait, whatever it has ended with
     assert "FAILED, exit code 1\n       no module\n  try: less " in setup.stderr
-    assert "left to Slurm" not in setup.stderr, "nobody has given --mem"
+    assert "without effect" not in setup.stderr, "nobody has given --mem"
 
 
 def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None:
@@ -446,7 +446,7 @@ def test_tasks_that_fail_beside_old_results_are_not_all_done(site: Site) -> None
     fails.write_text("#!/bin/bash\n#SBATCH --array=0-1\nexit 3\n")
     failed = site.badcjobs("submit", fails, *here)
     assert failed.exit_code == 1, failed.stdout + failed.stderr
-    assert "did not do its work, though every chunk is done" in failed.stdout
+    assert "did not complete, but every chunk is done" in failed.stdout
     assert "_0: FAILED, exit code 3; less " in failed.stdout
     assert "what is left" not in failed.stdout
     fails.write_text("#!/bin/bash\nexit 3\n")  # without an array, too
@@ -464,9 +464,9 @@ def test_tasks_that_end_badly_after_their_work_are_named_and_the_job_is_done(sit
     )
     done = site.badcjobs("submit", "--cluster", "local", script)
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert "every chunk is done; 2 tasks ended badly after their work:" in done.stdout
+    assert "every chunk is done; 2 tasks failed after their last chunk:" in done.stdout
     assert "_0: FAILED, exit code 75; less " in done.stdout and "_1: FAILED, exit code 137; less " in done.stdout
-    assert "what is left" not in done.stdout and "did not do its work" not in done.stdout
+    assert "what is left" not in done.stdout and "did not complete" not in done.stdout
 
 
 def test_a_script_with_line_ends_of_dos_is_refused_as_sbatch_does(site: Site) -> None:

@@ -62,12 +62,12 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     unknown = login.submit(manifest, *RUN)
     assert (unknown.exit_code, "Slurm does not say whether it has ended" in unknown.stderr) == (0, True)
     silent = login.submit(manifest, "--again", *RUN)
-    assert_refused(silent, 5, "nobody knows whether job 4821 has ended", "try: squeue -j 4821")
+    assert_refused(silent, 5, "it is not known whether job 4821 has ended", "try: squeue -j 4821")
     login.forget()
     # It has ended, and no task of it has left anything: nobody began.
     nobody = login.submit(manifest, "--wait", *RUN)
     assert nobody.exit_code == 3
-    assert "no task of job 4821 could begin" in nobody.stderr
+    assert "no task of job 4821 could start" in nobody.stderr
     assert login.submit(manifest, "--again", *RUN).exit_code == 0
     assert len(login.calls) == 4
 
@@ -320,11 +320,11 @@ def test_a_refused_submit_leaves_no_folder_and_says_its_reason_once(site: Site, 
     manifest = site.manifest(3)
     login.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     refused = login.submit(manifest, "--sbatch=--partition=none", *RUN)
-    assert_refused(refused, 5, "Slurm did not take the array")
+    assert_refused(refused, 5, "Slurm did not accept the array")
     assert refused.stderr.count("invalid partition specified") == 1
     assert not site.out.exists()
     (site.out / "logs").mkdir(parents=True)
-    assert_refused(login.submit(manifest, *RUN), 5, "Slurm did not take the array")
+    assert_refused(login.submit(manifest, *RUN), 5, "Slurm did not accept the array")
     assert [path.name for path in site.out.rglob("*")] == ["logs"]  # what was there stays
     nowhere = site.badcjobs("submit", manifest, "--out", site.out / "new", *RUN, env={"PATH": str(site.folder)})
     assert_refused(nowhere, 3, "there is no Slurm here")

@@ -173,9 +173,9 @@ def test_killed_right_after_sbatch_slurm_is_asked_for_the_job_by_its_script(told
     killed, shown, silent, again, other, found = story.ends
     assert killed.exit_code == -signal.SIGKILL
     assert (shown.exit_code, "has job 4821 already" in shown.stderr) == (0, True), shown.stderr
-    assert_refused(silent, 5, "nobody knows whether Slurm has taken the array that was being submitted here")
+    assert_refused(silent, 5, "it is not known whether Slurm accepted the array of an interrupted submit")
     assert_refused(again, 2, "job 4821 has not ended yet")
-    assert_refused(other, 2, "has a job already, 4821", "--sbatch=--array was 0-1, now 0-2")
+    assert_refused(other, 2, "already has job 4821", "--sbatch=--array was 0-1, now 0-2")
     assert "job 4821 is there already: 2 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array, and at last its merge job"
     assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
@@ -190,7 +190,7 @@ def test_where_the_killed_submit_came_to_nothing_the_same_command_submits(told: 
 
 def test_an_answer_of_sbatch_that_was_lost_is_looked_for_and_the_job_gets_its_merge_job(told: dict[str, Told]) -> None:
     lost, found = told["lost"].ends
-    assert_refused(lost, 5, "nobody knows whether Slurm has taken the array", "Socket timed out", "the same command")
+    assert_refused(lost, 5, "it is not known whether Slurm accepted the array", "Socket timed out", "the same command")
     assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
     (at_once,) = told["lost-and-found"].ends
     assert "job 4821 is submitted: 1 array task for 6 chunks, merge job 4822" in at_once.stdout, at_once.stderr
@@ -207,10 +207,10 @@ def test_a_job_that_is_found_again_keeps_its_wishes_and_gets_its_merge_job_whoev
     told: dict[str, Told],
 ) -> None:
     lost, shown, silent, other, same, later = told["other-wish"].ends
-    assert_refused(lost, 5, "nobody knows whether Slurm has taken the array")
-    assert_refused(shown, 2, "has a job already, 4821", "--time was 5, now 9")
+    assert_refused(lost, 5, "it is not known whether Slurm accepted the array")
+    assert_refused(shown, 2, "already has job 4821", "--time was 5, now 9")
     assert_refused(silent, 5, "that submit was killed, or its answer was lost, and now Slurm does not answer")
-    assert_refused(other, 2, "has a job already, 4821", "--time was 5, now 9")
+    assert_refused(other, 2, "already has job 4821", "--time was 5, now 9")
     for end in (same, later):
         assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in end.stdout, end.stderr
     assert told["other-wish"].submitted == 2
@@ -242,7 +242,7 @@ def test_an_emulation_is_refused_where_slurm_may_have_an_array_that_nobody_has_w
 ) -> None:
     _, *refused, shown, has_not = told["emulated"].ends
     for has_it, silent in (refused[:2], refused[2:]):  # without and with --dry-run
-        assert_refused(has_it, 2, "has a job already, 4821 of --cluster slurm", "scancel 4821")
+        assert_refused(has_it, 2, "already has job 4821 of --cluster slurm", "scancel 4821")
         assert_refused(silent, 2, "was killed", "or its answer was lost", "Unable to contact slurm controller")
     assert shown.exit_code == 0, shown.stderr
     assert (has_not.exit_code, has_not.json["idle_tasks"]) == (0, 0), has_not.stderr
@@ -284,11 +284,11 @@ def test_of_an_sbatch_that_does_not_answer_its_own_words_are_told_and_kept(
     answer = call_sbatch(script, patience_s=2)
     assert (answer.job_id, answer.sure) == (None, False)
     assert answer.said.splitlines() == [
-        "sbatch has not answered in 2 s",
+        "sbatch did not answer within 2 s",
         "Slurm temporarily unable to accept job, sleeping and retrying",
     ]
     (told,) = caplog.messages  # long before
-    assert told.startswith("sbatch has no answer yet; waiting for it, 2 s at most: ")
+    assert told.startswith("sbatch has not answered yet; waiting up to 2 s: ")
 
 
 def test_a_dry_run_refuses_what_would_be_refused_and_says_where_nothing_would_be_submitted(

@@ -165,7 +165,7 @@ def test_a_script_that_calls_srun_is_said_to_before_it_starts(site: Site) -> Non
     path = {"PATH": "/usr/bin:/bin"}
     script = write_script(site, "# srun is for several nodes", 'echo "no srun"', "X=1 exec srun -n1 true")
     told = site.badcjobs(*LOCAL, script, env=path)
-    assert "line 4 of the script calls srun, and " in told.stderr
+    assert "line 4 of the script calls srun, which does not work" in told.stderr
     assert told.stderr.index("calls srun") < told.stderr.index("RUNNING")
     quiet = write_script(site, "# srun is for several nodes", 'echo "no srun"')
     assert "calls srun" not in site.badcjobs(*LOCAL, quiet, env=path).stderr

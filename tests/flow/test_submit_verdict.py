@@ -33,8 +33,8 @@ def test_tasks_that_fail_at_once_beside_old_results_are_not_all_done(login: Logi
     login.states("4821_0 FAILED 0", "4821_1 FAILED 0", MERGED)
     failed = follow(login)
     assert failed.exit_code == 1, failed.stdout + failed.stderr
-    assert "job 4821 did not do its work, though every chunk is done" in failed.stdout
-    assert "task 4821_0: FAILED; it left no log" in failed.stdout
+    assert "job 4821 did not complete, but every chunk is done" in failed.stdout
+    assert "task 4821_0: FAILED; no log" in failed.stdout
     assert "what is left" not in failed.stdout
     assert "--again --no-resume does all once more" in failed.stdout
     told = follow(login, "--json")  # the same job once more
@@ -48,8 +48,8 @@ def test_a_task_of_which_nobody_knows_is_named_with_its_log_and_work_may_be_left
     log.write_text("slurmstepd: error\n")
     unknown = follow(login)
     assert unknown.exit_code == 75, unknown.stdout + unknown.stderr
-    assert f"no word from array index 1; less {log}" in unknown.stdout
-    assert "no word from array index 0; it left no log" in unknown.stdout
+    assert f"array index 1: state not known; less {log}" in unknown.stdout
+    assert "array index 0: state not known; no log" in unknown.stdout
 
 
 def test_what_squeue_has_forgotten_is_asked_of_accounting_where_there_is_some(login: LoginNode) -> None:
@@ -97,9 +97,9 @@ def test_tasks_that_ended_badly_after_their_work_do_not_spoil_the_verdict_and_ar
     login.states("4821_0 FAILED 0", "4821_1 NODE_FAIL 0", MERGED)
     done = follow(login)
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert "every chunk is done; 2 tasks ended badly after their work:\n  task 4821_0: FAILED" in done.stdout
+    assert "every chunk is done; 2 tasks failed after their last chunk:\n  task 4821_0: FAILED" in done.stdout
     assert "task 4821_1: NODE_FAIL" in done.stdout
-    assert "what is left" not in done.stdout and "did not do its work" not in done.stdout
+    assert "what is left" not in done.stdout and "did not complete" not in done.stdout
     assert ends(follow(login, "--json")) == [(0, "FAILED"), (1, "NODE_FAIL")]
 
 
@@ -111,7 +111,7 @@ def test_where_no_task_could_begin_its_exit_code_and_the_end_of_its_log_are_quot
     (site.out / "logs" / "4821_0_0_log.out").write_text("module: command not found\n")
     nobody = login.submit(manifest, "--tasks", 2, "--wait", *RUN)
     assert nobody.exit_code == 3, nobody.stdout
-    assert "no task of job 4821 could begin\n  why: task 4821_0: FAILED, exit code 1\n" in nobody.stderr
+    assert "no task of job 4821 could start\n  why: task 4821_0: FAILED, exit code 1\n" in nobody.stderr
     assert "module: command not found\n  try: less " in nobody.stderr
     assert (login.folder / "squeue.asked").read_text() == "x\n", "one question, and all that Slurm knows"
 
@@ -172,11 +172,11 @@ def test_an_emulation_and_a_job_of_slurm_in_one_folder_each_refuse_the_other_whi
     for more in ((), ("--again",)):
         other = login.submit(*local, *more, *options)
         assert other.exit_code == 2, other.stderr
-        assert "has a job already, 4821 of --cluster slurm" in other.stderr
+        assert "already has job 4821 of --cluster slurm" in other.stderr
         assert "scancel 4821 4822" in other.stderr
     login.program("squeue", "exit 7")
     unknown = login.submit(*local, *options)
-    assert (unknown.exit_code, "nobody here can tell" in unknown.stderr) == (2, True)
+    assert (unknown.exit_code, "it is not known whether it has ended" in unknown.stderr) == (2, True)
     assert login.submit(*local, "--again", *options).exit_code == 0
     login.forget()
     assert login.submit(*local, *options).exit_code == 0

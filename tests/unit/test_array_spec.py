@@ -31,6 +31,6 @@ def test_an_array_is_read_as_slurm_reads_it(
     "text", ["", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "٣", "0-99999999"]
 )
 def test_what_slurm_refuses_is_refused_with_the_text_and_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="is no array: ") as refused:
+    with pytest.raises(ValueError, match="is not an array: ") as refused:
         parse_array(text)
     assert f"--array={text}" in str(refused.value)

@@ -81,7 +81,7 @@ def test_accounting_is_read_past_a_banner_and_other_jobs() -> None:
 def test_of_many_bad_ends_some_are_named_and_the_others_counted() -> None:
     lines = end_lines("4821", [end("FAILED", 3, index) for index in range(14)])
     assert len(lines) == 11
-    assert lines[0] == "task 4821_0: FAILED, exit code 3; it left no log"
+    assert lines[0] == "task 4821_0: FAILED, exit code 3; no log"
     assert lines[-1] == "… and 4 more (--json has them all)"
 
 
@@ -114,11 +114,11 @@ def test_of_a_task_that_failed_without_a_word_slurms_exit_code_is_told(tmp_path:
 
 def test_what_every_chunk_done_means_depends_on_who_did_them() -> None:
     both = [end("FAILED", 137, worked=True), end("FAILED", 75, 1, worked=True)]
-    assert headline("4821", "done", both) == "every chunk is done; 2 tasks ended badly after their work:"
-    assert headline("4821", "done", both[:1]) == "every chunk is done; 1 task ended badly after its work:"
+    assert headline("4821", "done", both) == "every chunk is done; 2 tasks failed after their last chunk:"
+    assert headline("4821", "done", both[:1]) == "every chunk is done; 1 task failed after its last chunk:"
     assert headline("4821", "done", [end("COMPLETED")]) is None
-    assert "did not do its work" in str(headline("4821", "failed", [end("FAILED", 1)]))
-    assert end_lines("4821", [end("FAILED", 1, None)]) == ["job 4821: FAILED, exit code 1; it left no log"]
+    assert "did not complete" in str(headline("4821", "failed", [end("FAILED", 1)]))
+    assert end_lines("4821", [end("FAILED", 1, None)]) == ["job 4821: FAILED, exit code 1; no log"]
 
 
 def test_where_nobody_began_the_first_that_failed_speaks_for_all(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_where_nobody_began_the_first_that_failed_speaks_for_all(tmp_path: Path)
     told = no_task_started("4821", ends, then="the same command")
     assert (told.exit_code, told.why) == (
         3,
-        "task 4821_1: FAILED, exit code 9\nit left no log: cancelled before it began?",
+        "task 4821_1: FAILED, exit code 9\nthere is no log; the task may have been cancelled before it started",
     )
     log.touch()
     assert str(no_task_started("4821", ends, then="x").why).endswith("its log is empty")

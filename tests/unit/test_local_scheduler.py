@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_array import TaskRow
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import StandIn
+from badcjobs.model import Submitted
+from badcjobs.seams import Clock
+from badcjobs.seams import Scheduler
+from badcjobs.task.startup import StopRequest
+from badcjobs.task.startup import World
+
 import os
 import re
 import signal
@@ -17,15 +32,6 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import read_request
-from badcjobs.cluster.local import LocalScheduler
-from badcjobs.cluster.local_array import LocalSettings, TaskRow
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, StandIn, Submitted
-from badcjobs.seams import Clock, Scheduler
-from badcjobs.task.startup import StopRequest, World
 
 # Of what a real Slurm 22.05 set for a task of an array with GPUs, cores and --ntasks: what scripts read.
 RECORDED = {
@@ -184,8 +190,8 @@ def test_tasks_that_share_gpus_share_the_cores_too_and_it_is_said_that_these_are
     done = place.run("#SBATCH --array=0-5 --gpus-per-node=1 -c2 -n2", "sleep 0.1")
     assert states(done) == ["COMPLETED"] * 6
     assert place.most_running == 2
-    (line,) = [line for line in place.said if "for want of cores" in line]
-    assert line == "no more than 2 at a time, for want of cores: each task asks for 4 of 8; --cpus 1 lets 6 run"
+    (line,) = [line for line in place.said if "at a time: each task asks for" in line]
+    assert line == "at most 2 at a time: each task asks for 4 of 8 cores; --cpus 1 lets 6 run"
 
 
 @pytest.mark.parametrize(("array", "told"), [("0-5%2", False), ("0-5%3", True), ("0-5", False)])
@@ -193,7 +199,7 @@ def test_cores_are_said_to_be_the_limit_only_where_more_tasks_at_a_time_were_ask
     place: Place, array: str, told: bool
 ) -> None:
     place.run(f"#SBATCH --array={array} -c4", "true")
-    assert any("for want of cores" in line for line in place.said) == told
+    assert any("at a time: each task asks for" in line for line in place.said) == told
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -266,7 +272,7 @@ def test_without_append_a_second_attempt_writes_over_the_first_log(place: Place)
     [
         ("", {"max_requeues": 2}, 2, "it was, 2 times"),
         ("", {"max_requeues": 1}, 1, "it was, 1 time"),
-        ("", {"max_requeues": 0}, 0, "not started again: [submit] requeues = 0"),
+        ("", {"max_requeues": 0}, 0, "not restarted: [submit] requeues = 0"),
         ("#SBATCH --no-requeue", {}, 0, "--no-requeue"),
     ],
     ids=["too often", "once too often", "never", "not wanted"],
@@ -316,7 +322,7 @@ def test_an_attempt_that_got_nothing_done_is_not_started_again(place: Place) -> 
     publish = f"r=${{SLURM_RESTART_COUNT:-0}}; cp {place.folder}/$r.sqlite {tasks}/${{SLURM_JOB_ID}}_0.r$r.here.sqlite"
     (row,) = place.run(publish, "exit 75").rows
     assert (row.state, row.exit_code, row.restarts) == ("FAILED", 75, 1)
-    assert "it got nothing done" in row.note
+    assert "no chunk was done" in row.note
 
 
 def test_what_a_script_leaves_running_is_ended_with_it(place: Place) -> None:
@@ -380,7 +386,7 @@ def test_a_script_that_cannot_be_started_fails_with_its_reason(place: Place) -> 
 def test_what_nobody_has_asked_for_is_not_said_to_be_without_effect(place: Place) -> None:
     for asked in (True, False):
         place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", tell_mem=asked)
-    assert [line for line in place.said if "left to Slurm" in line] == ["left to Slurm, without effect here: --mem"]
+    assert [line for line in place.said if "without effect" in line] == ["without effect outside Slurm: --mem"]
 
 
 def test_the_folder_of_the_logs_is_named_as_it_is(place: Place) -> None:

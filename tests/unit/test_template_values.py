@@ -35,8 +35,8 @@ def test_what_sbatch_takes_is_taken(setting: str) -> None:
     [
         ("array=potato", "indices of an array, such as 0-9"),
         ("array=9-0", "indices of an array"),
-        ("array=1,3,5,7", "a range, for Slurm hides the spacing of a list from its tasks, such as 1-7:2"),
-        ("array=1,2,6,7%2", "a range, for Slurm hides the spacing of a list from its tasks, such as 0-3%2"),
+        ("array=1,3,5,7", "a range, because Slurm does not pass a list to its tasks, such as 1-7:2"),
+        ("array=1,2,6,7%2", "a range, because Slurm does not pass a list to its tasks, such as 0-3%2"),
         ("time=noon", "a time limit, such as 12:00:00"),
         ("time=unlimited", "a time limit"),
         ("time=2", "more than the 180 s of its early warning (this is 2 min), such as 2:00:00"),

@@ -105,7 +105,7 @@ def test_a_controller_that_is_silent_for_a_while_is_asked_on(
     assert watch(scheduler(), JOB, HandClock(), told.append).merge == "COMPLETED"
     assert [states.array[0] for states in told] == ["RUNNING", "COMPLETED"]
     assert [record.getMessage() for record in caplog.records].count(
-        "slurm does not answer, asking on: slurm_load_jobs error: Unable to contact slurm controller"
+        "slurm does not answer; trying again: slurm_load_jobs error: Unable to contact slurm controller"
     ) == 1
 
 

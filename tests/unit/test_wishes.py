@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.sbatch_options import extra_options
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.cluster.sbatch_options import parse_minutes
+from badcjobs.cluster.submit import ArrayPlan
+from badcjobs.cluster.submit import make_order
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import ArrayShape
+from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun
+from badcjobs.settings import SubmitSettings
+
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from badcjobs.cluster.sbatch_options import extra_options, parse_array, parse_minutes
-from badcjobs.cluster.submit import ArrayPlan, make_order
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, ArrayShape
-from badcjobs.project import Project
-from badcjobs.run_toml import FrozenRun
-from badcjobs.settings import SubmitSettings
 
 OUT = Path("/scratch/july")
 
@@ -111,7 +116,7 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
         ({"tasks": 0}, known_of(), "--tasks = 0 must be at least 1"),
         ({"tasks": 4, "array": "0-2"}, known_of(), "--tasks 4 and --sbatch=--array=0-2 differ"),
         ({"array": "0-3%2", "parallel": 3}, known_of(), "differ"),
-        ({"array": "3-1"}, known_of(), "ends before it begins"),
+        ({"array": "3-1"}, known_of(), "'3-1' is empty, has step 0, or has an index above"),
         ({"mem": "a lot"}, known_of(), "--mem a lot is not an amount of memory"),
         ({"account": "a\nb"}, known_of(), "--account 'a\\nb'"),
         ({"sbatch": ("--signal=USR1",)}, known_of(), "--signal is set by badcjobs itself"),
@@ -151,7 +156,7 @@ def test_tasks_without_gpus_that_could_never_begin_are_refused_at_once(wishes: d
     if begins:
         assert order(**wishes).tasks == 1
     else:
-        assert "no task could begin" in refusal(**wishes)
+        assert "no task could start" in refusal(**wishes)
         assert refusal(**wishes).splitlines()[-1] == "  try: the same command with --cpu-workers 2"
 
 
@@ -183,7 +188,7 @@ def test_all_mistakes_of_one_command_are_told_together() -> None:
         "--engine foo is not known",
         "--mem much is not an amount of memory; write 16G or 16000M",
         "[submit] merge_mem = ? is not an amount of memory; write 16G or 16000M",
-        "--account '' cannot stand in a line of a script",
+        "--account '' cannot be written in a line of a script",
         "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
         "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
     ]
