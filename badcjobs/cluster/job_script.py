@@ -1,8 +1,8 @@
-"""Reads a job script: its ``#SBATCH`` lines, and the lines that call ``badcjobs``. Pure; nothing is run.
+"""Parse a job script: its ``#SBATCH`` lines and the lines that call ``badcjobs``. Pure; nothing is run.
 
-It is no shell. Of the rest of the script it knows plain assignments (``OUT=results``, ``: "${OUT:=results}"``,
-``ARGS=(...)``), ``module load`` and ``source .../bin/activate``. A word with any other variable is unknown, and a call
-that cannot be read is listed in ``unread``. ``badcjobs check`` judges what is read, the emulation does it.
+This is not a shell. It also understands plain assignments (``OUT=results``, ``: "${OUT:=results}"``, ``ARGS=(...)``),
+``module load`` and ``source .../bin/activate``. A word with any other variable is unknown, and a call that cannot be
+parsed is listed in ``unread``. ``badcjobs check`` checks the result, the emulation runs it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from badcjobs.settings import nearest
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
-# Tried: they wait for the program that they start and die of USR1 without passing it on (conda: its issue 10351).
+# Tested: they end at USR1 without passing it on to the program that they started (conda: its issue 10351).
 KEEPING = {"timeout", "time", "setsid", "flock", "xargs", "strace", "conda", "mamba", "micromamba"}
 _PLAINLY = {"exec", "command", "nohup", "python", "-m"}
 _LAUNCHING = CONTAINERS | SPREADING | KEEPING | _PLAINLY | {"env", "nice", "stdbuf", "uv", "pixi"}
 _KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "(", ")", "}"}
 
-# What sbatch takes from its environment; it goes before the lines of the script.
+# Options that sbatch reads from its environment; they override the lines of the script.
 _INPUT_VARIABLES = {
     "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_GPUS": "gpus", "SBATCH_GRES": "gres",
     "SBATCH_CONSTRAINT": "constraint",
@@ -43,7 +43,7 @@ _COMMAND = re.compile(r"^[ \t]*[^#\s].*", re.M)
 _NEXT_JOB = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\s*$.*", re.M | re.S)
 _OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)")
 
-_NEAR = "to sbatch this is a comment, for only #SBATCH at the beginning of a line counts"
+_NEAR = "sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a line"
 
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
@@ -76,7 +76,7 @@ _PATHS = ("out", "root", "hawkears_root")
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something in a script that is not as it should be."""
+    """A mistake in a script."""
 
     text: str
     fix: str  # a line to paste
@@ -84,12 +84,12 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class ParsedWords:
-    """The words behind ``badcjobs``, parsed; values may hold variables that are not known."""
+    """The parsed words after ``badcjobs``; values may have unknown variables."""
 
-    command: str | None = None  # with a mistake in its name: the one that is probably meant
+    command: str | None = None  # if its name is misspelled: the nearest command
     values: dict[str, Any] = field(default_factory=dict)  # "engine_arg" → its value; True for a flag
     operands: tuple[str, ...] | None = None
-    wrong: tuple[str, str, str] | None = None  # what is wrong, the wrong word, the right one (empty: not known)
+    wrong: tuple[str, str, str] | None = None  # the message, the wrong word, the right one (empty: not known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,61 +100,61 @@ class Call:
     text: str
     command: str = "run"
     before: tuple[str, ...] = ()  # the words before badcjobs, programs by their names
-    values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out, where the script says it plainly
+    values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out, if it has no unknown variable
     named: frozenset[str] = frozenset()  # all options, also those with an unknown value
-    hidden: bool = False  # more options may come out of a variable
-    within: str | None = None  # a pipeline, the background: a shell of its own, so that exec ends there
-    sources: tuple[str, ...] | None = None  # where the script says all of them plainly
+    hidden: bool = False  # a variable may have more options
+    within: str | None = None  # a pipeline or the background: a subshell, which exec replaces instead of the script
+    sources: tuple[str, ...] | None = None  # None: one of them has an unknown variable
 
     def may_set(self, key: str) -> bool:
-        """Say whether it sets a setting of ``badcjobs run``, or has a ``--config`` that does or may."""
+        """Say whether the call sets a setting of ``badcjobs run``, or a file of ``--config`` may set it."""
         configs = self.values.get("config", ["?"] if "config" in self.named else [])
         return key in self.named or any(is_config_file(one) or one.startswith(f"run.{key}=") for one in configs)
 
     @property
     def by_exec(self) -> bool:
-        """Whether it takes the place of the job's own shell."""
+        """Whether it replaces the shell of the job."""
         return self.before[:1] == ("exec",) and self.within is None
 
     @property
     def by_srun(self) -> bool:
-        """Whether it is a step of the job."""
+        """Whether it runs as a step of the job."""
         return "srun" in self.before
 
     @property
     def spread(self) -> bool:
-        """Whether a program starts it on other nodes too."""
+        """Whether a program starts it on several nodes."""
         return not SPREADING.isdisjoint(self.before)
 
     @property
     def contained(self) -> bool:
-        """Whether it runs in an image, with an engine of its own."""
+        """Whether it runs in a container, with the engine of its image."""
         return not CONTAINERS.isdisjoint(self.before)
 
     @property
     def keeper(self) -> str | None:
-        """Return the program before it that keeps signals to itself; timeout passes on what -s tells it to send."""
+        """Return the program before it that does not pass signals on; timeout -s does."""
         found = next((name for name in self.before if name in KEEPING), None)
         return None if found == "timeout" and any(word.startswith(("-s", "--s")) for word in self.before) else found
 
 
 @dataclass(frozen=True, slots=True)
 class BatchScript:
-    """A job script, read."""
+    """A parsed job script."""
 
     name: str
     options: dict[str, str] = field(default_factory=dict)  # of sbatch, under their long names
     asked: sbatch.Asked = field(default_factory=sbatch.Asked)
     signal: sbatch.EarlySignal | None = None
     calls: tuple[Call, ...] = ()
-    mistakes: tuple[Mistake, ...] = ()  # what sbatch would refuse, or not see
+    mistakes: tuple[Mistake, ...] = ()  # options that sbatch would refuse or ignore
     near_options: tuple[Mistake, ...] = ()  # comments that look like options
-    wrong_calls: tuple[Mistake, ...] = ()  # of badcjobs, which would refuse them
-    unread: tuple[int, ...] = ()  # lines that name badcjobs, where none could be read as a call
+    wrong_calls: tuple[Mistake, ...] = ()  # calls that badcjobs would refuse
+    unread: tuple[int, ...] = ()  # lines with the word badcjobs, if no call could be parsed
     modules: tuple[str, ...] = ()
     venvs: tuple[str, ...] = ()  # virtual environments that it activates
-    out: str | None = None  # what its variable OUT is, as our templates have it
-    set_up_by: str | None = None  # a line after which there may be programs that cannot be seen from here
+    out: str | None = None  # the value of its variable OUT, which our templates use
+    set_up_by: str | None = None  # a line that may add programs to PATH which cannot be found here
     traps_signals: bool = False
     sets_tmpdir: bool = False
 
@@ -175,7 +175,7 @@ def is_job_script(source: str) -> bool:
 
 
 def parse_plainly(words: Sequence[str]) -> ParsedWords:
-    """Parse words without knowing badcjobs' options: what follows ``--name`` and begins with no - is its value."""
+    """Parse words without the options of badcjobs: a word after ``--name`` that does not start with - is its value."""
     command = next((word for word in words if not word.startswith("-")), None)
     values: dict[str, Any] = {}
     for word, following in pairwise([*words, "-"]):
@@ -195,13 +195,13 @@ def read_script(
     parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly,
     options: Sequence[str] = (),
 ) -> BatchScript:
-    """Read a script; ``parse`` is the command line's own parser, without which sources stay unknown.
+    """Parse a script; ``parse`` is the parser of the command line, without which sources are unknown.
 
-    ``options`` of sbatch's own command line win over those of the script.
+    ``options`` are those on the command line of sbatch, which override the script.
     """
     said: list[str] = []
     words = [word for _, line in _option_lines(_NEXT_JOB.sub("", text)) for word in _split(line)]
-    given = sbatch.read_options(words, said)  # sbatch's own variables go before what the script says
+    given = sbatch.read_options(words, said)  # the environment overrides the script
     given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
     given |= sbatch.read_options(options, said)
     values = sbatch.read_values(given, said)
@@ -213,7 +213,7 @@ def read_script(
     calls = tuple(one for one in found if isinstance(one, Call))
     start = next((call for call in reversed(calls) if call.command == "run"), None)
     if asked.gpus_per_task == 0 and (start is None or start.hidden or start.may_set("cpu_workers")):
-        asked = replace(asked, gpus_per_task=None)  # none would surely be missed; simulated ones stand for granted ones
+        asked = replace(asked, gpus_per_task=None)  # it is not certain that the task needs a GPU
     return BatchScript(
         name=name,
         options=given,
@@ -222,7 +222,7 @@ def read_script(
         calls=calls,
         mistakes=(*_form_mistakes(text, name), *_option_mistakes(text, plain, name, said)),
         near_options=tuple(
-            Mistake(f" line {number}: {_NEAR}", f"#SBATCH {line}   (or ##SBATCH, if it is to be one)")
+            Mistake(f" line {number}: {_NEAR}", f"#SBATCH {line}   (or ##SBATCH for a comment)")
             for number, line in _option_lines(text, near=True)
             if line.startswith("-")
         ),
@@ -238,7 +238,7 @@ def read_script(
 
 
 def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
-    """Return the variables that sbatch hands on to the job."""
+    """Return the variables that sbatch passes on to the job."""
     names, values = sbatch.parse_export(export)
     always = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
     return {name: value for name, value in environ.items() if "ALL" in names or name in (*always, *names)} | values
@@ -249,16 +249,16 @@ def _line_of(text: str, at: int) -> int:
 
 
 def find_srun(text: str) -> int | None:
-    """Return the line in which a script calls srun; None: in none."""
+    """Return the number of the line that calls srun; None: there is none."""
     found = _SRUN.search(text)
     return None if found is None else _line_of(text, found.start())
 
 
-# --- the options of sbatch --------------------------------------------------------------------------------------------
+# --- the options of sbatch ------------------------------------------------------------------------------------------
 
 
 def _option_lines(text: str, *, near: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield number and words of each ``#SBATCH`` line before the first command, or of those that only look like it."""
+    """Yield number and text of each ``#SBATCH`` line before the first command; with ``near``, of similar comments."""
     first = _COMMAND.search(text)
     for found in _SBATCH.finditer(text, 0, first.start() if first else len(text)):
         if near != found[0].startswith("#SBATCH"):
@@ -273,21 +273,21 @@ def _split(line: str) -> list[str]:
 
 
 def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
-    """Yield why sbatch would not even read the options of a script."""
+    """Yield the mistakes that keep sbatch from reading the options of a script."""
     file = shlex.quote(name)
     if not text.startswith("#!"):
-        without = ": its first line is not #! and an interpreter, so sbatch refuses it"
+        without = ": its first line is not #! with an interpreter, so sbatch refuses it"
         yield Mistake(without, f"sed -i '1i #!/bin/bash' {file}")
     if "\r\n" in text:
-        yield Mistake(": its lines end as on Windows (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
+        yield Mistake(": it has Windows line ends (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
     for number, line in _option_lines(text):
         if not _split(line) and not line.startswith("#"):
             closed = next((line + mark for mark in "\"'" if _split(line + mark)), line)
-            yield Mistake(f" line {number}: a quotation mark in it is not closed", f"#SBATCH {closed}")
+            yield Mistake(f" line {number}: a quotation mark is not closed", f"#SBATCH {closed}")
 
 
 def _option_mistakes(text: str, plain: str, name: str, said: Sequence[str]) -> Iterator[Mistake]:
-    """Yield what is wrong with the options (``said``), and those that sbatch would not see."""
+    """Yield the mistakes in the options (``said``), and the options that sbatch would ignore."""
     file = shlex.quote(name)
     yield from (_option_mistake(one, text, file) for one in said)
     first = _COMMAND.search(plain)
@@ -296,17 +296,17 @@ def _option_mistakes(text: str, plain: str, name: str, said: Sequence[str]) -> I
     if late:
         numbers = [str(number) for number, _ in late]
         moved = " ".join(f"-e {shlex.quote(f'1a {line}')}" for _, line in late)
-        unseen = f" line {', '.join(numbers)}: #SBATCH behind the first command is a comment to sbatch"
+        unseen = f" line {', '.join(numbers)}: sbatch ignores #SBATCH after the first command"
         yield Mistake(unseen, f"sed -i -e '{'d;'.join(numbers)}d' {moved} {file}   (moves it above)")
 
 
 def _option_mistake(said: str, text: str, file: str) -> Mistake:
-    """Return what is wrong with an option, with its line as it should be."""
+    """Return the mistake in an option, with its corrected line."""
     found = _OPTION.search(said)
     option, word = (found["name"], found["word"].rstrip(":;,")) if found else ("?", "?")
     number, line = next(((n, one) for n, one in _option_lines(text) if word in one), (0, ""))
     example = example_of(option.removeprefix("--"))
-    fix = f"sbatch --test-only {file}   (what does it say?)"
+    fix = f"sbatch --test-only {file}   (shows the message of sbatch)"
     if said.startswith("sbatch has no option") and number:
         known = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
         right = line.replace(option, f"--{known}", 1) if known else " ".join(line.replace(word, "", 1).split())
@@ -318,16 +318,16 @@ def _option_mistake(said: str, text: str, file: str) -> Mistake:
     return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
 
 
-# --- the lines that call badcjobs -------------------------------------------------------------------------------------
+# --- the lines that call badcjobs -----------------------------------------------------------------------------------
 
 
 class Variables:
-    """What a script's plain assignments and its environment say."""
+    """The variables of a script, from its plain assignments and its environment."""
 
     def __init__(self, text: str, environ: Mapping[str, str], cwd: str, chdir: str) -> None:
         self._known = {name: value for name, value in environ.items() if not name.startswith(_OWN_TO_THE_JOB)}
         self._known |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
-        self._folder = None if _MOVING.search(text) else chdir  # None: the script goes to another one
+        self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
         self._arrays = {name: _split(_OPAQUE.sub("$?", body)) for name, body in _ARRAY.findall(text)}
         for name, default in _DEFAULTED.findall(text):
             if not self._known.get(name):
@@ -347,7 +347,7 @@ class Variables:
         self._known |= {} if value is None else {name: value}
 
     def value_of(self, word: str) -> str | None:
-        """Put values in the place of variables; None: one of them is not known."""
+        """Replace variables by their values; None: one of them is unknown."""
         if word == "~" or word.startswith("~/"):
             word = "${HOME}" + word[1:]
         values = [self._known.get(one[1] or one[2], one[3]) or one[3] for one in _VARIABLE.finditer(word)]
@@ -358,7 +358,7 @@ class Variables:
         return None if "$" in expanded or "`" in expanded else expanded
 
     def words_of(self, text: str) -> list[str]:
-        """Return the words of a command: arrays taken apart, known variables replaced, redirections left out."""
+        """Return the words of a command: arrays expanded, known variables replaced, redirections left out."""
         words: list[str] = []
         for word in _split(_REDIRECTION.sub("", _OPAQUE.sub("$?", text))):
             array = _ALL_OF_ARRAY.fullmatch(word)
@@ -368,7 +368,7 @@ class Variables:
         return [word if (value := self.value_of(word)) is None else value for word in words]
 
     def place_of(self, path: str) -> str | None:
-        """Return a path as it is seen from where the job is submitted; None: not known."""
+        """Return a path relative to the folder of submission; None: not known."""
         if "$" in path or (self._folder is None and not posixpath.isabs(path)):
             return None
         return posixpath.join(self._folder or "", path)
@@ -377,7 +377,7 @@ class Variables:
 def _read_calls(
     text: str, variables: Variables, parse: Callable[[Sequence[str]], ParsedWords]
 ) -> Iterator[Call | Mistake]:
-    """Yield each call of badcjobs, and what badcjobs would refuse in it."""
+    """Yield each call of badcjobs, and its mistakes."""
     text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
     for found in _LOGICAL_LINE.finditer(text):
         if found[0].lstrip().startswith("#"):
@@ -396,7 +396,7 @@ def _read_calls(
 
 
 def _place_of_badcjobs(words: Sequence[str], parse: Callable[[Sequence[str]], ParsedWords]) -> int | None:
-    """Return where badcjobs stands: the first that a command follows; it may also be a folder's or a job's name."""
+    """Return the position of the program badcjobs: the first such word before a command; others may be folder names."""
     named = [n for n, word in enumerate(words) if "=" not in word and _BADCJOBS.fullmatch(word.rstrip("}"))]
     if not named or (named[0] and _program(words[0]) not in _LAUNCHING):
         return None
@@ -414,7 +414,7 @@ def _program(word: str) -> str:
 def _read_words(
     call: Call, words: Sequence[str], variables: Variables, said: ParsedWords, made: Sequence[str]
 ) -> Iterator[Call | Mistake]:
-    """Yield the call as it was parsed; a source that an earlier line writes (``made``) cannot be seen yet."""
+    """Yield the parsed call; a source that an earlier line writes (``made``) does not exist yet."""
     hidden = any(re.match(r"\$[{@*]?\w*(?:\[[@*]\])?\}?$", word) for word in said.operands or ())
     if said.wrong is not None and not any("$" in word for word in words):
         what, wrong, right = said.wrong
@@ -438,18 +438,18 @@ def _read_words(
     )
 
 
-# --- what the emulation is to do --------------------------------------------------------------------------------------
+# --- the request for the emulation ----------------------------------------------------------------------------------
 
 _UNDERSTOOD = {
     "array", "time", "signal", "output", "error", "open-mode", "job-name", "gpus-per-node", "gres", "gpus",
     "gpus-per-task", "cpus-per-task", "ntasks", "ntasks-per-node", "nodes", "chdir", "export", "requeue", "no-requeue",
 }  # fmt: skip
-# Without them the script would do something else, so they are not ignored.
+# The script would behave differently without these options, so they are refused, not ignored.
 _REFUSED = {
     "exclusive": "ask for the GPUs and cores by number: --gpus-per-node, --cpus-per-task",
     "export-file": "use --export=ALL,NAME=VALUE",
     "gpus-per-socket": "use --gpus-per-node",
-    "input": "let the script read the file itself",
+    "input": "read the file in the script",
     "tres-per-task": "use --gpus-per-node",
     "wrap": "write the command into the script",
 }
@@ -458,16 +458,16 @@ _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a job asks for, as far as one machine can give it."""
+    """What a job requests, as far as one machine can provide it."""
 
-    given: Mapping[str, str]  # all options, under their long names
+    given: Mapping[str, str]  # all options, by their long names
     array: sbatch.ArraySpec | None = None
     time_s: int | None = None  # None: no limit
     warning: sbatch.EarlySignal | None = None
     gpus: int = 0
     cpus: int | None = None  # --cpus-per-task
     ntasks: int | None = None
-    mem_mib: int | None = None  # not enforced, but a task is told; None: all there is
+    mem_mib: int | None = None  # not enforced, but in the environment of the task; None: all memory
     exports: Mapping[str, str] = field(default_factory=dict)  # variables that --export sets
 
     @property
@@ -482,12 +482,12 @@ class JobRequest:
 
     @property
     def indices(self) -> tuple[int | None, ...]:
-        """The array's indices; without an array, the one task that has none."""
+        """The indices of the array; without an array, one task with index None."""
         return (None,) if self.array is None else self.array.indices
 
 
 def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
-    """Return what a script and the options beside it, which win, ask for; all mistakes are named at once."""
+    """Return what a script requests; ``options`` override it. All mistakes are in one message."""
     for wrong in _form_mistakes(script, "SCRIPT"):
         raise BadInput(f"the batch script{wrong.text}", fix=wrong.fix)
     mistakes: list[str] = []
@@ -508,18 +508,18 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         mem_mib=sbatch.try_parse(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
         exports=exports,
     )
-    mistakes += [f"--{name}: the emulation does not do that; {_REFUSED[name]}" for name in given if name in _REFUSED]
+    mistakes += [f"--{name}: not supported by the emulation; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
     alone = [{one: given[one] for one in given if one == name or one not in ways} for name in ways]
     if len({sbatch.try_parse(mistakes, partial(sbatch.count_gpus, one)) for one in alone}) > 1:
         names = " and ".join(f"--{name}={given[name]}" for name in ways)
-        mistakes.append(f"{names} do not agree; on one machine, write --gpus-per-node alone")
+        mistakes.append(f"{names} do not agree; write only --gpus-per-node")
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
     if mistakes:
         raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else "the options of this job are wrong",
+            mistakes[0] if len(mistakes) == 1 else "options of this job are wrong",
             why="\n".join(mistakes) if len(mistakes) > 1 else None,
-            fix="badcjobs guide local   (which options count here)",
+            fix="badcjobs guide local   (lists the options that have an effect)",
         )
     return request

@@ -92,7 +92,7 @@ class LocalJob:
         # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
 
-    # --- the start ----------------------------------------------------------------------------------------------------
+    # --- the start ---------------------------------------------------------------------------------------------------
 
     def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
         """Start the script for a task with its devices; raises OSError if it cannot be started."""
@@ -151,7 +151,7 @@ class LocalJob:
         set_here = {name: str(value) for name, value in found.items() if value is not None}
         return inherited | dict(request.exports) | set_here | visible_lists(devices)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
         """Write the end of an attempt beside its databases, as the scripts in slurm/ do; merge works without it."""

@@ -1,9 +1,21 @@
-"""The GPUs of a cluster, as one ``sinfo`` shows them: which are free, and where a job of so many would start.
+"""The GPUs of a cluster from one call of ``sinfo``: which are free, and where a job would start.
 
-What ``badcjobs cluster`` shows is at the end; ``badcjobs check`` asks how large the nodes are.
+``badcjobs cluster`` prints the result; ``badcjobs check`` uses the sizes of the nodes.
 """
 
 from __future__ import annotations
+
+from badcjobs.cluster.sbatch_options import parse_gpus
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.cluster.slurm import ask
+from badcjobs.errors import NotHere
+from badcjobs.report.tables import Table
+from badcjobs.report.tables import columns
+from badcjobs.report.tables import table_text
+from badcjobs.report.words import count
+from badcjobs.report.words import natural
+from badcjobs.report.words import plain
+from badcjobs.seams import Unanswered
 
 import re
 from collections import Counter
@@ -11,25 +23,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import parse_gpus
-from badcjobs.cluster.slurm import SlurmRefused, ask
-from badcjobs.errors import NotHere
-from badcjobs.report.tables import Table, columns, table_text
-from badcjobs.report.words import count, natural, plain
-from badcjobs.seams import Unanswered
 
-# A suffix, because nothing else parts a value that fills its field from the next; a width for those without suffixes.
+# The suffix | separates values that fill their fields; the width is for versions of sinfo without suffixes.
 _FIELDS = (
     ("NodeList", 100), ("Partition", 100), ("Available", 20), ("StateLong", 40), ("Time", 30), ("CPUsState", 40),
     ("Features", 500), ("Gres", 500), ("GresUsed", 1000), ("Memory", 20),
 )  # fmt: skip
 QUESTION = ("sinfo", "-N", "-h", "-O", ",".join(f"{name}:{width}|" for name, width in _FIELDS))
 
-# A node in another state, or with another mark, starts no job now: drained, down, reserved, completing, …
+# A node in any other state, or with another mark, starts no job now: drained, down, reserved, completing, …
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
 _WORKING = _TAKING_JOBS | {"allocated", "completing"}
-_HARMLESS_MARKS = frozenset({"~", "#", "-"})  # asleep, waking up, planned for a job that may come later
-UNTYPED = "gpu"  # the kind of a GPU whose type the site does not name
+_HARMLESS_MARKS = frozenset({"~", "#", "-"})  # powered down, powering up, planned for a later job
+UNTYPED = "gpu"  # the kind of a GPU without a type
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition, as sinfo shows it."""
+    """One partition."""
 
     name: str
     default: bool
@@ -53,21 +59,21 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node with the partitions it is in."""
+    """One node with its partitions."""
 
     name: str
-    state: str  # as sinfo says it, with its mark
+    state: str  # of sinfo, with its marks
     partitions: tuple[str, ...]
     gpus: tuple[GpuCount, ...]
     cores_idle: int | None
-    features: tuple[str, ...] = ()  # in large and small letters, which --constraint tells apart
+    features: tuple[str, ...] = ()  # --constraint is case-sensitive
     reachable: bool = True  # in a partition that is up
     cores: int | None = None
-    memory_mib: int | None = None  # what jobs can ask for, at most
+    memory_mib: int | None = None  # the most that a job can request
 
     @property
     def why_not(self) -> str | None:
-        """Why Slurm would start no job there now; None: it would."""
+        """Why Slurm starts no job on it now; None: it does."""
         base, marks = parse_state(self.state)
         if base not in _TAKING_JOBS or not marks <= _HARMLESS_MARKS:
             return self.state
@@ -77,13 +83,13 @@ class Node:
 
     @property
     def works(self) -> bool:
-        """Whether it runs jobs at all, be it full or not."""
+        """Whether it runs jobs, also if it is full."""
         base, marks = parse_state(self.state)
         return base in _WORKING and marks <= _HARMLESS_MARKS
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether Slurm would start another job there now."""
+        """Whether Slurm starts jobs on it now."""
         return self.why_not is None
 
     def total(self, kind: str | None = None) -> int:
@@ -93,11 +99,11 @@ class Node:
         return sum(count.used for count in self._of(kind))
 
     def free(self, kind: str | None = None) -> int:
-        """Return how many GPUs a job could get now; none where no job would be started."""
+        """Return how many GPUs a job could get now; 0 if no job would start there."""
         return max(0, self.total(kind) - self.used(kind)) if self.takes_jobs else 0
 
     def _of(self, kind: str | None) -> list[GpuCount]:
-        """Return the counts of a kind, which may also be a feature of the node: some sites name the cards there."""
+        """Return the counts of a kind; it may also be a feature of the node, because some sites name the GPUs there."""
         named = [one for one in self.gpus if kind is None or one.kind == kind]
         return named or (list(self.gpus) if kind in [word.lower() for word in self.features] else [])
 
@@ -113,7 +119,7 @@ class Cluster:
         return [node for node in self.nodes if partition.name in node.partitions]
 
     def reached(self, partitions: str | None) -> list[Node]:
-        """Return the nodes of these partitions (with commas between), or all that a job can reach."""
+        """Return the nodes of these partitions (separated by commas), or all that a job can reach."""
         wanted = set(partitions.split(",")) if partitions else None
         return [one for one in self.nodes if (one.reachable if wanted is None else wanted & {*one.partitions})]
 
@@ -126,17 +132,17 @@ class Cluster:
 
 
 def query_sinfo(environ: Mapping[str, str]) -> str:
-    """Run sinfo once and return what it prints."""
-    # What a user has set for sinfo, a format or one partition, is not meant for us.
+    """Run sinfo once and return its output."""
+    # A user's SINFO_FORMAT or SINFO_PARTITION would change the output.
     env = {name: value for name, value in environ.items() if not name.startswith("SINFO_")}
     try:
         return ask(QUESTION, env, instead="badcjobs gpus --all   (the devices of this machine)")
     except Unanswered as error:
-        raise SlurmRefused("sinfo has no answer", why=str(error), fix="sinfo   (what does it say?)") from error
+        raise SlurmRefused("sinfo does not answer", why=str(error), fix="sinfo   (shows its message)") from error
 
 
 def parse_sinfo(text: str) -> Cluster:
-    """Read the answer to ``QUESTION``; a line that does not look like one is left out."""
+    """Parse the output of ``QUESTION``; other lines are left out."""
     partitions: dict[str, Partition] = {}
     nodes: dict[str, Node] = {}
     for line in text.splitlines():
@@ -160,7 +166,7 @@ def parse_sinfo(text: str) -> Cluster:
             memory_mib=int(memory) if memory.isdecimal() else None,
         )
     in_order = sorted(partitions.values(), key=lambda one: (not one.default, one.name))
-    rank = {one.name: place for place, one in enumerate(in_order)}  # sinfo's own order changes from call to call
+    rank = {one.name: place for place, one in enumerate(in_order)}  # the order of sinfo differs from call to call
     listed = (replace(node, partitions=tuple(sorted(node.partitions, key=rank.__getitem__))) for node in nodes.values())
     return Cluster(tuple(sorted(listed, key=lambda node: natural(node.name))), tuple(in_order))
 
@@ -168,13 +174,13 @@ def parse_sinfo(text: str) -> Cluster:
 def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
     """Count a node's GPUs by kind, from ``gpu:a100:3,gpu:v100:1`` and ``gpu:a100:2(IDX:0-1),gpu:v100:0(IDX:N/A)``.
 
-    Shards and MPS shares are parts of GPUs that are counted already.
+    Shards and MPS shares are parts of GPUs, which are already counted.
     """
     total, used = Counter[str](), Counter[str]()
     for text, counter in ((gres, total), (gres_used, used)):
         for kind, number in parse_gpus(text, gres=True):
             counter[(kind or UNTYPED).lower()] += number
-    strange = sum(many for kind, many in used.items() if kind not in total)  # one side names the type, the other not
+    strange = sum(many for kind, many in used.items() if kind not in total)  # only one of the two texts has the type
     counts = []
     for kind, many in sorted(total.items()):
         known = min(many, used[kind])
@@ -191,24 +197,23 @@ def parse_state(state: str) -> tuple[str, frozenset[str]]:
 
 
 def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
-    """Return total, used, free and (where no job would be started) unreachable GPUs of some nodes."""
+    """Return the total, used, free and unreachable GPUs of nodes; unreachable: no job would start there."""
     listed = list(nodes)
     total, used, free = (sum(count(node, kind) for node in listed) for count in (Node.total, Node.used, Node.free))
     return {"total": total, "used": used, "free": free, "unreachable": total - used - free}
 
 
-# --- where a job would start -----------------------------------------------------------------------------------------
+# --- where a job would start ----------------------------------------------------------------------------------------
 
 
 def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[str, Any] | None:
-    """Return where a job of so many GPUs would start; None: it could not, on one node or on several.
+    """Return where a job with this many GPUs would start; None: the cluster cannot run it.
 
-    ``node`` is None when it has to wait, or to spread over several; ``free`` is how many are free there, of the kind;
-    ``gpus_per_node`` is what each of several nodes gives, None: all are on one.
+    ``node`` is None if the job waits or needs several nodes; ``free`` is the number of free GPUs of the kind there;
+    ``gpus_per_node`` is the number on each of several nodes, None: all on one node.
 
-    A whole job on one node is quickest: on the fullest node where it still fits, so that larger ones keep their room.
-    Otherwise it waits in the partition with the most free GPUs among those whose nodes have so many at all, or is
-    spread over as few nodes as can be.
+    The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
+    job waits in the partition with the most free GPUs whose nodes are large enough, or uses as few nodes as possible.
     """
     sums = {one.name: sum_gpus(cluster.members(one), kind) for one in cluster.partitions if one.up}
     default = {one.name for one in cluster.partitions if one.default}
@@ -229,21 +234,21 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[st
         return None
     number, _, _, name = min(choices)
     free, total = sums[name]["free"], sums[name]["total"]
-    each, why = None, f"no node has {gpus} free now, so the job waits; most are free there: {free} of {total}"
+    each, why = None, f"no node has {gpus} free now, so the job waits; this partition has the most: {free} of {total}"
     if number > 1:
         each, why = -(-gpus // number), f"no node has {gpus}, so the job takes {number}; {free} are free there"
     return {"partition": name, "node": None, "free": free, "why": why, "nodes": number, "gpus_per_node": each}
 
 
 def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, int | None, int | None] | None:
-    """Return the most GPUs, cores and MiB that a node has, in these partitions (with commas between) or anywhere.
+    """Return the most GPUs, cores and MiB of a node, in these partitions (separated by commas) or anywhere.
 
-    None where there is no such node: sinfo does not show partitions that are hidden.
+    None: there is no such node. sinfo does not show hidden partitions.
     """
     nodes = cluster.reached(partitions)
     if not nodes or (partitions and not {*partitions.split(",")} <= {one.name for one in cluster.partitions}):
         return None
-    # Where one is not known it may be larger than all others.
+    # A node of unknown size may be the largest.
     cores = [node.cores for node in nodes if node.cores is not None]
     memory_mib = [node.memory_mib for node in nodes if node.memory_mib is not None]
     return (
@@ -253,32 +258,32 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, 
     )
 
 
-# --- badcjobs cluster -------------------------------------------------------------------------------------------------
+# --- badcjobs cluster -----------------------------------------------------------------------------------------------
 
 
 def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> dict[str, Any]:
-    """Ask sinfo and choose; raise NotHere without Slurm or without any such GPU."""
+    """Call sinfo and describe the cluster; raise NotHere without Slurm or without such a GPU."""
     cluster = parse_sinfo(query_sinfo(environ))
     wanted = None if kind is None else kind.lower()
     if not cluster.gpu_nodes(wanted):
         known = ", ".join(cluster.kinds)
         raise NotHere(
             f"no node here has a GPU of kind {kind!r}" if kind and known else "no node of this cluster has a GPU",
-            why=f"kinds are {known}" if known else "sinfo lists none under Gres",
+            why=f"kinds are {known}" if known else "sinfo shows no GPU under Gres",
             fix=f"badcjobs cluster --constraint {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
         )
     return describe(cluster, gpus, wanted)
 
 
 def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
-    """Return the JSON document of ``badcjobs cluster --json``; ``kind`` narrows every number in it."""
+    """Return the JSON document of ``badcjobs cluster --json``; with ``kind`` it counts only these GPUs."""
     best, nodes = choose_best(cluster, gpus, kind), cluster.gpu_nodes(kind)
     most_on_a_node = max((node.total(kind) for node in cluster.nodes if node.reachable), default=0)
     return {
         "asked": {"gpus": gpus, "kind": kind},
         **sum_gpus(nodes, kind),
         "kinds": cluster.kinds,
-        "fits": best is not None and gpus <= most_on_a_node,  # a node has so many, be they free or not
+        "fits": best is not None and gpus <= most_on_a_node,  # one node has this many, free or not
         "most_on_a_node": most_on_a_node,
         "best": best,
         "partitions": [
@@ -294,7 +299,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
 
 
 def cluster_text(found: Mapping[str, Any]) -> str:
-    """Return partitions, nodes and the advice of a document, in at most 100 columns."""
+    """Return partitions, nodes and advice of a document as text, at most 100 columns wide."""
     counts = ("free", "used", "total")
     partitions = [
         (
@@ -319,7 +324,7 @@ def cluster_text(found: Mapping[str, Any]) -> str:
     of_nodes = columns("<node", "<state", "<kinds", "<partitions", *counts)
     lines = [
         f"{found['free']} of {found['total']} GPUs{kind} are free on {count(len(rows), 'node')}:"
-        f" {found['used']} used, {found['unreachable']} where no job would start",
+        f" {found['used']} used, {found['unreachable']} on nodes that start no job now",
         "",
         *table_text(Table("partitions", "Partitions", of_partitions, partitions)),
         "",
@@ -337,14 +342,14 @@ def _cut(text: str, most: int) -> str:
 def _advice(found: Mapping[str, Any], wanted: str) -> list[str]:
     best, most = found["best"], found["most_on_a_node"]
     if not most:
-        return [f"  best for {wanted}: none; every partition with such GPUs is down"]
+        return [f"  best for {wanted}: every partition with such GPUs is down"]
     if found["fits"]:
         node = [f"    on node {_cut(best['node'], 80)}"] if best["node"] else []
         return [f"  best for {wanted}: partition {_cut(best['partition'], 60)}", *node, f"    {best['why']}"]
     smaller = f"badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"
-    lines = [f"  no node has {wanted}; the most on one is {most}"]
+    lines = [f"  no node has {wanted}; the largest has {most}"]
     if best is None:
-        return [*lines, f"    and no partition has so many on several nodes; try: {smaller}"]
+        return [*lines, f"    and no partition has as many on several nodes; try: {smaller}"]
     several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
     return [
         *lines,

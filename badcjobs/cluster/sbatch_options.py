@@ -130,7 +130,7 @@ def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Seque
     return "\n".join(["#!/bin/bash", *about, *written, "", *lines, ""])
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def suggest_range(spec: ArraySpec) -> str | None:
     return f"{shape}%{spec.parallel}" if spec.parallel else str(shape)
 
 
-# --- single values ----------------------------------------------------------------------------------------------------
+# --- single values --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def parse_export(text: str) -> tuple[list[str], dict[str, str]]:
     return [word for word in words if "=" not in word], values
 
 
-# --- what all of them request -----------------------------------------------------------------------------------------
+# --- what all of them request ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def parse_ends(text: str, job: Submitted) -> dict[int, str]:
     return ends
 
 
-# --- the scheduler ----------------------------------------------------------------------------------------------------
+# --- the scheduler --------------------------------------------------------------------------------------------------
 
 
 class SlurmRefused(BadcjobsError):

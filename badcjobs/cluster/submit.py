@@ -49,6 +49,7 @@ from badcjobs.store.run_lock import folder_lock
 from badcjobs.store.run_lock import refuse_during_emulation
 from badcjobs.store.run_lock import undo_on_error
 
+
 import re
 import shlex
 import shutil
@@ -187,7 +188,7 @@ def _merge_to_temporary(folder: RunFolder, clock: Clock) -> Summary:
         return summarize_database(aside.job_database)
 
 
-# --- from the options of submit to the order --------------------------------------------------------------------------
+# --- from the options of submit to the order ------------------------------------------------------------------------
 
 
 def make_order(
@@ -321,7 +322,7 @@ def _place(key: str) -> str:
     return setting.option if setting.heading else f"[submit] {key} ="
 
 
-# --- from the order to a job that Slurm has --------------------------------------------------------------------------
+# --- from the order to a job that Slurm has -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

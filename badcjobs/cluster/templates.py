@@ -1,11 +1,22 @@
-"""The batch scripts that come with badcjobs: how ``badcjobs template`` lists, fills and writes them.
+"""List, fill in and write the batch scripts that come with badcjobs (``badcjobs template``).
 
-A template carries no marks of its own, so that it can be submitted and edited as it is. A key is what a reader would
-call it: the name of an ``#SBATCH`` option (also of one that is commented out with a second ``#``), or of a variable in
-a line such as ``: "${SOURCE:=}"``, in small letters; ``args`` and ``setup`` add lines.
+A template has no special markers, so that it can be edited and submitted unchanged. Its keys are the names of
+``#SBATCH`` options (also of those commented out with a second ``#``) and, in lower case, of variables in lines such as
+``: "${SOURCE:=}"``; the keys ``args`` and ``setup`` add lines.
 """
 
 from __future__ import annotations
+
+from badcjobs import paths as resources
+from badcjobs.cluster.sbatch_options import count_gpus
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.cluster.sbatch_options import parse_limit
+from badcjobs.cluster.sbatch_options import parse_memory
+from badcjobs.cluster.sbatch_options import parse_signal
+from badcjobs.cluster.sbatch_options import suggest_range
+from badcjobs.errors import BadInput
+from badcjobs.project import Project
+from badcjobs.store.atomic_write import cannot_write
 
 import re
 import shlex
@@ -14,31 +25,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs import paths as resources
-from badcjobs.cluster.sbatch_options import (
-    count_gpus,
-    parse_array,
-    parse_limit,
-    parse_memory,
-    parse_signal,
-    suggest_range,
-)
-from badcjobs.errors import BadInput
-from badcjobs.project import Project
-from badcjobs.store.atomic_write import cannot_write
 
 _ENDING = ".sbatch"
 _OPTION = re.compile(r"(?P<off>#?)#SBATCH --(?P<key>[a-z-]+)=(?P<value>\S*)")
 _VARIABLE = re.compile(r': "\$\{(?P<name>[A-Z]+):=(?P<value>.*)\}"')
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
 _SETUP_BEFORE = ': "${BADCJOBS:='
-_NEEDED = ("SOURCE", "OUT", "IMAGE")  # the script itself refuses to go on without them
+_NEEDED = ("SOURCE", "OUT", "IMAGE")  # the script stops without them
 _ARGS_BEGIN, _ARGS_END = "ARGS=(", ")"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A batch script, as it comes or filled in."""
+    """A batch script, original or filled in."""
 
     name: str
     text: str
@@ -52,22 +51,22 @@ class Template:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The keys to fill in before the script is submitted, or when it is."""
+        """The keys that need a value before or at submission."""
         return tuple(key.name for key in keys_of(self.text) if key.required or (key.open and not key.value))
 
     def to_dict(self) -> dict[str, object]:
-        """Return it for ``--json``."""
+        """Return the template for ``--json``."""
         keys = {key.name: key.value for key in keys_of(self.text)}
         return {"name": self.name, "about": self.about, "keys": keys, "open": list(self.open)}
 
 
 def list_templates() -> list[Template]:
-    """Return all of them, by name."""
+    """Return all templates, sorted by name."""
     found = sorted(resources.folder("templates").glob(f"*{_ENDING}"))
     return [Template(path.stem, path.read_text(encoding="utf-8")) for path in found]
 
 
-# Keys of templates that have another name in [submit].
+# Keys of templates, and their names in [submit].
 _OF_SUBMIT = {
     "account": "account", "constraint": "constraint", "mem": "mem", "time": "time", "cpus-per-task": "cpus",
     "gpus-per-node": "gpus_per_task",
@@ -75,9 +74,9 @@ _OF_SUBMIT = {
 
 
 def fill_template(name: str, settings: Sequence[str], project: Project, *, complete: bool) -> Template:
-    """Return a template filled in with ``KEY=VALUE`` texts and, for the other keys, from the project file.
+    """Return a template filled in with ``KEY=VALUE`` texts and, for other keys, from the project file.
 
-    ``complete``: no required value may be missing.
+    ``complete``: refuse missing required values.
     """
     texts = {one.name: one.text for one in list_templates()}
     name = name.removesuffix(_ENDING)
@@ -91,7 +90,7 @@ def fill_template(name: str, settings: Sequence[str], project: Project, *, compl
 
 
 def _from_project(project: Project) -> Iterator[tuple[str, str]]:
-    """Yield keys of templates, each with its ``KEY=VALUE``, that the project file gives."""
+    """Yield the keys of templates that the project file sets, each with its ``KEY=VALUE``."""
     for key, ours in _OF_SUBMIT.items():
         if (value := project.get("submit", ours)) is not None:
             yield key, f"{key}={value}"
@@ -122,17 +121,17 @@ def write_new(path: Path, text: str, fix: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Something that a template wants to know."""
+    """A value that can be set in a template."""
 
     name: str
-    value: str  # what stands there now
-    required: bool = False  # the script is of no use before it is filled in
-    open: bool = False  # empty: to be filled in, or to be named when the script is submitted
+    value: str  # the current value
+    required: bool = False  # the script cannot be used without it
+    open: bool = False  # to be filled in, or given at submission, if it is empty
     several: bool = False  # may be given more than once
 
 
 def keys_of(text: str) -> tuple[Key, ...]:
-    """Return what can be set in a template, in its order."""
+    """Return the keys of a template, in its order."""
     keys = []
     for line in text.splitlines():
         if option := _OPTION.fullmatch(line):
@@ -148,9 +147,9 @@ def keys_of(text: str) -> tuple[Key, ...]:
 
 
 def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
-    """Read ``KEY=VALUE`` texts for a template; name all that is unknown, given twice or wrong at once.
+    """Parse ``KEY=VALUE`` texts for a template; unknown, repeated and wrong ones are refused in one message.
 
-    ``complete``: what is required and missing is wrong, too.
+    ``complete``: missing required values are refused as well.
     """
     keys = {key.name: key for key in keys_of(text)}
     values: dict[str, list[str]] = {}
@@ -165,7 +164,7 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
         elif key in values and not keys[key].several:
             mistakes.append(f"--set {one}: {key} is given twice")
         elif not value or not value.isprintable():
-            mistakes.append(f"--set {word}: {value!r} is nothing that a line of a script can hold")
+            mistakes.append(f"--set {word}: {value!r} cannot be written in a line of a script")
         else:
             try:
                 shlex.split(value if key == "args" else "")
@@ -178,20 +177,21 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
     keys_line = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
     wrong = wrong_values(list(keys.values()), given)
     mistakes = [*(sentence for _, _, sentence in wrong), *mistakes]
-    if mistakes:  # the line to try has what was right in it, of two for one key the first, and what is missing
+    if mistakes:  # the line to try has the right values (the first for a repeated key) and the missing keys
         right = values | {key: [_first_of(example)] for key, example, _ in wrong}
         words = [f"--set {shlex.quote(f'{key}={value}')}" for key, several in right.items() for value in several]
         words += [f"--set {key}=…" for key in missing]
         raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in like this",
+            mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in with these values",
             why="\n".join([*(mistakes if len(mistakes) > 1 else []), *keys_line]) or None,
-            fix=" ".join(["badcjobs template", name, *words]) + ("" if words else "   (shows it, with all its keys)"),
+            fix=" ".join(["badcjobs template", name, *words])
+            + ("" if words else "   (shows the script with all its keys)"),
         )
     return values
 
 
 def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
-    """Return the script with these values in it; everything else stays as it is, byte for byte."""
+    """Return the script with these values; everything else stays unchanged."""
     lines: list[str] = []
     in_args = False
     for line in text.splitlines():
@@ -203,7 +203,7 @@ def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
         if (option := _OPTION.fullmatch(line)) and option["key"] in values:
             line = f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
         elif (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:
-            # Inside double quotes and braces these letters mean something to the shell.
+            # These characters are special to the shell inside double quotes and braces.
             value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
             line = f': "${{{variable["name"]}:={value}}}"'
         lines.append(line)
@@ -215,16 +215,16 @@ def _is_range_of_nodes(text: str) -> bool:
     return 0 < int(least) <= int(most or least)
 
 
-_NAME = ("a name without blanks", re.compile(r"[\w.@-]+").fullmatch)
+_NAME = ("a name without spaces", re.compile(r"[\w.@-]+").fullmatch)
 _COUNT = ("a whole number above 0", "4", re.compile(r"0*[1-9][0-9]*").fullmatch)
 _DEPENDENCY = re.compile(r"singleton|after[a-z]*:\d+(?:[_+:,?]?[a-z:]*\d+)*")
 
-# key → what is wanted, an example, what reads it: nothing, or a ValueError, says that it is something else
+# key → the expected value, an example, a parser: a false result or a ValueError means a wrong value
 _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "account": (_NAME[0], "st-pi-1", _NAME[1]),
-    "partition": ("names of partitions, with commas between", "gpu", re.compile(r"[\w.,-]+").fullmatch),
+    "partition": ("names of partitions, separated by commas", "gpu", re.compile(r"[\w.,-]+").fullmatch),
     "qos": (_NAME[0], "normal", _NAME[1]),
-    "constraint": ("features of a node, without blanks", "gpu_mem_32", re.compile(r"[^\s<>]+").fullmatch),
+    "constraint": ("features of a node, without spaces", "gpu_mem_32", re.compile(r"[^\s<>]+").fullmatch),
     "array": ("indices of an array", "0-9, 1-20:2 or 0-99%10", parse_array),
     "time": ("a time limit", "12:00:00 or 1-00:00:00", parse_limit),
     "mem": ("an amount of memory", "16G", lambda text: parse_memory(text) >= 0),
@@ -233,15 +233,15 @@ _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "ntasks": _COUNT,
     "ntasks-per-node": _COUNT,
     "cpus-per-task": _COUNT,
-    "signal": ("a signal with its lead", "B:USR1@180", parse_signal),
+    "signal": ("a signal and its seconds before the end", "B:USR1@180", parse_signal),
     "open-mode": ("append or truncate", "append", re.compile("append|truncate").fullmatch),
-    "dependency": ("what Slurm is to wait for", "afterany:4821", _DEPENDENCY.fullmatch),
+    "dependency": ("a condition to wait for", "afterany:4821", _DEPENDENCY.fullmatch),
 }
 _PATHS = ("source", "out", "image", "badcjobs", "apptainer")
 
 
 def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return key, example and what to say of every value that sbatch, or the template itself, would not take."""
+    """Return key, example and message for every value that sbatch or the template would not accept."""
     known = {key.name: key for key in keys}
     words = [(word.strip().replace("_", "-"), value) for word, _, value in (one.partition("=") for one in given)]
     checked = [(name, value, _check_value(known[name], value)) for name, value in words if name in known and value]
@@ -250,14 +250,14 @@ def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, s
     if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in checked):
         checked.append((which, together[which], _check_lead(which, together["time"], together["signal"])))
     return [
-        (name, wrong[1], f"--set {name}={value}: wanted is {wrong[0]}, such as {wrong[1]}")
+        (name, wrong[1], f"--set {name}={value}: must be {wrong[0]}, such as {wrong[1]}")
         for name, value, wrong in checked
         if wrong
     ]
 
 
 def example_of(option: str) -> str | None:
-    """Return a value that sbatch takes for an option; None: not one that is checked here."""
+    """Return an example value of an sbatch option; None: its values are not checked here."""
     return _first_of(_KINDS[option][1]) if option in _KINDS else None
 
 
@@ -266,9 +266,9 @@ def _first_of(examples: str) -> str:
 
 
 def _check_value(key: Key, value: str) -> tuple[str, str] | None:
-    """Return what is wanted instead, and an example of it; None: it is good."""
+    """Return the expected value and an example of it; None: the value is right."""
     if key.name in _PATHS and value.startswith("~"):
-        return "a path without ~, which no shell would replace there", "/path/to" + value[1:]
+        return "a path without ~, because the shell does not expand it there", "/path/to" + value[1:]
     if key.name not in _KINDS:
         return None
     wanted, example, read = _KINDS[key.name]
@@ -278,7 +278,7 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
     if wanted:
         return wanted, example
     if key.name == "array" and (instead := suggest_range(parse_array(value))):
-        return "a range, for Slurm hides the spacing of a list from its tasks", instead
+        return "a range, because Slurm does not pass a list to its tasks", instead
     form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
     if key.required and not re.fullmatch(form, value):
         return f"the form {key.value}", _PLACEHOLDER.sub(value, key.value, count=1)
@@ -286,11 +286,11 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
 
 
 def _check_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
-    """Compare the time limit with its early warning, whichever of the two was set."""
+    """Compare the time limit with its early warning; ``which`` of the two was set."""
     time_s, lead_s = parse_limit(time) or 0, parse_signal(signal).lead_s
     if time_s > lead_s:
         return None
     if which == "signal":
         return f"fewer seconds than the {time_s:,} of its time limit, {time}", f"{signal.partition('@')[0]}@180"
-    longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # more than an hour before the warning
+    longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # the warning comes after more than an hour
     return f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)", longer

@@ -8,6 +8,7 @@ from __future__ import annotations
 from badcjobs.cluster.templates import list_templates
 from badcjobs.paths import folder
 
+
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -171,14 +172,14 @@ CASES = {
         "problem script", "line 11: #SBATCH", "sed -i -e '11d' -e '1a #SBATCH --qos=x' ",
         ("exec", "#SBATCH --qos=x\nexec"),
     ),
-    "lines that end as on Windows": Case("problem script", "as on Windows", r"sed -i 's/\r$//' a", ("\n", "\r\n")),
+    "lines that end as on Windows": Case("problem script", "Windows line ends", r"sed -i 's/\r$//' a", ("\n", "\r\n")),
     "no interpreter": Case("problem script", "#!", "sed -i '1i #!/bin/bash' a", ("#!/bin/bash\n", "")),
     "option that sbatch does not know": Case(
         "problem script", "line 6: sbatch has no option --birds", "#SBATCH --mem=16G", ("=16G", "=16G --birds"),
         **NEVER,  # it takes the place of line 6
     ),
     "option that is a comment": Case(
-        "warning script", "line 6: to sbatch this is a comment", "#SBATCH --nice",
+        "warning script", "line 6: sbatch reads this as a comment", "#SBATCH --nice",
         ("#SBATCH --mem", "# SBATCH --nice\n#SBATCH --mem"), **NEVER,
     ),
     "afterok": Case(

@@ -84,7 +84,7 @@ def test_more_than_any_node_has_exits_3_with_the_table_the_most_there_is_and_wha
     found = answers["too many"]
     assert found.exit_code == 3
     assert found.stdout.startswith("7 of 8 GPUs are free")
-    assert "no node has 6 GPUs; the most on one is 4" in found.stdout
+    assert "no node has 6 GPUs; the largest has 4" in found.stdout
     assert "try: badcjobs template multinode --set nodes=2 --set gpus-per-node=3 " in found.stdout
     assert "best for" not in found.stdout
     said = answers["too many, json"]

@@ -184,7 +184,7 @@ def test_a_run_folder_that_belongs_to_another_run_is_refused(site: Site, login: 
     site.run_tasks(manifest, *ON_CPU, envs=envs)
     same = (*RUN, "--interval", "0.1")
     assert_refused(login.submit(manifest, *same, "--retries", 9), 2, "retries was 2, now 9")
-    assert_refused(login.submit(manifest, "--tasks", 4, *same), 2, "began as an array of 2 (0-1)")
+    assert_refused(login.submit(manifest, "--tasks", 4, *same), 2, "was started as an array of 2 (0-1)")
     assert login.calls == []
     done = login.submit(manifest, "--sbatch=--array=1", "--json", *same)  # and the shape is taken over from there
     assert (done.exit_code, done.json["array"], done.json["tasks"]) == (0, "1", 1)

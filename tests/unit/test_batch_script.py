@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from badcjobs.cluster.job_script import BatchScript
+from badcjobs.cluster.job_script import read_script
+from badcjobs.cluster.sbatch_options import parse_memory
+from badcjobs.cluster.sbatch_options import parse_signal
+from badcjobs.paths import folder
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.planning.script_rules import check_script
+
 from pathlib import Path
 
 import pytest
 
-from badcjobs.cluster.job_script import BatchScript, read_script
-from badcjobs.cluster.sbatch_options import parse_memory, parse_signal
-from badcjobs.paths import folder
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.planning.script_rules import check_script
 
 SOCKEYE = """#!/bin/bash
 #SBATCH --account=st-lab-1-gpu --array=0-99%10
@@ -173,7 +176,7 @@ def test_what_sbatch_would_refuse_is_named(text: str, word: str) -> None:
 def test_options_behind_the_first_command_are_found() -> None:
     found = facts(script("#SBATCH --mem=1G", "cd /x", "#SBATCH --open-mode=append", "#SBATCH --nice"))
     (late,) = found.mistakes
-    assert late.text.startswith(" line 4, 5: #SBATCH behind the first command")
+    assert late.text.startswith(" line 4, 5: sbatch ignores #SBATCH after the first command")
     assert late.fix.startswith("sed -i -e '4d;5d' -e '1a #SBATCH --open-mode=append' -e '1a #SBATCH --nice' job.sbatch")
     assert "open-mode" not in found.options
 

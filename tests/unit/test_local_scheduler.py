@@ -17,6 +17,7 @@ from badcjobs.seams import Scheduler
 from badcjobs.task.startup import StopRequest
 from badcjobs.task.startup import World
 
+
 import os
 import re
 import signal
@@ -207,7 +208,7 @@ def test_a_task_that_asks_for_more_cores_than_there_are_runs_with_all_of_them(pl
     place.settings = replace(place.settings, share_gpus=share)
     done = place.run("#SBATCH --array=0-1 --gpus-per-node=1 -c99", "echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE")
     assert [row.log.read_text() for row in done.rows] == ["8 8\n"] * 2
-    assert any("99 CPUs, this machine has 8" in line for line in place.said)
+    assert any("99 CPUs and gets 8" in line for line in place.said)
 
 
 def test_a_device_that_one_task_gives_back_is_free_for_the_next_at_once(place: Place) -> None:
@@ -270,8 +271,8 @@ def test_without_append_a_second_attempt_writes_over_the_first_log(place: Place)
 @pytest.mark.parametrize(
     ("line", "terms", "restarts", "words"),
     [
-        ("", {"max_requeues": 2}, 2, "it was, 2 times"),
-        ("", {"max_requeues": 1}, 1, "it was, 1 time"),
+        ("", {"max_requeues": 2}, 2, "already restarted 2 times"),
+        ("", {"max_requeues": 1}, 1, "already restarted 1 time"),
         ("", {"max_requeues": 0}, 0, "not restarted: [submit] requeues = 0"),
         ("#SBATCH --no-requeue", {}, 0, "--no-requeue"),
     ],
@@ -340,7 +341,7 @@ def test_one_signal_ends_every_task_in_order_and_starts_nothing_new(place: Place
     assert states(done) == ["CANCELLED"] * 4
     assert [row.exit_code for row in done.rows] == [75, 75, None, None]
     assert all("in order\n" in row.log.read_text() for row in done.rows[:2])
-    assert any("SIGINT: ending 2 tasks in order" in line for line in place.said)
+    assert any("SIGINT: stopping 2 tasks" in line for line in place.said)
     assert not done.rows[2].log.exists()
 
 
@@ -399,7 +400,7 @@ def test_what_this_machine_cannot_do_is_said_before_anything_starts(place: Place
     place.run("#SBATCH --mem=4G -A x -c 99 --signal=USR1@60 --time=5", "echo $SLURM_CPUS_PER_TASK")
     said = "\n".join(place.said[:4])
     assert "--account, --mem" in said
-    assert "99 CPUs, this machine has 8" in said
+    assert "99 CPUs and gets 8" in said
     assert "--signal without B:" in said
 
 

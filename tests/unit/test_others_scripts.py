@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.before import make_parser
+from badcjobs.cli.program import app
+from badcjobs.clock import SystemClock
+from badcjobs.paths import folder
+from badcjobs.planning.check import Checked
+from badcjobs.planning.check import CheckOrder
+from badcjobs.planning.check import Here
+from badcjobs.planning.check import check
+from badcjobs.planning.findings import Remark
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -12,13 +24,6 @@ import typer
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 
-from badcjobs.cli.before import make_parser
-from badcjobs.cli.program import app
-from badcjobs.clock import SystemClock
-from badcjobs.paths import folder
-from badcjobs.planning.check import Checked, CheckOrder, Here, check
-from badcjobs.planning.findings import Remark
-from badcjobs.settings import RunSettings, SubmitSettings
 
 PARSE = make_parser(typer.main.get_command(app))
 MODULES = """
@@ -433,9 +438,9 @@ def test_a_program_that_mends_a_script_really_does(sockeye: Sockeye, head: str) 
 @pytest.mark.parametrize(
     ("line", "fix"),
     [
-        ("# SBATCH --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH, if it is to be one)"),
-        (" #SBATCH --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH, if it is to be one)"),
-        ("#sbatch --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH, if it is to be one)"),
+        ("# SBATCH --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH for a comment)"),
+        (" #SBATCH --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH for a comment)"),
+        ("#sbatch --mem=64G", "#SBATCH --mem=64G   (or ##SBATCH for a comment)"),
         ("##SBATCH --mem=64G", None),
         ("# SBATCH lines come first", None),
         ("#     sbatch --array=0-9 job.sbatch", None),
@@ -446,4 +451,4 @@ def test_a_comment_that_looks_like_an_option_is_shown_as_it_should_be(
 ) -> None:
     found = sockeye.findings(HEAD + line + "\n" + LOAD + f"exec {RUN}\n")
     assert [(one.severity, one.fix) for one in found] == ([("warning", fix)] if fix else [])
-    assert all("job.sbatch line 5: to sbatch this is a comment" in one.text for one in found)
+    assert all("job.sbatch line 5: sbatch reads this as a comment" in one.text for one in found)

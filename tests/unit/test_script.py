@@ -137,7 +137,7 @@ def test_every_mistake_is_named_at_once_with_the_keys_that_there_are() -> None:
         (("account=a", "account=b"), "--set account=a"),
         (("account=a", "out=two words", "args=--x 1", "args=--y", "account=b"),
          "--set account=a --set 'out=two words' --set 'args=--x 1' --set args=--y"),
-        (("colour=red",), "  (shows it, with all its keys)"),
+        (("colour=red",), "  (shows the script with all its keys)"),
     ],
 )  # fmt: skip
 def test_the_line_to_try_keeps_what_was_right(settings: tuple[str, ...], fix: str) -> None:

@@ -217,7 +217,7 @@ def test_a_job_too_large_for_any_node_is_told_over_how_many_it_can_be_spread(
     best = view["best"] or {"nodes": None, "gpus_per_node": None}
     assert (nodes, each) == (best["nodes"], best["gpus_per_node"])
     said = cluster_text(view)
-    assert f"no node has {gpus} GPUs; the most on one is 8" in said
+    assert f"no node has {gpus} GPUs; the largest has 8" in said
     assert ("template multinode" in said) == (nodes is not None)
     assert "--set gpus-per-node=8" in said
 

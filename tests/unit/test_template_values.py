@@ -47,12 +47,12 @@ def test_what_sbatch_takes_is_taken(setting: str) -> None:
         ("nodes=none", "a number of nodes"),
         ("nodes=4-2", "a number of nodes"),
         ("cpus-per-task=0", "a whole number above 0"),
-        ("account=my account", "a name without blanks"),
-        ("account=<alloc>", "a name without blanks"),
+        ("account=my account", "a name without spaces"),
+        ("account=<alloc>", "a name without spaces"),
         ("partition=gpu short", "names of partitions"),
-        ("qos=<qos>", "a name without blanks"),
+        ("qos=<qos>", "a name without spaces"),
         ("constraint=gpu mem", "features of a node"),
-        ("signal=B:BIRD@60", "a signal with its lead, such as B:USR1@180"),
+        ("signal=B:BIRD@60", "a signal and its seconds before the end, such as B:USR1@180"),
         ("open-mode=a", "append or truncate"),
         ("signal=B:USR1@99999", "fewer seconds than the 43,200 of its time limit, 12:00:00, such as B:USR1@180"),
         ("out=~/results", "a path without ~"),
@@ -60,7 +60,7 @@ def test_what_sbatch_takes_is_taken(setting: str) -> None:
 )
 def test_what_sbatch_would_not_take_is_named_with_its_key_and_an_example(setting: str, words: str) -> None:
     (said,) = wrong("array", setting)
-    assert said.startswith(f"--set {setting}: wanted is ")
+    assert said.startswith(f"--set {setting}: must be ")
     assert words in said
 
 
@@ -119,7 +119,7 @@ def test_every_mistake_is_named_at_once_with_one_line_that_mends_the_values() ->
 def test_a_single_wrong_value_is_the_message_itself() -> None:
     with pytest.raises(BadInput) as refused:
         fill_template("array", ["time=noon"], Project(), complete=True)
-    assert refused.value.what == "--set time=noon: wanted is a time limit, such as 12:00:00 or 1-00:00:00"
+    assert refused.value.what == "--set time=noon: must be a time limit, such as 12:00:00 or 1-00:00:00"
     assert refused.value.fix == "badcjobs template array --set time=12:00:00"
 
 

@@ -14,6 +14,7 @@ from badcjobs.project import Project
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import SubmitSettings
 
+
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,10 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
 @pytest.mark.parametrize(
     ("wishes", "known", "words"),
     [
-        ({"array": "1,2,5"}, known_of(), "so a new run needs a range: 0-2"),
+        ({"array": "1,2,5"}, known_of(), "does not pass a list to its tasks: 0-2"),
         ({"array": "4"}, known_of(True, ArrayShape(1, 2, 10)), "--array=4: not in this run's array 1-19:2"),
-        ({"tasks": 3}, known_of(True, ArrayShape(0, 1, 4)), "began as an array of 4 (0-3)"),
-        ({}, known_of(True, None), "began without an array"),
+        ({"tasks": 3}, known_of(True, ArrayShape(0, 1, 4)), "was started as an array of 4 (0-3)"),
+        ({}, known_of(True, None), "was started without an array"),
         ({"tasks": 3}, known_of(listed=5), "the list names 5 manifests, one for each task: --tasks 5"),
         ({"tasks": 0}, known_of(), "--tasks = 0 must be at least 1"),
         ({"tasks": 4, "array": "0-2"}, known_of(), "--tasks 4 and --sbatch=--array=0-2 differ"),
