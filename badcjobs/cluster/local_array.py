@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.local_task import CANCELLED
-from badcjobs.cluster.local_task import COMPLETED
-from badcjobs.cluster.local_task import FAILED
-from badcjobs.cluster.local_task import REQUEUED
-from badcjobs.cluster.local_task import Attempt
-from badcjobs.cluster.local_task import LocalJob
-from badcjobs.cluster.local_watch import MARK
-from badcjobs.cluster.local_watch import Watcher
-from badcjobs.cluster.wait_for_job import TaskOutcome
-from badcjobs.cluster.wait_for_job import made_progress
-from badcjobs.devices.allocation import is_in_slurm
-from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.locks import describe_holder
-from badcjobs.devices.locks import lock_folder
-from badcjobs.errors import ExitCode
-from badcjobs.errors import NotHere
-from badcjobs.model import Device
-from badcjobs.model import StandIn
-from badcjobs.report.words import count as count_of
-from badcjobs.store.submission_record import PENDING
-from badcjobs.store.submission_record import RUNNING
-from badcjobs.task.startup import World
-
 import json
 import os
 import shutil
@@ -39,6 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
+from badcjobs.cluster.local_watch import MARK, Watcher
+from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
+from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.listing import open_devices
+from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
+from badcjobs.errors import ExitCode, NotHere
+from badcjobs.model import Device, StandIn
+from badcjobs.report.words import count as count_of
+from badcjobs.store.submission_record import PENDING, RUNNING
+from badcjobs.task.startup import World
 
 _TICK_S = 0.05
 _TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # while other runs use the devices

@@ -5,24 +5,18 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.sbatch_options import parse_gpus
-from badcjobs.cluster.slurm import SlurmRefused
-from badcjobs.cluster.slurm import ask
-from badcjobs.errors import NotHere
-from badcjobs.report.tables import Table
-from badcjobs.report.tables import columns
-from badcjobs.report.tables import table_text
-from badcjobs.report.words import count
-from badcjobs.report.words import natural
-from badcjobs.report.words import plain
-from badcjobs.seams import Unanswered
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from badcjobs.cluster.sbatch_options import parse_gpus
+from badcjobs.cluster.slurm import SlurmRefused, ask
+from badcjobs.errors import NotHere
+from badcjobs.report.tables import Table, columns, table_text
+from badcjobs.report.words import count, natural, plain
+from badcjobs.seams import Unanswered
 
 # The suffix | separates values that fill their fields; the width is for versions of sinfo without suffixes.
 _FIELDS = (

@@ -7,17 +7,6 @@ A template has no special markers, so that it can be edited and submitted unchan
 
 from __future__ import annotations
 
-from badcjobs import paths as resources
-from badcjobs.cluster.sbatch_options import count_gpus
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.cluster.sbatch_options import parse_limit
-from badcjobs.cluster.sbatch_options import parse_memory
-from badcjobs.cluster.sbatch_options import parse_signal
-from badcjobs.cluster.sbatch_options import suggest_range
-from badcjobs.errors import BadInput
-from badcjobs.project import Project
-from badcjobs.store.atomic_write import cannot_write
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from badcjobs import paths as resources
+from badcjobs.cluster.sbatch_options import (
+    count_gpus,
+    parse_array,
+    parse_limit,
+    parse_memory,
+    parse_signal,
+    suggest_range,
+)
+from badcjobs.errors import BadInput
+from badcjobs.project import Project
+from badcjobs.store.atomic_write import cannot_write
 
 _ENDING = ".sbatch"
 _OPTION = re.compile(r"(?P<off>#?)#SBATCH --(?P<key>[a-z-]+)=(?P<value>\S*)")

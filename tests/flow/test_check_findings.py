@@ -5,10 +5,6 @@ The site is Sockeye's own file with other folders in it; its programs (module, s
 
 from __future__ import annotations
 
-from badcjobs.cluster.templates import list_templates
-from badcjobs.paths import folder
-
-
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -20,6 +16,8 @@ from support.badcjobs_program import Outcome, Site
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
 
+from badcjobs.cluster.templates import list_templates
+from badcjobs.paths import folder
 
 RUN = "exec badcjobs run manifest.csv --out results --engine demo"
 SCRIPT = f"""#!/bin/bash

@@ -125,7 +125,7 @@ def test_a_job_script_is_refused_for_slurm_and_options_that_stand_elsewhere_with
     assert_refused(login.submit(manifest, "--share-gpus", *RUN), 2, "try: --config submit.share_gpus=true")
     assert_refused(login.submit(manifest, "--kill-wait", 30, *RUN), 2, "try: --config submit.kill_wait_s=30")
     assert_refused(login.submit(manifest, "--engine", "demo"), 2, "try: badcjobs submit … -- --engine demo")
-    assert_refused(login.submit(manifest, *RUN, "--shard", "0/2"), 2, "--shard cannot stand after --")
+    assert_refused(login.submit(manifest, *RUN, "--shard", "0/2"), 2, "--shard cannot be given after --")
     assert_refused(login.submit("a.sbatch"), 2, "a.sbatch is a job script", "try: sbatch a.sbatch")
     assert login.calls == []
 

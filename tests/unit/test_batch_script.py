@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.job_script import BatchScript
-from badcjobs.cluster.job_script import read_script
-from badcjobs.cluster.sbatch_options import parse_memory
-from badcjobs.cluster.sbatch_options import parse_signal
-from badcjobs.paths import folder
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.planning.script_rules import check_script
-
 from pathlib import Path
 
 import pytest
 
+from badcjobs.cluster.job_script import BatchScript, read_script
+from badcjobs.cluster.sbatch_options import parse_memory, parse_signal
+from badcjobs.paths import folder
+from badcjobs.planning.preflight_facts import PreflightFacts
+from badcjobs.planning.script_rules import check_script
 
 SOCKEYE = """#!/bin/bash
 #SBATCH --account=st-lab-1-gpu --array=0-99%10

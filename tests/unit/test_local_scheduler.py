@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import read_request
-from badcjobs.cluster.local import LocalScheduler
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.local_array import TaskRow
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import StandIn
-from badcjobs.model import Submitted
-from badcjobs.seams import Clock
-from badcjobs.seams import Scheduler
-from badcjobs.task.startup import StopRequest
-from badcjobs.task.startup import World
-
-
 import os
 import re
 import signal
@@ -33,6 +17,15 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import read_request
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local_array import LocalSettings, TaskRow
+from badcjobs.cluster.sbatch_options import parse_array
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, StandIn, Submitted
+from badcjobs.seams import Clock, Scheduler
+from badcjobs.task.startup import StopRequest, World
 
 # Of what a real Slurm 22.05 set for a task of an array with GPUs, cores and --ntasks: what scripts read.
 RECORDED = {

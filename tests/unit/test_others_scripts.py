@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.before import make_parser
-from badcjobs.cli.program import app
-from badcjobs.clock import SystemClock
-from badcjobs.paths import folder
-from badcjobs.planning.check import Checked
-from badcjobs.planning.check import CheckOrder
-from badcjobs.planning.check import Here
-from badcjobs.planning.check import check
-from badcjobs.planning.findings import Remark
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -24,6 +12,13 @@ import typer
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 
+from badcjobs.cli.before import make_parser
+from badcjobs.cli.program import app
+from badcjobs.clock import SystemClock
+from badcjobs.paths import folder
+from badcjobs.planning.check import Checked, CheckOrder, Here, check
+from badcjobs.planning.findings import Remark
+from badcjobs.settings import RunSettings, SubmitSettings
 
 PARSE = make_parser(typer.main.get_command(app))
 MODULES = """

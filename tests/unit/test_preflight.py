@@ -2,33 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.job_script import BatchScript
-from badcjobs.cluster.job_script import Call
-from badcjobs.cluster.job_script import Mistake
-from badcjobs.cluster.nodes import Cluster
-from badcjobs.cluster.nodes import parse_sinfo
-from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.sbatch_options import parse_signal
-from badcjobs.planning import place_rules
-from badcjobs.planning import request_rules
-from badcjobs.planning import script_rules
-from badcjobs.planning.findings import Remark
-from badcjobs.planning.findings import apply_rules
-from badcjobs.planning.findings import fine
-from badcjobs.planning.findings import problem
-from badcjobs.planning.findings import remarks_text
-from badcjobs.planning.findings import warning
-from badcjobs.planning.place_rules import below_any
-from badcjobs.planning.preflight_facts import FolderFacts
-from badcjobs.planning.preflight_facts import GpuFacts
-from badcjobs.planning.preflight_facts import ModuleFacts
-from badcjobs.planning.preflight_facts import PreflightFacts
-from badcjobs.planning.preflight_facts import SlurmFacts
-from badcjobs.planning.preflight_facts import SourceFacts
-from badcjobs.planning.preflight_facts import parse_trial
-from badcjobs.planning.site import Site
-from badcjobs.planning.site import find_site
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +9,22 @@ from typing import Any
 
 import pytest
 
+from badcjobs.cluster.job_script import BatchScript, Call, Mistake
+from badcjobs.cluster.nodes import Cluster, parse_sinfo
+from badcjobs.cluster.sbatch_options import Asked, parse_signal
+from badcjobs.planning import place_rules, request_rules, script_rules
+from badcjobs.planning.findings import Remark, apply_rules, fine, problem, remarks_text, warning
+from badcjobs.planning.place_rules import below_any
+from badcjobs.planning.preflight_facts import (
+    FolderFacts,
+    GpuFacts,
+    ModuleFacts,
+    PreflightFacts,
+    SlurmFacts,
+    SourceFacts,
+    parse_trial,
+)
+from badcjobs.planning.site import Site, find_site
 
 SOCKEYE = find_site("sockeye", Path())
 HOME = "/home/ada"
