@@ -151,10 +151,13 @@ class Commands(TyperGroup):
         assert isinstance(command, Command)
         command.usage = usage
         if cmd_name in _RUN_OPTIONS_AFTER_DASHES:
-            from badcjobs.cli.options import parse_run_options
-
-            command.parse_run_options = partial(parse_run_options, self.get_command(ctx, "run"), cmd_name)
+            command.parse_run_options = partial(self._parse_run_options, cmd_name)
         return command
+
+    def _parse_run_options(self, command: str, words: Sequence[str]) -> Mapping[str, Any]:
+        from badcjobs.cli.options import parse_run_options
+
+        return parse_run_options(self.get_command(None, "run"), command, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write ``badcjobs --help``."""
