@@ -82,7 +82,7 @@ class EngineSetup:
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
-        what = "is copied to this node in advance" if choice.staged else "is read from its own place"
+        what = "is copied to this node in advance" if choice.staged else "is read in place"
         what = "is cut out of longer files in advance" if choice.only_cuts else what
         log.info("audio %s: %s", what, choice.why)
         if choice.staged:
@@ -96,7 +96,7 @@ class EngineSetup:
         stager.stop()
         if self._started or stager.cut_late:
             log.info(
-                "staging: chunks read from copies on this node: %d (%.1f MB), from their own place: %d,"
+                "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d,"
                 " cut on demand: %d; failed copies: %d%s",
                 stager.staged, stager.staged_bytes / 1e6, stager.from_source, stager.cut_late, stager.failed_copies,
                 f": {stager.last_failure}" if stager.last_failure else "",

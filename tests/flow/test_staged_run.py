@@ -31,7 +31,7 @@ def test_a_staged_run_finds_the_same_says_so_and_leaves_nothing_on_the_node(site
     assert staged.exit_code == 0, staged.stderr
     assert site.rows(DETECTIONS) == expected != []
     assert "audio is copied to this node in advance: run.stage = always" in log_of(site)
-    pattern = r"staging: chunks read from copies on this node: (\d+) \(.* MB\), from their own place: (\d+)"
+    pattern = r"staging: chunks read from copies on this node: (\d+) \(.* MB\), read in place: (\d+)"
     counts = re.search(pattern, log_of(site))
     assert counts is not None, log_of(site)
     assert int(counts[1]) + int(counts[2]) == 30 and int(counts[1]) >= 10
@@ -53,8 +53,8 @@ def test_without_a_word_local_audio_is_read_where_it_lies(site: Site) -> None:
     ended = site.run(site.manifest(3), *DEMO)
     assert ended.exit_code == 0, ended.stderr
     (line,) = [line for line in log_of(site).splitlines() if "INFO    audio " in line]
-    assert "read from its own place: " in line or "copied to this node in advance: " in line
-    assert "read from its own place: run.stage = never" not in line
+    assert "read in place: " in line or "copied to this node in advance: " in line
+    assert "read in place: run.stage = never" not in line
 
 
 def test_an_engine_that_links_its_inputs_works_with_copies(site: Site) -> None:
