@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -92,9 +92,7 @@ def report(
     Example:
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
-    from badcjobs.report.job import job_title, report_job
-    from badcjobs.report.page import page
-    from badcjobs.store.read_tasks import read_chart_data
+    from badcjobs.report.job import report_job
 
     log_to_stderr(quiet=True)
     job = find_run(job, read_project(context), "report")
@@ -106,15 +104,10 @@ def report(
     to_stdout = _refuse_two_results(job, json_wanted, targets)
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
-    found = report_job(job, compare, Pace(_ROWS), SystemClock().now_ms())
-    forms: tuple[Callable[[], str], ...] = (
-        lambda: page(found.summary, job_title(found.database), read_chart_data(found.database)),
-        found.to_markdown,
-        found.to_prometheus,
-    )
-    for target, make in zip(targets, forms, strict=True):
-        if target.path is not None:
-            _write(target.path, make())
+    with report_job(job, SystemClock(), compare, Pace(_ROWS)) as found:
+        for target, make in zip(targets, (found.to_html, found.to_markdown, found.to_prometheus), strict=True):
+            if target.path is not None:
+                _write(target.path, make())
     if json_wanted:
         print_json(found.to_dict())
     elif not to_stdout:

@@ -178,6 +178,9 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
 def verdict_words(summary: Summary) -> str:
     """Return the verdict; where task databases are newer than the merge, unfinished work is as of the merge."""
     outdated = summary.merged.new or summary.merged.changed
+    if not summary.chunks and not outdated and summary.verdict != "done":
+        failed = summary.tasks_by_verdict.get("failed", 0)
+        return f"{count(failed, 'task')} failed" if summary.verdict == "failed" else "not finished"
     if summary.verdict == "stopped":
         return "not finished when it was merged" if outdated else "not finished: there is work left"
     if summary.verdict == "failed":
@@ -210,7 +213,7 @@ def no_findings_words(summary: Summary) -> str:
     alerts += [count(others, "other alert" if critical else "alert")] if others else []
     see = f"; {' and '.join(alerts)}, see below" if alerts else ""
     but = ""
-    if summary.verdict != "done":
+    if summary.verdict != "done" and summary.chunks:
         but = " besides the chunks that are left or failed"
     elif 0 < gpu_s < LEAST_S:
         but = f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were"

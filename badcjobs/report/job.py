@@ -11,9 +11,74 @@ Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every tr
 
 and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
 for one job or for two side by side (compare.py), and has other forms: text and Markdown (text.py), prometheus.py, JSON.
+A single task database, or a recording, is merged into a temporary job database first.
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import BadInput
+from badcjobs.errors import DatabaseProblem
+from badcjobs.model import CutShort
+from badcjobs.model import NameGaps
+from badcjobs.paths import RunFolder
+from badcjobs.paths import is_there
+from badcjobs.report import rules_devices
+from badcjobs.report import rules_requests
+from badcjobs.report import rules_tasks
+from badcjobs.report import rules_waiting
+from badcjobs.report.compare import Comparison
+from badcjobs.report.compare import Figure
+from badcjobs.report.compare import compare
+from badcjobs.report.completeness import merge_again
+from badcjobs.report.completeness import prove_complete
+from badcjobs.report.page import page
+from badcjobs.report.progress import Outlook
+from badcjobs.report.prometheus import job_samples
+from badcjobs.report.prometheus import prometheus_text
+from badcjobs.report.rules import EXCLUDE
+from badcjobs.report.rules import PROBLEM
+from badcjobs.report.rules import SEVERITIES
+from badcjobs.report.rules import Figures
+from badcjobs.report.rules import Rule
+from badcjobs.report.rules import general_words
+from badcjobs.report.rules import known_texts
+from badcjobs.report.rules import say
+from badcjobs.report.summary import DEVICE_KEYS
+from badcjobs.report.summary import KEYS
+from badcjobs.report.summary import TASK_KEYS
+from badcjobs.report.summary import Finding
+from badcjobs.report.summary import StateSummary
+from badcjobs.report.summary import Summary
+from badcjobs.report.summary import summarize
+from badcjobs.report.text import comparison_markdown
+from badcjobs.report.text import comparison_text
+from badcjobs.report.text import markdown
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import plain
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import MergeOutcome
+from badcjobs.store.merge import Removal
+from badcjobs.store.merge import merge
+from badcjobs.store.merge import remove_merged_files
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import AlertFacts
+from badcjobs.store.read_model import Completeness
+from badcjobs.store.read_model import CostFacts
+from badcjobs.store.read_model import ErrorFacts
+from badcjobs.store.read_model import FailedChunk
+from badcjobs.store.read_model import Freshness
+from badcjobs.store.read_model import GapFacts
+from badcjobs.store.read_model import MetricFacts
+from badcjobs.store.read_tasks import read_chart_data
+from badcjobs.store.source_files import NoTaskDatabases
+from badcjobs.store.source_files import SourceFile
+from badcjobs.store.submission_record import find_cut_short
+from badcjobs.store.submission_record import find_unbegun
+from badcjobs.store.connect import is_job_database
+from badcjobs.store.connect import reading
+from badcjobs.store.source_files import LEFTOVERS
 
 import logging
 import math
@@ -24,38 +89,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import fill
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import CutShort, NameGaps
-from badcjobs.paths import RunFolder, is_there
-from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
-from badcjobs.report.compare import Comparison, Figure, compare
-from badcjobs.report.completeness import merge_again, prove_complete
-from badcjobs.report.page import page
-from badcjobs.report.progress import Outlook
-from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, general_words, known_texts, say
-from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
-from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
-from badcjobs.report.words import plain
-from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import (
-    AlertFacts,
-    Completeness,
-    CostFacts,
-    ErrorFacts,
-    FailedChunk,
-    Freshness,
-    GapFacts,
-    MetricFacts,
-)
-from badcjobs.store.read_tasks import read_chart_data
-from badcjobs.store.source_files import NoTaskDatabases, SourceFile
-from badcjobs.store.submission_record import find_cut_short, find_unbegun
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int], None]  # how many rows of the source have been read
@@ -104,20 +144,41 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
     )
 
 
+@contextmanager
 def report_job(
-    job: Path, beside: Path | None = None, progress: Progress = lambda rows: None, now_ms: int | None = None
-) -> ReportedJob:
-    """Summarise a job database, and compare it with another one; ``now_ms``: see ``summarize``."""
-    database = find_job_database(job)
-    other = None if beside is None else find_job_database(beside)
-    summary = summarize_database(database, progress, now_ms)
-    title = job_title(database)
-    if other is None or beside is None:
-        return ReportedJob(database, title, summary, lossy_files=summary.facts.lossy_files)
-    against, its_title = summarize_database(other, progress, now_ms), job_title(other)
-    titles = (title, its_title) if title != its_title else (str(job), str(beside))
-    comparison = compare(summary, titles[0], against, titles[1])
-    return ReportedJob(database, title, summary, comparison, summary.facts.lossy_files + against.facts.lossy_files)
+    job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None
+) -> Iterator[ReportedJob]:
+    """Summarise a job, a task database or a recording, and compare it with another one."""
+    with ExitStack() as opened:
+        jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
+        summaries = [summarize_database(database, progress, clock.now_ms()) for database, _ in jobs]
+        (database, title), comparison = jobs[0], None
+        if beside is not None:
+            titles = (title, jobs[1][1]) if title != jobs[1][1] else (str(job), str(beside))
+            comparison = compare(summaries[0], titles[0], summaries[1], titles[1])
+        lossy_files = sum(summary.facts.lossy_files for summary in summaries)
+        yield ReportedJob(database, title, summaries[0], comparison, lossy_files)
+
+
+@contextmanager
+def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str]]:
+    """Yield a job database and its title; for a task database or a recording, a temporary one and the file name."""
+    database = find_job_database(given)
+    try:
+        with reading(database) as db:
+            is_job = is_job_database(db)
+    except DatabaseProblem:
+        is_job = True  # read_job says what is wrong, and suggests a command
+    if is_job:
+        yield database, job_title(database)
+        return
+    with TemporaryDirectory(prefix="badcjobs-report-") as folder:
+        alone = Path(folder, database.name)  # a link: the other tasks of its run are not part of this report
+        for ending in ("", *LEFTOVERS):
+            alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
+        target = Path(folder, "merged", "job.sqlite")
+        merge(MergeOrder([alone], target), clock)
+        yield target, database.name
 
 
 def write_page(summary: Summary, path: Path, database: Path) -> None:
@@ -256,6 +317,10 @@ class ReportedJob:
     def to_dict(self) -> dict[str, Any]:
         """Return the report for scripts."""
         return self.summary.to_dict() if self.comparison is None else self.comparison.to_dict()
+
+    def to_html(self) -> str:
+        """Return the page of the job; without the comparison."""
+        return page(self.summary, self.title, read_chart_data(self.database))
 
     def to_markdown(self) -> str:
         """Return the report for a lab notebook."""

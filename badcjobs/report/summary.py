@@ -181,14 +181,18 @@ def summarize(
     left, skipped = job.chunks.get("pending", 0), job.chunks.get("skipped", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
     not_here = completeness is not None and bool(completeness.not_listed or completeness.unmerged_indices)
+    by_verdict = Counter(state for _, state in task_states)
+    # A chunk that was skipped because it was done elsewhere is not done here: its results are in another file.
+    unfinished, bad = bool(left or skipped or missing_indices or not_here), failed
+    if not job.chunks:  # a recording, or no task has listed its chunks: the ends of the tasks decide
+        unfinished, bad = unfinished or bool(by_verdict.keys() - {"done", "failed"}), by_verdict["failed"]
     states = add_up_states(job.devices, gpu_s)
     return Summary(
         facts=job,
         version=SUMMARY_VERSION,
-        # A chunk that was skipped because it was done elsewhere is not done here: its results are in another file.
-        verdict="stopped" if left or skipped or missing_indices or not_here else "failed" if failed else "done",
+        verdict="stopped" if unfinished else "failed" if bad else "done",
         tasks=len(job.tasks),
-        tasks_by_verdict=dict(Counter(state for _, state in task_states)),
+        tasks_by_verdict=dict(by_verdict),
         tasks_missing=tuple(missing_indices),
         tasks_without_telemetry=sum(not task.telemetry for task in job.tasks),
         chunks=sum(job.chunks.values()),

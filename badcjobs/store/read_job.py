@@ -49,6 +49,8 @@ def read_job(path: Path) -> JobFacts:
 
 def _suggest_fix(path: Path, why: str) -> str:
     """Return the command to paste; a damaged file is moved away first, because a merge would read it again."""
+    if path.suffix in (".csv", ".jsonl"):
+        return f"{shlex.join(['badcjobs', 'record', '--out', str(path.with_suffix('.sqlite'))])} …   (not as text)"
     if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
         return f"the same command with {shlex.quote(str(job))}"
     if "malformed" not in why:

@@ -108,7 +108,7 @@ def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> N
 
 # --- finding ----------------------------------------------------------------------------------------------------------
 
-_LEFTOVERS = ("-wal", "-journal")
+LEFTOVERS = ("-wal", "-journal")
 
 
 class NoTaskDatabases(DatabaseProblem):
@@ -150,7 +150,7 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
 
     for place in map(full_path, inputs):
         if not place.is_dir():
-            add(place, has_leftovers=any(place.with_name(place.name + ending).exists() for ending in _LEFTOVERS))
+            add(place, has_leftovers=any(place.with_name(place.name + ending).exists() for ending in LEFTOVERS))
             continue
         closed: list[OSError] = []
         for parent, folders, names in os.walk(place, onerror=closed.append):
@@ -158,7 +158,7 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
             there = set(names)
             for name in names:  # hidden files are unfinished copies and live files
                 if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
-                    add(Path(parent, name), has_leftovers=any(name + ending in there for ending in _LEFTOVERS))
+                    add(Path(parent, name), has_leftovers=any(name + ending in there for ending in LEFTOVERS))
         for error in closed:
             if not isinstance(error, FileNotFoundError):  # removed since it was listed
                 line = shlex.join(["ls", "-ld", error.filename])
@@ -256,7 +256,7 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     damage = _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
         return describe(replace(intake, status="merged", database=path, checksum=stated))
-    besides = [(ending, path.with_name(path.name + ending)) for ending in _LEFTOVERS]
+    besides = [(ending, path.with_name(path.name + ending)) for ending in LEFTOVERS]
     leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
     if leftovers:
         reason = f"completed on a copy with {path.name}{leftovers[0]}"

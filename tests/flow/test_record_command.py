@@ -80,6 +80,31 @@ def test_the_commands_exit_code_is_returned(site: Site) -> None:
         assert rows(out, "SELECT exit_code, verdict FROM task") == [(exit_code, "failed")]
 
 
+def test_report_and_merge_read_a_recording_and_agree_with_the_end_of_its_command(site: Site) -> None:
+    site.badcjobs_each([
+        ("record", "--out", f"{name}.sqlite", "--simulate", 1, *OFTEN, "--", "sh", "-c", f"sleep 0.3; exit {exit_code}")
+        for name, exit_code in (("good", 0), ("bad", 3))
+    ])  # fmt: skip
+    good, bad, merged, document = site.badcjobs_each([
+        ("report", "good.sqlite"),
+        ("report", "bad.sqlite"),
+        ("merge", "bad.sqlite", "--out", "merged/job.sqlite"),
+        ("report", "bad.sqlite", "--json"),
+    ])  # fmt: skip
+    assert good.stdout.startswith("good.sqlite: all done\n")
+    assert bad.stdout.startswith("bad.sqlite: 1 task failed\n")
+    assert merged.stdout.startswith("merged: 1 task failed\n")
+    assert {done.exit_code for done in (good, bad, merged, document)} == {0}
+    assert (document.json["verdict"], document.json["tasks_by_verdict"]) == ("failed", {"failed": 1})
+    assert not (site.folder / "job.sqlite").exists(), "report writes nothing"
+
+
+def test_report_reads_no_text_recording_and_names_the_kind_that_it_reads(site: Site) -> None:
+    site.badcjobs("record", "--out", "lines.csv", "--simulate", 1, "--duration", 0.2, *OFTEN)
+    refused = site.badcjobs("report", "lines.csv")
+    assert_refused(refused, 4, "lines.csv cannot be read", "badcjobs record --out lines.sqlite")
+
+
 def test_a_command_that_does_not_exist_is_said_in_the_shells_way(site: Site, out: Path) -> None:
     done = site.badcjobs("record", "--out", out, "--simulate", 1, "--", "no-such-program")
     assert done.exit_code == 127
