@@ -210,7 +210,7 @@ def make_order(
     if options.gpus_per_task == 0 and not on_cpu and not any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
         # --simulate replaces granted GPUs, and no GPU would be granted.
         lacking = "--gpus-per-task 0: no task could start; a task without a GPU needs --cpu-workers"
-        wrong.append((lacking, "--cpu-workers 2"))
+        wrong.append((lacking, "-- --cpu-workers 2"))
     if wrong:
         right = [option for _, option in wrong if option is not None]
         raise BadInput(

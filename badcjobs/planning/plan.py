@@ -202,7 +202,14 @@ class Scripts:
         words = [*self.run_arguments, *([] if root is None else [f"--root={root}"])]
         given = [f"{key}={value}" for key, value in values.items()]
         given += [f"args={shlex.quote(word)}" for word in words]
-        return fill_template(self.template, given, self.project, complete=True).text
+        try:
+            return fill_template(self.template, given, self.project, complete=True).text
+        except BadInput as error:
+            if "account" not in error.what:
+                raise
+            why = f"the template {self.template} needs one; {error.what.removeprefix('--set ')}"
+            fix = "the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)"
+            raise BadInput("the job scripts have no valid account", why=why, fix=fix) from None
 
 
 @contextmanager

@@ -6,6 +6,10 @@ named, and the same command finishes it.
 
 from __future__ import annotations
 
+from badcjobs.clock import SystemClock
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.simulated import simulated_uuid
+
 import re
 import signal
 import subprocess
@@ -22,9 +26,6 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
 from support.waiting import wait_for
 
-from badcjobs.clock import SystemClock
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.simulated import simulated_uuid
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
@@ -429,7 +430,7 @@ def test_more_gpus_than_there_are_and_tasks_that_cannot_begin_are_errors_with_a_
     assert broken.exit_code == 3, broken.stderr
     assert "no task of job " in broken.stderr and "could start" in broken.stderr
     none = Scenario(site, 1, (*here, "--gpus-per-task", 0, "--", "--engine", "demo")).start().wait()
-    assert none.exit_code == 2 and "try: the same command with --cpu-workers 2" in none.stderr
+    assert none.exit_code == 2 and "try: the same command with -- --cpu-workers 2" in none.stderr
     fails = ("--config", "submit.setup=['echo no module; exit 1']")
     setup = Scenario(site, 1, (*here, "--gpus-per-task", 0, *fails, "--", *ON_CPU)).start().wait()
     assert setup.exit_code == 3, setup.stderr  # as with --cluster slurm --wait, whatever it has ended with

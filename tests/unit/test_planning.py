@@ -691,7 +691,7 @@ def test_the_waves_that_are_written_hold_every_chunk_once_and_their_arrays_every
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"site": "sockeye"}, "account"),
+        ({"site": "sockeye"}, "try: the same command with --config submit.account=NAME"),
         ({"plan": PlanSettings(template="cooking")}, "there is no template 'cooking'"),
         ({"site": "narval"}, "there is no site 'narval'"),
         ({"flags": {"engine": "cooking"}}, '--engine = "cooking" must be one of'),

@@ -152,7 +152,7 @@ def test_tasks_without_gpus_that_could_never_begin_are_refused_at_once(wishes: d
         assert order(**wishes).tasks == 1
     else:
         assert "no task could start" in refusal(**wishes)
-        assert refusal(**wishes).splitlines()[-1] == "  try: the same command with --cpu-workers 2"
+        assert refusal(**wishes).splitlines()[-1] == "  try: the same command with -- --cpu-workers 2"
 
 
 @pytest.mark.parametrize(
