@@ -90,7 +90,7 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
                 f"{_gpus(request.count)} requested, not found{waited}",
                 opened,
                 why="\n".join(refused),
-                fix="the same command with --wait 600 (badcjobs run: --config run.wait_s=600), or a smaller --free",
+                fix="the same command with --wait 600, or a smaller --free (run: --config run.wait_s=600, --max-gpus)",
             )
         if waiting.clock.monotonic_s() >= progress_at_s:
             progress_at_s = waiting.clock.monotonic_s() + _PROGRESS_EVERY_S
@@ -127,19 +127,20 @@ def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
             f"{_gpus(request.count)} requested, but this process may use {many}",
             opened,
             why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
-            fix=f"the same command with --free {many}" if many else "badcjobs gpus --all",
+            fix=f"the same command with --free {many} (run: --max-gpus {many})" if many else "badcjobs gpus --all",
         )
     totals = [device.memory_total_bytes for device in opened.grant.devices]
     wanted_bytes = (request.min_memory_mib or 0) * 2**20
     big = sum(total is None or total >= wanted_bytes for total in totals)  # unknown counts as enough
     if big < request.count:
         sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
+        enough = sizes_mib[request.count - 1]
         memory = f"{request.min_memory_mib:,} MiB{' each' if request.count > 1 else ''}"
         raise NotFree(
             f"{_gpus(request.count)} with {memory} requested, but {big} of {many} GPUs are large enough",
             opened,
             why="\n".join(f"a GPU here has {size:,} MiB in total" for size in dict.fromkeys(sizes_mib)),
-            fix=f"the same command with --min-memory-mib {sizes_mib[request.count - 1]} or less",
+            fix=f"the same command with --min-memory-mib {enough} or less (run: --config run.min_memory_mib={enough})",
         )
 
 

@@ -220,7 +220,7 @@ def _long_chunks(plan: CampaignPlan) -> Cases:
     longest_s = survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
     needed_s = round_up(plan.margin.time_s(longest_s))
     ways = [f"--time {clock(needed_s)}"] if site.time_s is None or needed_s <= site.time_s else []
-    shorter = f"--chunk-length {_round_down(min(limit_s, 3600))}"
+    shorter = f"-- --chunk-length {_round_down(min(limit_s, 3600))}"
     if survey.rows_alone:
         ways.append("a faster GPU (--from its run, or its --rate)")
         ways.append(f"plan the whole recordings instead of this manifest, with {shorter}")
@@ -241,7 +241,7 @@ def _unsafe_chunks(plan: CampaignPlan) -> Cases:
         way = "in pieces"
     # Even last chunks shall be safe; of very short ones only the others are.
     longest_s = safe_s - _LAST_IS_LONGER_S if safe_s > 3 * _LAST_IS_LONGER_S else safe_s
-    shorter = f"--chunk-length {round(min(speed.best_s or longest_s, longest_s), 2):g}"
+    shorter = f"-- --chunk-length {round(min(speed.best_s or longest_s, longest_s), 2):g}"
     fix = f"{shorter}   (whole recordings are cut on the fly; their last chunks may be {_LAST_IS_LONGER_S:g} s longer)"
     if survey.rows_alone:
         fix = f"plan the whole recordings instead of this manifest, with {shorter}"

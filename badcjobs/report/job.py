@@ -16,86 +16,50 @@ A single task database, or a recording, is merged into a temporary job database 
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import DatabaseProblem
-from badcjobs.model import CutShort
-from badcjobs.model import NameGaps
-from badcjobs.paths import RunFolder
-from badcjobs.paths import is_there
-from badcjobs.report import rules_devices
-from badcjobs.report import rules_requests
-from badcjobs.report import rules_tasks
-from badcjobs.report import rules_waiting
-from badcjobs.report.compare import Comparison
-from badcjobs.report.compare import Figure
-from badcjobs.report.compare import compare
-from badcjobs.report.completeness import merge_again
-from badcjobs.report.completeness import prove_complete
-from badcjobs.report.page import page
-from badcjobs.report.progress import Outlook
-from badcjobs.report.prometheus import job_samples
-from badcjobs.report.prometheus import prometheus_text
-from badcjobs.report.rules import EXCLUDE
-from badcjobs.report.rules import PROBLEM
-from badcjobs.report.rules import SEVERITIES
-from badcjobs.report.rules import Figures
-from badcjobs.report.rules import Rule
-from badcjobs.report.rules import general_words
-from badcjobs.report.rules import known_texts
-from badcjobs.report.rules import say
-from badcjobs.report.summary import DEVICE_KEYS
-from badcjobs.report.summary import KEYS
-from badcjobs.report.summary import TASK_KEYS
-from badcjobs.report.summary import Finding
-from badcjobs.report.summary import StateSummary
-from badcjobs.report.summary import Summary
-from badcjobs.report.summary import summarize
-from badcjobs.report.text import comparison_markdown
-from badcjobs.report.text import comparison_text
-from badcjobs.report.text import markdown
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import plain
-from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import MergeOutcome
-from badcjobs.store.merge import Removal
-from badcjobs.store.merge import merge
-from badcjobs.store.merge import remove_merged_files
-from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import AlertFacts
-from badcjobs.store.read_model import Completeness
-from badcjobs.store.read_model import CostFacts
-from badcjobs.store.read_model import ErrorFacts
-from badcjobs.store.read_model import FailedChunk
-from badcjobs.store.read_model import Freshness
-from badcjobs.store.read_model import GapFacts
-from badcjobs.store.read_model import MetricFacts
-from badcjobs.store.read_tasks import read_chart_data
-from badcjobs.store.source_files import NoTaskDatabases
-from badcjobs.store.source_files import SourceFile
-from badcjobs.store.submission_record import find_cut_short
-from badcjobs.store.submission_record import find_unbegun
-from badcjobs.store.connect import is_job_database
-from badcjobs.store.connect import reading
-from badcjobs.store.source_files import LEFTOVERS
-
 import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from textwrap import fill
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any
 
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import CutShort, NameGaps
+from badcjobs.paths import RunFolder, is_there
+from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
+from badcjobs.report.compare import Comparison, Figure, compare
+from badcjobs.report.completeness import merge_again, prove_complete
+from badcjobs.report.page import page
+from badcjobs.report.progress import Outlook
+from badcjobs.report.prometheus import job_samples, prometheus_text
+from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, general_words, known_texts, say
+from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
+from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
+from badcjobs.report.words import plain
+from badcjobs.seams import Clock
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.connect import is_job_database, reading
+from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
+from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import (
+    AlertFacts,
+    Completeness,
+    CostFacts,
+    ErrorFacts,
+    FailedChunk,
+    Freshness,
+    GapFacts,
+    MetricFacts,
+)
+from badcjobs.store.read_tasks import read_chart_data
+from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases, SourceFile
+from badcjobs.store.submission_record import find_cut_short, find_unbegun
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int], None]  # how many rows of the source have been read

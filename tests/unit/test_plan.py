@@ -149,7 +149,7 @@ def test_a_chunk_that_no_task_could_finish_is_named_and_still_planned() -> None:
     assert remark.severity == "problem"
     assert remark.text.startswith("1 chunk longer than the 31.78 hours")
     assert remark.details == ("c100 in r100.wav (90.00 hours)",)
-    assert remark.fix == "--chunk-length 3600   (whole recordings are cut on the fly), or --time 68:00:00"
+    assert remark.fix == "-- --chunk-length 3600   (whole recordings are cut on the fly), or --time 68:00:00"
     assert sum(share.rows for share in plan.sizing.shares) == 101
 
 
@@ -160,7 +160,7 @@ def test_what_is_advised_against_long_chunks_helps() -> None:
     (remark,) = plan_of(survey, slow, ANYWHERE, time_s=HOUR_S).remarks
     assert remark.text.startswith("10 chunks longer than the 100 s of audio")
     assert (remark.fix or "").startswith("--time 2:40:00, or a faster GPU")
-    assert (remark.fix or "").endswith("whole recordings instead of this manifest, with --chunk-length 100")
+    assert (remark.fix or "").endswith("whole recordings instead of this manifest, with -- --chunk-length 100")
     assert plan_of(survey, slow, ANYWHERE, time_s=2 * HOUR_S + 40 * 60).remarks == ()
     (remark,) = plan_of(survey, slow, Site("", time_h=2), time_s=HOUR_S).remarks
     assert "--time" not in (remark.fix or "")
@@ -435,7 +435,7 @@ def test_chunks_longer_than_is_safe_get_the_speed_of_one_thread_and_the_length_t
     assert (remark.severity, remark.subject) == ("note", "chunk length")
     assert "50 of 50 chunks are longer than the 18 s that are safe on Tesla V100" in remark.text
     assert "longer than 60 s in pieces" in remark.text
-    assert remark.fix is not None and remark.fix.startswith("--chunk-length 15 ")  # its last chunk may have 3 s more
+    assert remark.fix is not None and remark.fix.startswith("-- --chunk-length 15 ")  # its last chunk may have 3 s more
     assert len(remark.details) == 3
 
 
