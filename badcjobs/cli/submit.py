@@ -245,7 +245,9 @@ def _report_slurm_end(
         return code
     _say_end(facts.get("job_id", ""), verdict, ends, summary)
     if code:
-        left = "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume does all once more"
+        left = (
+            "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume does all once more"
+        )
         say(f"\n  the same command with {left}")
     return code
 

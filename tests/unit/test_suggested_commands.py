@@ -10,36 +10,39 @@ from typing import Any
 import typer
 
 from badcjobs.cli.program import app
+from badcjobs.cli.start import PAGES
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("badcjobs/**/*.py", "badcjobs/**/*.md", "templates/*", "slurm/**/*", "README.md", "CHANGELOG.md")
+PLACES = ("badcjobs/**/*.py", "badcjobs/**/*.md", "templates/*", "slurm/**/*.*", "README.md")
 PROGRAM: Any = typer.main.get_command(app)
-ALWAYS = {"--config", "--debug", "--help"}
 OPTIONS = {
-    name: ALWAYS.union(*((*one.opts, *one.secondary_opts) for one in PROGRAM.get_command(None, name).params))
+    name: {"--config", "--debug", "--help"}.union(
+        *((*one.opts, *one.secondary_opts) for one in PROGRAM.get_command(None, name).params)
+    )
     for name in PROGRAM.commands
 }
 OPTIONS["check"] |= OPTIONS["submit"]
-PAGES = {page.stem for page in (ROOT / "badcjobs" / "guide").glob("*.md")}
-# To the end of the command: a quotation mark, a bracket, another command, a comment, the end of a sentence or line.
-SUGGESTED = re.compile(r"\bbadcjobs (?P<command>[a-z]+)\b(?P<rest>[^\n`\"()|;#]*?)(?=   |[.,:] |&&|[\n`\"()|;#]|$)")
+# A command ends at a quotation mark, a bracket, a comment, the next command, or the end of a sentence or line.
+SUGGESTED = re.compile(r"\bbadcjobs ([a-z]+)\b([^\n`\"()|;#]*?)(?=   |[.,:] |&&|[\n`\"()|;#]|$)")
+OPTION = re.compile(r"(?<![\w=-])--[a-z][a-z-]*")
 
 
-def unknown_words(text: str) -> Iterator[str]:
-    """Yield suggested commands that have an option, or name a page, that does not exist."""
+def find_wrong(text: str) -> Iterator[str]:
+    """Yield the suggested commands with an option or a page that does not exist."""
     for found in SUGGESTED.finditer(text):
-        command, (own, _, after) = found["command"], found["rest"].partition(" -- ")
-        if command not in OPTIONS:
-            continue
-        of_run = OPTIONS["run"] if command != "record" else set()
-        wrong = set(re.findall(r"(?<![\w=-])--[a-z][a-z-]*", own)) - OPTIONS[command]
-        wrong |= set(re.findall(r"(?<![\w=-])--[a-z][a-z-]*", after)) - of_run if of_run else set()
-        page = re.match(r" ([a-z-]+)", own) if command == "guide" else None
-        if wrong or (page and page[1] not in PAGES):
-            yield found[0]
+        command, (own, _, after) = found[1], found[2].partition(" -- ")
+        if command in OPTIONS:
+            wrong = {*OPTION.findall(own)} - OPTIONS[command]
+            if command != "record":
+                wrong |= {*OPTION.findall(after)} - OPTIONS["run"]
+            wrong |= {*re.findall(r"^ ([a-z-]+)", own)} - PAGES.keys() if command == "guide" else set()
+            if wrong:
+                yield found[0]
 
 
-def test_suggested_commands_have_only_options_and_pages_that_exist() -> None:
-    files = {path for place in PLACES for path in ROOT.glob(place) if path.is_file() and path.suffix != ".png"}
-    texts = {path: path.read_text("utf-8", errors="replace") for path in files if "__pycache__" not in path.parts}
-    assert [(path.name, words) for path, text in texts.items() for words in unknown_words(text)] == []
+def test_commands_in_messages_pages_and_scripts_have_only_options_and_pages_that_exist() -> None:
+    files = sorted(path for place in PLACES for path in ROOT.glob(place))
+    assert [(file.name, wrong) for file in files for wrong in find_wrong(file.read_text("utf-8"))] == []
+    assert list(find_wrong("try: badcjobs submit x --retries 2 -- --retries 2 or `badcjobs guide sbatch`")) == [
+        "badcjobs submit x --retries 2 -- --retries 2 or ", "badcjobs guide sbatch"
+    ]  # fmt: skip
