@@ -246,7 +246,7 @@ def _report_slurm_end(
     _say_end(facts.get("job_id", ""), verdict, ends, summary)
     if code:
         left = (
-            "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume does all once more"
+            "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume repeats all of it"
         )
         say(f"\n  the same command with {left}")
     return code

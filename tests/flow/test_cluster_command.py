@@ -13,15 +13,15 @@ NODES = "\n".join([ROW.format(n=1, state="mixed", used=1), ROW.format(n=2, state
 # name → arguments, what sinfo does
 ASKED: dict[str, tuple[str, str | None]] = {
     "for people": ("", f"cat <<'EOF'\n{NODES}\nEOF"),
-    "json": ("--gpus 4 --kind V100 --json", f"echo called >> calls; cat <<'EOF'\n{NODES}\nEOF"),
-    "unknown kind": ("--kind a40", f"cat <<'EOF'\n{NODES}\nEOF"),
+    "json": ("--gpus-per-task 4 --constraint V100 --json", f"echo called >> calls; cat <<'EOF'\n{NODES}\nEOF"),
+    "unknown kind": ("--constraint a40", f"cat <<'EOF'\n{NODES}\nEOF"),
     "no GPUs": ("", "echo 'n1|cpu*|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0|180000|'"),
     "no Slurm": ("", None),
     "refused": ("", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1"),
     "its own format": ("--json", f"[ -z \"$SINFO_FORMAT\" ] || exit 3; cat <<'EOF'\n{NODES}\nEOF"),
-    "none asked": ("--gpus 0", None),
-    "too many": ("--gpus 6", f"cat <<'EOF'\n{NODES}\nEOF"),
-    "too many, json": ("--gpus 9 --json", f"cat <<'EOF'\n{NODES}\nEOF"),
+    "none asked": ("--gpus-per-task 0", None),
+    "too many": ("--gpus-per-task 6", f"cat <<'EOF'\n{NODES}\nEOF"),
+    "too many, json": ("--gpus-per-task 9 --json", f"cat <<'EOF'\n{NODES}\nEOF"),
     "all closed": ("", f"cat <<'EOF'\n{NODES.replace('|up|', '|down|')}\nEOF"),
 }
 
@@ -64,7 +64,7 @@ def test_scripts_get_one_document_from_one_call_of_sinfo(answers: dict[str, Outc
         ("no GPUs", 3, ("no node of this cluster has a GPU",)),
         ("no Slurm", 3, ("there is no Slurm here", "badcjobs gpus")),
         ("refused", 5, ("Unable to contact slurm controller",)),
-        ("none asked", 2, ("--gpus",)),
+        ("none asked", 2, ("--gpus-per-task",)),
     ],
 )
 def test_what_cannot_be_answered_is_said_in_words(

@@ -6,10 +6,6 @@ named, and the same command finishes it.
 
 from __future__ import annotations
 
-from badcjobs.clock import SystemClock
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.simulated import simulated_uuid
-
 import re
 import signal
 import subprocess
@@ -26,6 +22,9 @@ import pytest
 from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
 from support.waiting import wait_for
 
+from badcjobs.clock import SystemClock
+from badcjobs.devices.locks import DeviceLocks
+from badcjobs.devices.simulated import simulated_uuid
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""

@@ -36,7 +36,7 @@ def test_tasks_that_fail_at_once_beside_old_results_are_not_all_done(login: Logi
     assert "job 4821 did not complete, but every chunk is done" in failed.stdout
     assert "task 4821_0: FAILED; no log" in failed.stdout
     assert "what is left" not in failed.stdout
-    assert "--again -- --no-resume does all once more" in failed.stdout
+    assert "--again -- --no-resume repeats all of it" in failed.stdout
     told = follow(login, "--json")  # the same job once more
     assert (told.json["verdict"], told.json["exit_code"], told.json["summary"]["verdict"]) == ("failed", 1, "done")
 

@@ -41,7 +41,7 @@ def find_wrong(text: str) -> Iterator[str]:
 
 
 def test_commands_in_messages_pages_and_scripts_have_only_options_and_pages_that_exist() -> None:
-    files = sorted(path for place in PLACES for path in ROOT.glob(place))
+    files = sorted(path for place in PLACES for path in ROOT.glob(place) if path.is_file())
     assert [(file.name, wrong) for file in files for wrong in find_wrong(file.read_text("utf-8"))] == []
     assert list(find_wrong("try: badcjobs submit x --retries 2 -- --retries 2 or `badcjobs guide sbatch`")) == [
         "badcjobs submit x --retries 2 -- --retries 2 or ", "badcjobs guide sbatch"

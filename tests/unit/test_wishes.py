@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cluster.sbatch_options import extra_options
-from badcjobs.cluster.sbatch_options import parse_array
-from badcjobs.cluster.sbatch_options import parse_minutes
-from badcjobs.cluster.submit import ArrayPlan
-from badcjobs.cluster.submit import make_order
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import ArrayShape
-from badcjobs.project import Project
-from badcjobs.run_toml import FrozenRun
-from badcjobs.settings import SubmitSettings
-
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from badcjobs.cluster.sbatch_options import extra_options, parse_array, parse_minutes
+from badcjobs.cluster.submit import ArrayPlan, make_order
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder, ArrayShape
+from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun
+from badcjobs.settings import SubmitSettings
 
 OUT = Path("/scratch/july")
 
