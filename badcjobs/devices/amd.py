@@ -108,7 +108,7 @@ class AmdDevice:
         self._lists_processes = True
 
     def read(self, smi: Any, now_s: float) -> Reading:
-        """Ask the questions that are due; raise DeviceUnreadable if none has an answer."""
+        """Read the metrics that are due; raise DeviceUnreadable if no metric can be read."""
         builder = self._builder
         builder.begin()
         due = [question for question, rest_s in self._questions if self._is_due(question.metrics[0], rest_s, now_s)]

@@ -1,4 +1,4 @@
-"""Choose free devices on a machine without Slurm: lock the best ones, wait for them, or report why there are none."""
+"""Choose free devices on a machine without Slurm: lock the best, wait for them, or report why they are not free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from badcjobs.seams import Clock
 _BETWEEN_READINGS_S = 0.5
 _POLL_S = 2.0
 _PROGRESS_EVERY_S = 10.0
-_NAP_S = 0.2  # the longest delay before a signal ends the waiting
+_NAP_S = 0.2  # the longest delay before a signal ends the wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class NotFree(NotHere):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait: the clock, where to report progress, and a check that raises to end the waiting."""
+    """How to wait: the clock, where to report progress, and a check that raises to end the wait."""
 
     clock: Clock
     report: Callable[[str], None]
     check: Callable[[], None] = lambda: None
 
     def sleep(self, seconds: float) -> None:
-        """Wait; what ``check`` raises ends it early."""
+        """Wait; an exception from ``check`` ends the wait early."""
         until_s = self.clock.monotonic_s() + seconds
         while (left_s := until_s - self.clock.monotonic_s()) > 0:
             self.check()
@@ -108,7 +108,9 @@ def check_request(request: DeviceRequest) -> None:
         )
     if not 0 <= request.wait_s < math.inf:
         raise BadInput(
-            f"--wait {request.wait_s} is not a number of seconds", why="waiting must end", fix="--wait 3600   (1 hour)"
+            f"--wait {request.wait_s} is not a number of seconds",
+            why="the wait must be finite",
+            fix="--wait 3600   (1 hour)",
         )
     limit = request.max_utilization_percent
     if limit is not None and not 0 <= limit <= 100:

@@ -56,7 +56,7 @@ class DeviceNow:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Devices, why these, and the reader."""
+    """Devices, the reason for the choice, and the reader."""
 
     devices: tuple[DeviceNow, ...]
     why: str

@@ -1,4 +1,4 @@
-"""Lock devices on a machine without Slurm, so that each has one run; all users of the machine share the locks.
+"""Lock devices on a machine without Slurm, so that only one run uses each; all users of the machine share the locks.
 
 A lock is flock(2) on one file per device. The kernel releases it when the run and every process that got the open file
 (``DeviceLocks.files``) have ended, even after SIGKILL. The text in the file (the holder) is valid only while it is

@@ -295,7 +295,7 @@ _DMON_ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
 _LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
 _LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
 
-Shares = dict[str, float | str]  # metric → percent, or why there is none
+Shares = dict[str, float | str]  # metric → percent, or why it has no value
 
 
 def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
@@ -344,7 +344,7 @@ class DcgmActivity:
         self._first_reasons: dict[tuple[str, str], str] = {}  # (UUID, metric) → why there was no value at first
 
     def complete(self, uuid: str, reading: Reading) -> Reading:
-        """Return the reading with the metrics that NVML calls missing and dcgmi has."""
+        """Return the reading with the metrics that NVML lacks and dcgmi has."""
         wanted = {metric: reading.missing[metric] for metric in _FROM_DCGM if metric in reading.missing}
         if not wanted:
             return reading
@@ -363,7 +363,7 @@ class DcgmActivity:
         self._latest.clear()
 
     def _shares(self, uuid: str) -> Shares:
-        """Return the metrics of a device, or why there are none; empty while dcgmi is starting."""
+        """Return the metrics of a device, or why it has no metrics; empty while dcgmi is starting."""
         if self._program is None:
             return dict.fromkeys(_FROM_DCGM, "dcgmi is not on PATH")
         if self._stream is None:

@@ -1,7 +1,7 @@
 """Read one device through NVML: which metrics, how often, and which source shows how busy it was.
 
 Cards, drivers, versions of the binding and MIG modes differ in the calls that they support. A refused call is never
-tried again; any other failure is valid for this reading only; the error of a lost device is raised.
+tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
 Hot questions are asked at each reading and cost about 20 µs; warm questions take longer or change slowly and are asked
 every 5 s; expensive calls are rate-limited in addition.

@@ -97,7 +97,7 @@ def reason_of(error: Exception) -> str:
 
 
 def try_call(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the answer of a library, or None if there is none."""
+    """Return the answer of a library; None: the call failed."""
     try:
         return check_number(call(*arguments))
     except Exception as error:  # broad: a device is listed even if one of its facts is missing
@@ -133,7 +133,7 @@ class Question:
 
 
 class ReadingBuilder:
-    """Builds the readings of one device, one after the other; remembers what the device refuses permanently."""
+    """Builds the readings of one device, one after another; remembers what the device refuses permanently."""
 
     def __init__(self, refused: Mapping[str, str]) -> None:
         self._refused = refused  # never changed in place: readings share it

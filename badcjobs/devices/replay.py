@@ -1,7 +1,7 @@
 """Replay the devices of a recorded task database as if they were read now.
 
 For tests with real numbers, and to see again what a recorder saw: readings, gaps and their reasons. The recording
-starts with the run, and starts again at its end.
+starts with the run, and repeats when it ends.
 """
 
 from __future__ import annotations

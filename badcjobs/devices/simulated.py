@@ -121,7 +121,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list) and all(name in METRICS for name in value),
         f"a list of metrics; allowed are {', '.join(METRICS)}",
     ),
-    "name": (lambda value: isinstance(value, str), "a text"),
+    "name": (lambda value: isinstance(value, str), "a string"),
     "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
     "slowdown_c": (lambda value: _is_count(value, 1), "a whole number of °C"),
     "processes": (lambda value: _are_pairs(value, lambda pid: _is_count(pid, 1), _is_count), "a list of [pid, MiB]"),
@@ -193,7 +193,7 @@ class SimulatedReader(GpuReader):
         self.why = f"{count} simulated device{plural} requested" + (", with a script" if script else "")
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List all devices, also lost ones."""
+        """List all devices, including lost ones."""
         return [
             InventoryDevice(
                 index=device.index,

@@ -366,7 +366,7 @@ def _style_of_busy(percent: float | None, active: bool) -> str:
 def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     task = next((task for task in snapshot.tasks if task.name == name), None)
     if task is None:
-        return [[Part(f"{name} is not the newest attempt of its array task any more", "yellow")]]
+        return [[Part(f"{name} is no longer the newest attempt of its array task", "yellow")]]
     devices = [device for device in snapshot.devices if device.task == name]
     lines = [*_task_identity(task, width), *_task_progress(snapshot, task, width)]
     lines += [_alert_line(snapshot, alert, width) for alert in snapshot.alerts if alert.task == name]

@@ -55,7 +55,7 @@ def error_line(error: BadcjobsError | OSError) -> str:
 
 
 class Background:
-    """Run functions one after the other in a thread, outside the event loop."""
+    """Run functions one after another in a thread, outside the event loop."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -114,7 +114,7 @@ class Hub:
         return None if self._read_at_s is None else self.clock.monotonic_s() - self._read_at_s
 
     async def latest(self) -> Documents:
-        """Return documents not older than the interval; raise a 503 if there are none in time."""
+        """Return documents not older than the interval; raise a 503 if they are not ready in time."""
         if self.last is not None and self.age_s is not None and self.age_s < self.interval_s and not self.trouble:
             return self.last
         if self._pending is not None and self.trouble:
@@ -184,7 +184,7 @@ class Hub:
             listener.put(event)
 
     async def run(self) -> None:
-        """Read again and again while there are listeners, until closed."""
+        """Read repeatedly while there are listeners, until closed."""
         while not self._closed:
             if self.listeners or self.always:
                 with suppress(HTTPException):
@@ -224,7 +224,7 @@ class EventStream(StreamingResponse):
         """Add an event, or the end; a listener that reads too slowly is disconnected."""
         self._waiting.put_nowait(event)
         if self._waiting.qsize() > _MAX_WAITING:
-            self._abort()  # a normal close would wait for ever until the unread buffer is sent
+            self._abort()  # a normal close would wait forever for the unread buffer
 
     async def _events(self) -> AsyncIterator[bytes]:
         while event := await self._waiting.get():

@@ -163,7 +163,7 @@ def add_up(
     all_listed: bool = False,
     alone: bool = False,
 ) -> Total:
-    """Return the totals of a run; ``every`` holds all attempts, also those that were followed by another one.
+    """Return the totals of a run; ``every`` holds all attempts, including those followed by another.
 
     ``array_count``: tasks of the array; 0: unknown. ``alone``: only one file, without the other parts of the source.
 

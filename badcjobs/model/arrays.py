@@ -160,7 +160,7 @@ class ArrayOrder:
 
     @property
     def partition(self) -> str | None:
-        """The partition that the options of sbatch name; the merge job runs there, too."""
+        """The partition that the options of sbatch name; the merge job also runs there."""
         named = (option.removeprefix("--partition=") for option in self.extra_sbatch)
         return next((name for name, option in zip(named, self.extra_sbatch, strict=True) if name != option), None)
 
@@ -222,7 +222,7 @@ class Progress:
 
     @property
     def pace(self) -> float | None:
-        """Chunks per second; None: too early to say."""
+        """Chunks per second; None: too early to tell."""
         return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
 
 
@@ -269,7 +269,7 @@ def silent_after_s(size_bytes: int, publish_every_s: float | None) -> float:
 
 
 def is_silent(heard_at_ms: int | None, after_s: float | None, now_ms: int | None) -> bool:
-    """Say whether a task that has not ended has been silent for too long; not known counts as no."""
+    """Return whether a task that has not ended has been silent for too long; False if that is not known."""
     if heard_at_ms is None or after_s is None or now_ms is None:
         return False
     return now_ms - heard_at_ms > 1000 * after_s

@@ -236,13 +236,13 @@ class Cutting:
             found.append(f"--overlap {overlap_s:g} must not be negative")
         elif length_s - overlap_s < _LEAST_STEP_S and not found:
             least = f"at least {_LEAST_STEP_S:g} s shorter than --chunk-length {length_s:g}"
-            found.append(f"--overlap {overlap_s:g} must be {least}, so that each chunk has audio of its own")
+            found.append(f"--overlap {overlap_s:g} must be {least}, so that each chunk adds new audio")
         return found
 
     def stretches(self, audio_ms: int) -> Sequence[tuple[int, int]]:
         """Return start and end of the chunks of a complete recording; each overlaps with the next.
 
-        If the last chunk would have less than three seconds of its own, the previous one is extended instead.
+        If the last chunk would add less than three seconds, the previous one is extended instead.
         """
         if self.chunk_length_s is None:
             return [(0, audio_ms)]
@@ -257,17 +257,17 @@ NO_CUTTING = Cutting()
 
 
 def is_stretch(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Say whether a row must be a part of its file: the file is longer than the row and does not end before it."""
+    """Return whether a row must be a part of its file: the file is longer than the row and does not end before it."""
     return is_longer(start_ms, end_ms, audio_ms) and not is_beyond(end_ms, audio_ms)
 
 
 def is_longer(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Say whether a file is clearly longer than its row."""
+    """Return whether a file is clearly longer than its row."""
     return audio_ms - (end_ms - start_ms) > _SLACK_MS
 
 
 def is_beyond(end_ms: int, audio_ms: int) -> bool:
-    """Say whether a row ends clearly after the end of its file."""
+    """Return whether a row ends clearly after the end of its file."""
     return end_ms - audio_ms > _SLACK_MS
 
 

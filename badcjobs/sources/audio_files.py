@@ -1,4 +1,4 @@
-"""Find audio files on disk, read their headers, and name recordings that have no id of their own."""
+"""Find audio files on disk, read their headers, and name recordings without an id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headers of WAV and FLAC files, also where sizes are made up or missing; WAV is cut without decoding."""
+"""The headers of WAV and FLAC files, even with wrong or missing sizes; WAV is cut without decoding."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class WavHeader:
     bytes_per_s: int
     frame_bytes: int
     data_start: int = 0
-    data_bytes: int = 0  # that are really there, whatever the header says
-    missing_bytes: int = 0  # that the header promises and the file does not have: it breaks off
+    data_bytes: int = 0  # in the file, even if the header has another size
+    missing_bytes: int = 0  # in the header but not in the file: it is truncated
     unfinished: bool = False  # the program that wrote it did not know its size yet, or lost power
 
     @property

@@ -202,7 +202,7 @@ class RowFiles:
     ) -> tuple[str, Fingerprint, int | None, bool]:
         """Return the path of a row's audio, its fingerprint, its end, and whether to cut it out; or raise NoAudio.
 
-        ``first``: the times of the first row of its file. ``look``: None: the same as for the row before.
+        ``first``: the times of the first row of its file. ``look`` None: the same as for the previous row.
         ``known_cut``: the plan, which read the complete source, requires a cut, unless a setting forbids it.
         """
         if look is not None:
@@ -219,9 +219,7 @@ class RowFiles:
                 raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
         is_cut = (known_cut and self._cuts is None) or self._is_cut(path, first, start_ms, end_ms)
         audio_path, fingerprint = self._found
-        if (
-            self._measured and not is_cut
-        ):  # the length of a file that is one of several chunks is not the length of the recording
+        if self._measured and not is_cut:  # a file may be one of several chunks: its length is not the recording's
             fingerprint = replace(fingerprint, header=replace(fingerprint.header, duration_s=None))
         return audio_path, fingerprint, end_ms, is_cut
 
@@ -250,7 +248,7 @@ class RowFiles:
             return start_ms > 0 or audio_ms > end_ms
         if is_stretch(start_ms, end_ms, audio_ms):
             return True
-        # If the first row of a file is a part of it, a row after the end is a missing part, not a file of its own.
+        # If the first row of a file is a part of it, a row after the end is a missing part, not a separate file.
         first_is_stretch = first[1] is not None and is_stretch(first[0], first[1], audio_ms)
         return first_is_stretch and is_longer(start_ms, end_ms, audio_ms)
 

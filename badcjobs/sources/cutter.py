@@ -36,7 +36,7 @@ class CannotCut(Exception):
 
 
 class NotThere(CannotCut):
-    """The audio is missing, or breaks off before the start of this chunk; it did not reach the engine."""
+    """The audio is missing, or ends before the start of this chunk; it did not reach the engine."""
 
 
 class NoDecoder(CannotCut):
@@ -67,7 +67,7 @@ class AudioCutter:
         return _length_with_libsndfile(path) or _length_with_ffprobe(path, self._search_path)
 
     def promised_s(self, path: Path) -> float | None:
-        """Return the seconds of audio that a WAV header promises; a file that breaks off has less.
+        """Return the seconds of audio that a WAV header states; a truncated file has less.
 
         None: not a WAV file; in other formats it is not known where audio is missing.
         """
@@ -92,7 +92,7 @@ class AudioCutter:
     def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
         """Write the audio between two times to the WAV file ``target``.
 
-        An end after the end of the audio means the end of the audio, also if the file breaks off. Raise CannotCut, or
+        An end after the end of the audio means the end of the audio, even in a truncated file. Raise CannotCut, or
         OSError if the disk refuses the file.
         """
         try:
@@ -103,7 +103,7 @@ class AudioCutter:
                     there_s, promised_s = header.length_s, header.promised_s
                     if promised_s - there_s > _SLACK_S and start_s < promised_s:
                         there = f"the file has {there_s:g} s and nothing after {start_s:g} s"
-                        raise NotThere(f"{source} breaks off: its header says {promised_s:g} s, {there}")
+                        raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {there}")
                     raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
                 try:
                     copy_frames(file, header, first, last, target)
@@ -116,7 +116,7 @@ class AudioCutter:
             raise
 
     def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
-        """Try one decoder after the other; an error while decoding is more useful than a missing decoder."""
+        """Try one decoder after another; an error while decoding is more useful than a missing decoder."""
         refusals: list[CannotCut] = []
         for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
             try:
@@ -255,7 +255,7 @@ def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Pat
                 _write(audio, last - first, target)
             except soundfile.SoundFileError as error:  # although the header could be read
                 where = f"from {start_s:g} s to {last / audio.samplerate:g} s"
-                what = f"{source} cannot be decoded {where}: it breaks off, or is damaged"
+                what = f"{source} cannot be decoded {where}: it is truncated or damaged"
                 raise CannotCut(f"{what} ({str(error).removeprefix('Error : ').rstrip('.')})") from error
     except soundfile.SoundFileError as error:
         raise CannotCut(f"{source} cannot be decoded: {error}") from error
@@ -330,7 +330,7 @@ def _write(audio: Any, frames: int, target: Path) -> None:
             block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=decode_to))
             if not block:
                 break
-            if size == 3:  # 24-bit samples are the upper bytes of 32-bit ones
+            if size == 3:  # 24-bit samples are the upper bytes of 32-bit samples
                 short = bytearray(len(block) // 4 * 3)
                 for place in range(3):
                     short[place::3] = block[place + 1 :: 4]
@@ -338,6 +338,6 @@ def _write(audio: Any, frames: int, target: Path) -> None:
             out.write(block)
             written += len(block) // frame_bytes
         out.write(b"\0" * (written * frame_bytes & 1))
-        if written < frames:  # the file breaks off; the workers notice what is missing
+        if written < frames:  # the file is truncated; the workers notice what is missing
             out.seek(0)
             out.write(make_head(header, written))

@@ -179,7 +179,7 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
     """Describe a text file of audio paths.
 
     Relative paths are searched as for a manifest. Recording ids are relative to ``root``, or to the folder of the list;
-    a relative path is the id itself, in whichever folder the file is found.
+    a relative path is itself the id, wherever the file is found.
     """
     base = path.absolute().parent if root is None else root.absolute()
     return AudioList(

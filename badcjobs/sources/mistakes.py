@@ -83,7 +83,7 @@ _MOST_PATHS = 200_000  # to find a path with two recording ids
 
 
 class Remarks:
-    """Collects files that break off, are missing or have two names, and the names that are skipped.
+    """Collects files that are truncated, missing or have two names, and the names that are skipped.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Remarks:
         """Return a line for each kind of audio that will fail, or be processed twice."""
         found = []
         if many := self.broken:
-            what = f"{many:,} file{' breaks' if many == 1 else 's break'} off; the audio before that is processed"
+            what = f"{many:,} file{' is' if many == 1 else 's are'} truncated; the existing audio is processed"
             found.append(f"{what}: {_listed(many, self.broken_examples)}")
         if many := self.missing:
             rows, they = ("row", "it") if many == 1 else ("rows", "they")

@@ -1,4 +1,4 @@
-"""Read sources for a plan: every row, only the headers that are needed, and without a stop at mistakes.
+"""Read sources for a plan: every row, only the headers that are needed, without stopping at mistakes.
 
 The file of a row with an end is not looked at: for twenty million rows a shared filesystem would need hours. Only the
 first file of each folder is looked at, which finds a wrong --root and a missing folder."""
@@ -45,7 +45,7 @@ class PlannedRow(NamedTuple):
     notes: str = ""
     further: Sequence[str] = ()  # values of columns that are not part of a BADC manifest, and their names
     further_names: tuple[str, ...] = ()
-    there_ms: int | None = None  # where its file breaks off, from the start of the file
+    there_ms: int | None = None  # where its truncated file ends, from the start of the file
     unreadable: str = ""  # why its file cannot be read
 
 
@@ -79,7 +79,7 @@ class Surveyor(Walk):
         return is_new
 
     def measure(self, path: str, header: AudioHeader) -> None:
-        """Count one more file whose header was read, and note a file that breaks off."""
+        """Count one more file whose header was read, and note a truncated file."""
         self.measured += 1
         self.remarks.note_broken(path, header)
         if header.sample_rate_hz:
@@ -199,7 +199,7 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             base, path = _split(chunk)
             end_ms = _end_of(chunk.start_ms, chunk.end_ms, chunk.fingerprint)
             further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
-            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that breaks off
+            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
             yield PlannedRow(
                 chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "",
                 further, names, there_ms, header.unreadable,

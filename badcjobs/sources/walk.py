@@ -58,13 +58,13 @@ def _refusal(text: str, count: int) -> BadInput:
 
 # --- looking at many files at a time ----------------------------------------------------------------------------------
 
-# On a shared filesystem every look at a file waits, and a million looks one after another take hours.
-# A separate thread looks at the files, so that signals are handled while a look hangs. More threads start only once
-# looks are slow: on a local disk sixteen threads need twice the time of one, because they compete for Python's lock.
+# Opening a file on a shared filesystem is slow: a million files, one after another, take hours.
+# A separate thread looks at the files, so that signals are handled while a call hangs. More threads start only if
+# calls are slow: on a local disk sixteen threads need twice the time of one, because they compete for Python's lock.
 
 THREADS = 16
-_WINDOW = 512  # items in progress; as long as looks are quick, this many are handed over together
-_QUICK_S = 0.0005  # a look on a local disk takes a fifth of it
+_WINDOW = 512  # items in progress; while looks are quick, this many are handed over together
+_QUICK_S = 0.0005  # a look on a local disk takes a fifth of this
 _LONGEST_S = 0.005  # a longer look counts as this much: a single slow look is an exception
 _SLOW_S = 0.02
 _FAR_TOO_LONG_S = 0.5  # even for a single look: more threads start meanwhile
@@ -135,9 +135,9 @@ class _Look(Generic[Question, Answer]):
 
 
 class _LookThreads(Generic[Question, Answer]):
-    """Threads that answer questions: one, for which the caller waits, and more once looks are slow.
+    """Threads that answer questions: one, for which the caller waits, and more if looks are slow.
 
-    Not a ThreadPoolExecutor: Python waits for its threads at exit, also for one that hangs.
+    Not a ThreadPoolExecutor: at exit Python waits for its threads, even for one that hangs.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class _LookThreads(Generic[Question, Answer]):
         self, window: deque[tuple[Item, _Look[Question, Answer] | None]]
     ) -> Iterator[tuple[Item, Answer | None]]:
         """Yield the first items of a window with their answers, at least one; all of them while looks are quick."""
-        self._while_waiting()  # the items may be slow to come, too
+        self._while_waiting()  # the items themselves may also be slow
         if self._held:
             last = self._held[-1]
             self._hand_over()

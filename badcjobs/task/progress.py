@@ -202,13 +202,13 @@ class TimeBudget:
             self._rates = Rates(recent_work(_RECENT))
 
     def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
-        """Say whether work that takes ``expected_s`` may start; ``ends_in_s`` None: not known, so any time will do."""
+        """Return whether work that ends in ``ends_in_s`` may start; None: not known, so any time left is enough."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0
         return ends_in_s + max(self._margin_s, _SMALL_SHARE * expected_s) <= self.left_s
 
     def fit_test(self, device_id: int | None, in_hand: Sequence[tuple[Chunk, int | None]], lanes: int) -> Fits:
-        """Return a function that says, chunk by chunk, whether a worker would finish it in time.
+        """Return a function that checks, chunk by chunk, whether a worker would finish it in time.
 
         ``in_hand``: the chunks that the worker already has, each with its start time (ms) if it has one; the worker
         runs ``lanes`` of them at a time. Each accepted chunk counts as in hand for the next.

@@ -82,7 +82,7 @@ class StopRequest:
         return self.warned_by is not None or self.ended_by is not None
 
     def overdue(self, grace_s: float) -> bool:
-        """Say whether running work must be ended now."""
+        """Return whether running work must be ended now."""
         if self.cut_short_by is not None:
             return True
         return self.ended_by is not None and self._monotonic_s() - self.ended_at_s > grace_s

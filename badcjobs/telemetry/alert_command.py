@@ -43,7 +43,7 @@ _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshol
 
 
 class AlertCalls:
-    """Calls a function for one alert after the other, in a separate thread that starts with the first alert."""
+    """Calls a function for one alert after another, in a separate thread that starts with the first alert."""
 
     def __init__(self, call: Callable[[Any], object], name: str = "on_alert") -> None:
         self._call = call
@@ -77,7 +77,7 @@ class AlertCalls:
 
 
 class AlertCommand:
-    """Runs the user's program for one alert after the other, without a shell; it gets a JSON document on stdin.
+    """Runs the user's program for one alert after another, without a shell; it gets a JSON document on stdin.
 
     Calls beyond the limit are left out, and the next call has their number.
     """
@@ -121,7 +121,7 @@ class AlertCommand:
         trouble = self._run(document)
         if trouble is not None and not self._failed and not self._stopped:
             self._failed = True
-            log.warning("[alerts] command: %s; further failures are not logged, the work continues", trouble)
+            log.warning("[alerts] command: %s; further failures are not logged; the work continues", trouble)
 
     def _run(self, document: Document) -> str | None:
         """Run the program to its end, or for TIMEOUT_S; return what went wrong."""

@@ -189,7 +189,7 @@ class Book(ABC):
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes samples at start, start + interval, start + 2 × interval, …, however long a sample takes.
+    """Takes samples at start, start + interval, start + 2 × interval, …, even if a sample takes long.
 
     Samples are more important than the rows of the books: a book that fails is reported once, and tried again with the
     next sample.

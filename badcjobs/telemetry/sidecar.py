@@ -46,7 +46,7 @@ class Sidecar:
         self._restarts_left = 1
         self.failure: str | None = None
         self.unwritten = Unwritten()
-        self.over = False  # the recorder does not write to its file any more
+        self.over = False  # the recorder no longer writes to its file
         self._process: subprocess.Popen[bytes] | None = None
         self._log_before = 0  # bytes of the log that an earlier recorder has written
         self._pipe: protocol.LinePipe | None = None

@@ -1,7 +1,7 @@
 """Read what the task's own processes use: the wrapper, its workers, the recorder, and their child processes.
 
 A process that has ended is not lost: as soon as its parent has waited for it, its CPU time and its bytes are part of
-the parent's counters. So programs that run for less than the time between two readings are counted, too."""
+the parent's counters. So programs that run for less than the time between two readings are also counted."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Workers: engine processes on the devices, fed from one queue, with retries, autoscaling and an orderly stop."""
+"""Workers: engine processes on the devices, fed from one queue, with retries, autoscaling and a clean stop."""

@@ -1,4 +1,4 @@
-"""The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` adds workers while that pays.
+"""The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` adds workers while that helps.
 
 ``plan_start`` and ``Ramp`` only decide. ``Autoscaler`` measures, starts and stops workers, records each decision and
 keeps the result for the next task. All devices of a task get one more worker at the same time, because they share the
@@ -20,13 +20,13 @@ from badcjobs.workers.supervise import Supervisor
 log = logging.getLogger(__name__)
 
 _CORES_EACH = 4  # with this many cores for each worker, one more has always been faster
-_MEMORY_EACH = 4 * 2**30  # device memory of HawkEars with its usual threads, and half as much again
+_MEMORY_EACH = 4 * 2**30  # device memory of HawkEars with its usual threads, plus half
 _MOST = 16
 _PAYS = 1.05  # a smaller gain is not worth the memory
 _FULL = 0.9  # of the device memory (more raises an alert), and of the main memory (a job that uses all is killed)
 _WINDOW_S = 5.0
 _WINDOW_CHUNKS = 20  # per worker: with fewer, one chunk changes the rate by more than 5 %
-_WORTH_S = 60.0  # with less work left than this a new worker does not pay for its start
+_WORTH_S = 60.0  # with less work left than this, starting a worker costs more than it gains
 _STEADY, _APART_S = 1.05, 5.0  # growth between two readings, and their distance: the memory of a new worker grows
 _EACH_BYTES = 4 * 2**30  # assumed main memory of an engine process until it is measured
 _EVERY_S = 1.0
@@ -140,7 +140,7 @@ class Ramp:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most main memory in use with these workers; None: not read since all of them work."""
+        """The most main memory in use with these workers; None: not read since all of them started work."""
         return max((held.memory_bytes for held in self._held), default=None)
 
     def step_back(self, reason: str) -> WorkerStep | None:

@@ -57,7 +57,7 @@ def check_audio(chunk: Chunk) -> None:
     except (FileNotFoundError, NotADirectoryError) as error:
         path = Path(chunk.audio_path)
         what, fetch = explain_link(path) if path.is_symlink() else ("no such file:", None)
-        # The command to paste comes last: tables show only the last line of an error.
+        # The command to paste is last, because tables show only the last line of an error.
         raise NotThere(f"{what} {path}" + (f": {fetch} {shlex.quote(path.name)}" if fetch else "")) from error
     except OSError:
         return  # the engine will report why it cannot be read

@@ -249,7 +249,7 @@ class CommandSession:
                         process.wait()
                         raise SessionBroken(retry.HANG, f"no output from the program for {limit_s:.0f} s") from None
         finally:
-            self._end()  # also the processes that it left in its group
+            self._end()  # including processes that it left in its group
 
     def _end(self) -> None:
         if self._running is not None:
@@ -313,7 +313,7 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
 
 # --- the CSV files that programs write --------------------------------------------------------------------------------
 
-# The columns of our own format, of HawkEars 2 and of HawkEars 1 → the columns of the label and of the species name.
+# The columns of our format, of HawkEars 2 and of HawkEars 1 → the columns of the label and of the species name.
 _LABELS = {
     ("start_time", "end_time", "label", "score"): ("label", None),
     ("recording", "start_time", "end_time", "name", "score"): ("name", None),
@@ -322,7 +322,7 @@ _LABELS = {
 
 
 def parse_detections_csv(text: str) -> list[Detection]:
-    """Parse the CSV of one chunk: our own four columns, or those of HawkEars 1 or 2.
+    """Parse the CSV of one chunk: our four columns, or those of HawkEars 1 or 2.
 
     Other columns are ignored; a header without rows means no detections. Any other error in the file raises ValueError
     with the line and the column.

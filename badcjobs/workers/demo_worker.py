@@ -163,7 +163,7 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
 
     The memory is proportional to the length of the audio, and twice as much for a usual worker as for a lean one. The
     processes of a device share its memory: each writes its use to a file ``<device>.<pid>`` in a common folder, which
-    the simulated devices read. Without a folder each process has the complete device for itself.
+    the simulated devices read. Without a folder, each process has the device to itself.
     """
     per_s, device_bytes, folder = options.memory_per_s, options.device_bytes, options.ledger
     if options.room_s is not None:

@@ -238,7 +238,7 @@ def find_python(python: str | None, start: EngineStart) -> str:
 
 
 def python_of(script: Path) -> str | None:
-    """Return the Python that runs a script made by pip, from its first lines; None: it is no such script."""
+    """Return the Python that runs a script made by pip, from its first lines; None: it is not such a script."""
     try:
         with script.open("rb") as file:
             head = file.read(2048).decode(errors="replace").split("\n")
@@ -264,7 +264,7 @@ def query_hawkears(
             done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_QUERY_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             return None, str(error)
-        if done.returncode >= 0:  # negative: killed by a signal, which is no answer
+        if done.returncode >= 0:  # negative: killed by a signal, so try again
             break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     answer: dict[str, Any] = events[0] if events else {}

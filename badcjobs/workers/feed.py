@@ -1,8 +1,8 @@
 """The audio steps around an engine session: copies on the node, and cutting of chunks that are too long.
 
-``EngineSetup`` decides for a task, ``SessionFeed`` does the work for one session. ``memory_limits`` keeps which chunks
-fitted into device memory, and decides how a chunk is processed. Other threads decide but may not write to the
-database: ``EngineSetup.decisions`` passes their decisions on.
+``EngineSetup`` decides for a task; ``SessionFeed`` does the work for one session. ``memory_limits`` records which
+chunks fitted into device memory, and decides how a chunk is processed. Worker threads may not write to the database:
+``EngineSetup.decisions`` passes their decisions on.
 """
 
 from __future__ import annotations

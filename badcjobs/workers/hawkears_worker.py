@@ -39,7 +39,7 @@ class OrderPipe:
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # what an engine prints goes to stderr, not between the events
+        os.dup2(2, 1)  # an engine's output goes to stderr, not between the events
         self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.stopping = threading.Event()
@@ -53,7 +53,7 @@ class OrderPipe:
             self._answers.flush()
 
     def orders(self) -> Iterator[dict[str, Any]]:
-        """Yield one order after the other until the stop; thread-safe."""
+        """Yield one order after another until the stop; thread-safe."""
         while (order := self._orders.get()) is not None and not self.stopping.is_set():
             yield order
         self.stop()
@@ -211,7 +211,7 @@ def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int,
 
 
 def species_names(analyzer: Any) -> dict[str, str]:
-    """Return the common name of each label, whichever of them --label chooses."""
+    """Return the common name of each label, for any value of --label."""
     names: dict[str, str] = {}
     for field in ("code", "alt_code", "name", "alt_name"):
         for one in analyzer.class_mgr.all_classes():

@@ -2,7 +2,7 @@
 
 A chunk that runs out of memory is tried with less: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in
 4 → … Waiting chunks of its length follow immediately. The limit is kept for later tasks only after a step has worked,
-and only if no audio of that length has ever fitted: a GPU that other processes fill gives no limit for its model.
+and only if no audio of that length has ever fitted: a GPU that is full of other processes gives no limit for its model.
 """
 
 from __future__ import annotations

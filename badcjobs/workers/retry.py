@@ -38,7 +38,7 @@ HOST_MEMORY = "host_memory"
 RAN_ON_CPU = "ran_on_cpu"  # this worker's device does not work for the engine
 GPU_LOST = "gpu_lost"
 CONFIGURATION = "configuration"  # this engine cannot work with these settings: the task gives up immediately
-RETIRING = frozenset({RAN_ON_CPU, GPU_LOST})  # the worker stops, its chunks go back, the other workers continue
+RETIRING = frozenset({RAN_ON_CPU, GPU_LOST})  # the worker stops and returns its chunks; the other workers continue
 
 _DEATHS_OF_POISON = 2
 _MOST_STEPS_DOWN = 16  # usual, lean, in 2, 4, 8, … pieces
@@ -162,7 +162,7 @@ class Retries:
         """Decide about a result; the caller decides how an uncharged chunk is tried again.
 
         ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: not known). A try with less
-        memory is not counted as a retry; without a way left the chunk fails, because another try would fail the same.
+        memory is not counted as a retry; without a way left the chunk fails, because another try would fail too.
         """
         key = result.chunk.key
         if result.ok:

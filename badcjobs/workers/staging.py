@@ -54,7 +54,7 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
     if wanted != "auto":
         return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
     if not chunks:
-        return StagingChoice(False, "no chunk waits")
+        return StagingChoice(False, "no chunk is waiting")
     # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
     far = next((folder for folder in folders if read_filesystem(folder).shared), None)

@@ -71,7 +71,7 @@ class WorkerThread(threading.Thread):
     scratch: Path
     openings: int  # how often in a row the engine may fail to start
     timetable: Timetable | None = None
-    audio: AudioSteps | None = None  # None: the engine gets every chunk as it is
+    audio: AudioSteps | None = None  # None: the engine gets every chunk unchanged
     retired: bool = False  # set by the supervisor: stop after the chunks in hand
     _parallel: int = 1  # the most chunks that were in progress at the same time
     _feed: Session | None = None  # the open session, with the audio steps before it

@@ -200,7 +200,7 @@ def test_a_recording_that_breaks_off_is_done_as_far_as_it_goes_and_that_is_told(
     ]  # fmt: skip
     [failed] = ended.json["failed"]
     assert failed["error_class"] == "missing_audio"
-    assert "breaks off: its header says 120 s, the file has 76.5 s and nothing after 80 s" in failed["error"]
+    assert "is truncated: its header says 120 s, the file has 76.5 s and nothing after 80 s" in failed["error"]
     of_it = "WHERE chunk_id = 'a_40000_80000'"
     assert site.rows(f"SELECT pieces FROM attempt {of_it} AND outcome = 'done'") == [(pieces,)]
     expected = [tuple(found[:2]) for found in analyse(str(beforehand), 0.25)["detections"]]

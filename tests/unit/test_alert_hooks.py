@@ -215,7 +215,7 @@ def test_a_command_that_fails_is_complained_of_once_with_its_last_words(
     calls.add(HOT)
     calls.add(OVER)
     calls.finish()
-    said = "[alerts] command: it exited with 3: no such channel; further failures are not logged, the work continues"
+    said = "[alerts] command: it exited with 3: no such channel; further failures are not logged; the work continues"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

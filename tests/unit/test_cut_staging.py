@@ -225,7 +225,7 @@ def test_of_a_chunk_in_which_its_recording_breaks_off_the_engine_gets_what_is_th
     assert (given.start_ms, given.end_ms, given.audio_s) == (55_000, 58_000, 3.0)
     bench.coming.clear()
     bench.stager.release(broken)
-    with pytest.raises(NotThere, match=r"breaks off: its header says 60 s, the file has 58 s and nothing after 58 s"):
+    with pytest.raises(NotThere, match=r"is truncated: its header says 60 s, the file has 58 s and nothing after 58 s"):
         bench.stager.take(replace(broken, start_ms=58_000))
     with pytest.raises(CannotCut, match=r"ends at 58\.000 s, before the end of the chunk from 55\.000 s to 65\.000 s"):
         bench.stager.take(replace(broken, end_ms=65_000))  # its header does not promise that either

@@ -226,7 +226,7 @@ def test_of_a_flac_that_breaks_off_nothing_behind_its_end_can_be_cut(tmp_path: P
         out.buffer_write(ramp(RATE * 4, 1, 2), dtype="int16")
     whole = (tmp_path / "whole.flac").read_bytes()
     (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CannotCut, match=r"a\.flac cannot be decoded from 3\.5 s to 4 s: it breaks off, or is damaged"):
+    with pytest.raises(CannotCut, match=r"a\.flac cannot be decoded from 3\.5 s to 4 s: it is truncated or damaged"):
         ALONE.cut(tmp_path / "a.flac", 3.5, 4.0, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
 
@@ -245,7 +245,7 @@ def test_of_a_wav_that_breaks_off_what_is_there_is_cut_and_the_rest_is_told(tmp_
         audio.setpos(25 * audio.getframerate())
         assert cut.readframes(10**9) == audio.readframes(cut.getnframes()) != b""
     for start_s in (30, 40, 59):
-        words = rf"half.wav breaks off: its header says 60 s, the file has 29\.9\d+ s and nothing after {start_s} s"
+        words = rf"half.wav is truncated: its header says 60 s, the file has 29\.9\d+ s and nothing after {start_s} s"
         with pytest.raises(NotThere, match=words):
             cutter.cut(half, start_s, start_s + 10, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()

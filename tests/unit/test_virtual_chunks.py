@@ -239,7 +239,7 @@ def test_a_chunk_length_has_no_effect_on_a_manifest_and_a_warning_says_so(
     make_wav(tmp_path / "a.wav", 5)
     sources = open_sources([manifest(tmp_path, ("a.wav", 0, 5000))], root=None, cutting=Cutting(None, 2.0))
     assert [(one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)] == [(0, 5000)]
-    assert "is a manifest, which says where each chunk begins and ends" in caplog.text
+    assert "is a manifest, which defines where each chunk starts and ends" in caplog.text
 
 
 def test_the_key_cut_is_refused_for_whole_recordings(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_recording_that_breaks_off_is_listed_as_long_as_its_header_says_and_re
     remarks = Remarks()
     sources = open_sources([tmp_path], root=None, cutting=Cutting(chunk_length_s=10))
     assert [chunk.end_ms for chunk in sources.chunks(WHOLE, remarks)] == list(range(10_000, 61_000, 10_000))
-    what = "1 file breaks off; the audio before that is processed: a.wav (its header says 60 s, the file has 30 s)"
+    what = "1 file is truncated; the existing audio is processed: a.wav (its header says 60 s, the file has 30 s)"
     assert remarks.lines() == [what]
     assert cut_of(tmp_path, ("a.wav", 0, 10_000), ("a.wav", 50_000, 60_000)) == [True, True]
     whole = [*open_sources([tmp_path / "a.wav"], root=None, cutting=Cutting(chunk_length_s=90)).chunks(WHOLE)]
