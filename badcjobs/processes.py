@@ -168,12 +168,13 @@ def last_lines(path: Path, limit: int = 2000) -> str:
 
 def parse_prefix(text: str, search_path: str | None) -> list[str]:
     """Split ``--engine-prefix`` into words; raise NotHere if its program is not on this machine."""
+    example = "badcjobs run … --engine-prefix 'nsys profile -o OUT/{worker}'"
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise BadInput(f"--engine-prefix {text!r} cannot be read", why=str(error)) from error
+        raise BadInput(f"--engine-prefix {text!r} cannot be read", why=str(error), fix=example) from error
     if not words:
-        raise BadInput("--engine-prefix is empty", fix="badcjobs run … --engine-prefix 'nsys profile -o OUT/{worker}'")
+        raise BadInput("--engine-prefix is empty", fix=example)
     if shutil.which(words[0], path=search_path) is None:
         raise NotHere(
             f"the program {words[0]!r} of --engine-prefix was not found",

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns
 from badcjobs.settings import (
+    OPTIONS_ONLY,
     SETTINGS,
     TABLES,
     PlanSettings,
@@ -65,6 +66,9 @@ class Project:
             )
         keys = {pair[1]: parse_value(pair[2]) for _, pair in found if pair is not None}
         file = cwd / files[0] if files else find_project_file(cwd)
+        table, _, key = files[0].rpartition(".") if files else ("", "", "")
+        if file is not None and key in SETTINGS.get(table, ()) and not file.exists():
+            raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
         document, text = ({}, "") if file is None else read_toml(file)
         return cls.parse(document, text, file, keys)
 
@@ -113,8 +117,8 @@ class Project:
             mistakes += contradictions(values)
             values.setdefault("engine", "command" if values.get("command") else "hawkears")
             more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns}
-            if "out" in values:
-                values["out"] = Path(values["out"])
+            if out := values.pop("out", None):  # "": an empty shell variable
+                values["out"] = Path(out)
         if collect is None:
             refuse(mistakes, f"badcjobs {command} --help")
         return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
@@ -180,6 +184,7 @@ class _Source:
     def unknown(self) -> Iterator[str]:
         """Yield each unknown key with the nearest known one."""
         known = [_dotted(table, key) for table, keys in SETTINGS.items() for key in keys]
+        names = {key.rpartition(".")[2]: key for key in reversed(known)}
         tables = [table for table in SETTINGS if table]
         places = {key: f"--config {key}" for key in self.keys}
         for name, value in self.document.items():
@@ -190,12 +195,14 @@ class _Source:
             elif name not in _OF_RUN_TOML:
                 places[name] = self.place("", name)
         for key, place in places.items():
-            if key in known:
-                continue
             bare = key.rpartition(".")[2]
-            owners = [one for one in known if one.rpartition(".")[2] == bare]
-            near = owners[0] if owners else nearest(key, [*known, *tables]) or nearest(bare, known)
-            yield f"{place}: unknown key" + (f"; did you mean {near}?" if near else "")
+            if bare in OPTIONS_ONLY:
+                yield f"{place}: this can only be an option, --{bare}, because it is different in every call"
+            elif key in tables:
+                yield f"{place} is a table: --config {key}.KEY=VALUE"
+            elif key not in known:
+                near = bare if bare in names else nearest(bare, [*names, *tables])
+                yield f"{place}: unknown key" + (f"; did you mean {names.get(near, near)}?" if near else "")
 
     def alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
         """Return the table [alerts]."""

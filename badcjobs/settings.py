@@ -174,7 +174,7 @@ class RunSettings:
     )
     max_utilization_percent: float = _setting(
         100.0, "number", "outside Slurm, with max_gpus: choose GPUs that are at most this busy (percent)",
-        key="max_utilization", least=0.0,
+        key="max_utilization", least=0.0, most=100.0,
     )  # fmt: skip
     wait_s: float = _setting(0.0, "number", "outside Slurm, with max_gpus: wait this long for free GPUs", least=0.0)
     backoff_s: float = _setting(1.0, "number", "pause before the first retry; doubles with each retry", least=0.0)
@@ -360,8 +360,11 @@ def _find_problem(setting: Setting, value: Any) -> str | None:
     kind: Any
     kind, words = _KINDS[setting.kind]
     if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
+        if setting.among:
+            return f"must be one of {', '.join(setting.among)}"
         either = f", or {to_toml(setting.unset)}" if setting.unset else ""
-        return f"must be {words}{either}"
+        as_list = f": {to_toml([value])}" if setting.kind == "texts" and isinstance(value, str) else ""
+        return f"must be {words}{either}{as_list}"
     if setting.check is not None and (problem := setting.check(value)):
         return problem
     if setting.among and value not in setting.among:
@@ -382,8 +385,8 @@ def _find_problem(setting: Setting, value: Any) -> str | None:
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the settings of a run together."""
     engine, command = values.get("engine"), values.get("command")
-    if engine == "command" and not command:
-        yield "--engine command needs --command 'program {input} {output}'"
+    if not command and (engine == "command" or command is not None):
+        yield "--engine command needs a program: --command 'program {input} {output}'"
     if engine not in (None, "command") and command:
         yield f"--command goes with --engine command, not with {engine}"
     yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()

@@ -129,7 +129,7 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
 def explain_moved_option(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
     """Return why an unknown option of a command is refused, and the line to paste; None: it never was an option.
 
-    It may be an option of run that belongs after --, or one that is a key of badcjobs.toml.
+    It may be an option of run that belongs after --, one of submit, or one that is a key of badcjobs.toml.
     """
     bare = option.removeprefix("--").removeprefix("no-").replace("-", "_")
     value = given_value([option], words)
@@ -137,10 +137,12 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         said = option if of_run.kind == "switch" else f"{option} {shlex.quote(value or of_run.metavar)}"
         return "it is an option of run: those stand after --", f"badcjobs {command} … -- {said}"
+    if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
+        return "it is an option of submit", f"badcjobs submit … {option} {shlex.quote(value or '…')}"
     for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
         for key in (bare, f"{bare}_s"):
             setting = SETTINGS[table].get(key)
-            if setting is not None and setting.heading is None:
+            if setting is not None and (setting.heading is None or setting.default is False):
                 if setting.kind == "switch":
                     value = "false" if option.startswith("--no-") else "true"
                 fix = f"--config {table}.{key}={shlex.quote(value or '…')}"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from badcjobs import __version__
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+
 import inspect
+import re
 import signal
 import sys
 import textwrap
@@ -16,8 +22,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from badcjobs import __version__
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 
 # Typer brings its own copy of click's errors, or click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -246,6 +250,8 @@ def _convert_usage_error(error: Any) -> BadcjobsError:
     command = " ".join(filter(None, ["badcjobs", named]))
     value = given_value(getattr(getattr(error, "param", None), "opts", ()), sys.argv[1:])
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
+    if wrong := re.fullmatch(r"Invalid value for '([\w-]+)': '(.*)' is not a valid (int|float)\w*\.", message):
+        message = f"{wrong[1]} {wrong[2]} must be {'a whole number' if wrong[3] == 'int' else 'a number'}"
     said = message if value is None or value in message else f"{message} (given: {value})"
     if "No such option" in message and (moved := explain_moved_option(error.option_name, sys.argv[1:], named or "")):
         return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])

@@ -54,7 +54,7 @@ def run(
 
     project = read_project(context)
     chosen = project.make(RunSettings, {"source": source, **settings}, "run")
-    require_out(chosen.out if settings["out"] != "" else None, "run")  # "": an empty shell variable
+    require_out(chosen.out, "run")
     log_to_stderr()
     announce_project(project, settings["simulate"])
     with ProgressBars(wanted=not json_wanted) as bars:

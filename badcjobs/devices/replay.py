@@ -6,6 +6,15 @@ starts with the run, and repeats when it ends.
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import METRICS
+from badcjobs.model import InventoryDevice
+from badcjobs.model import ProcessReading
+from badcjobs.model import Reading
+from badcjobs.seams import Clock
+from badcjobs.seams import DeviceUnreadable
+from badcjobs.seams import GpuReader
+
 import json
 import os
 import re
@@ -15,9 +24,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from badcjobs.errors import BadInput
-from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
-from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 _TABLES = ("device", "sample", "gap")  # every recording has them
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")
@@ -161,7 +167,8 @@ def _open(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         db.execute("SELECT count(*) FROM sqlite_master")
     except OSError as error:
-        raise BadInput(f"the recording {path} cannot be read", why=error.strerror) from error
+        fix = "--simulate 2, or a file: a simulation script (.toml) or a task database"
+        raise BadInput(f"the recording {path} cannot be read", why=error.strerror, fix=fix) from error
     except sqlite3.Error as error:
         raise BadInput(f"the recording {path} is not a task database", why=str(error), fix=_MAKE_ONE) from error
     return db

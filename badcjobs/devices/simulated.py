@@ -7,6 +7,16 @@ device, to report each fault once.
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import METRICS
+from badcjobs.model import InventoryDevice
+from badcjobs.model import ProcessReading
+from badcjobs.model import Reading
+from badcjobs.seams import Clock
+from badcjobs.seams import DeviceUnreadable
+from badcjobs.seams import GpuReader
+
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +25,6 @@ from math import cos, inf, pi, sin
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import BadInput
-from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
-from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,8 @@ def load_script(path: Path) -> tuple[int, tuple[SimulatedDevice, ...]]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror) from error
+        fix = f"ls {shlex.quote(str(path.parent))}   (or a number of devices: --simulate 2)"
+        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror, fix=fix) from error
     except ValueError as error:  # not TOML, or not UTF-8
         raise BadInput(f"the simulation script {path} is not TOML", why=str(error)) from error
     return parse_script(document, str(path))

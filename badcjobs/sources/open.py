@@ -133,7 +133,8 @@ def open_sources(
     if not paths:
         raise BadInput("no SOURCE given", why="a source is a manifest, a folder of audio, or a list of either")
     if root is not None and not os.path.isdir(root):  # noqa: PTH112  (Path.is_dir raises without permission)
-        raise BadInput(f"no such folder: {root}", why="--root is the folder that source_paths are relative to")
+        why = "--root is the folder that source_paths are relative to"
+        raise BadInput(f"no such folder: {root}", why=why, fix=shlex.join(["ls", str(root.parent)]))
     if problems := cutting.problems():
         raise BadInput("\n".join(problems), fix="--chunk-length 294 --overlap 6")
     mistakes = Mistakes([str(path) for path in paths])

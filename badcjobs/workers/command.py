@@ -8,6 +8,28 @@ have the same name.
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import Chunk
+from badcjobs.model import ChunkResult
+from badcjobs.model import ChunkStarted
+from badcjobs.model import Detection
+from badcjobs.model import WorkerPlan
+from badcjobs.processes import fingerprint_of
+from badcjobs.processes import last_lines
+from badcjobs.processes import worker_environment
+from badcjobs.seams import More
+from badcjobs.seams import Process
+from badcjobs.seams import SessionBroken
+from badcjobs.seams import nothing_more
+from badcjobs.store.atomic_write import fresh_file
+from badcjobs.store.atomic_write import make_folder
+from badcjobs.store.export_badc import chunk_file
+from badcjobs.workers import retry
+from badcjobs.workers.stream_session import EngineStart
+from badcjobs.workers.stream_session import HangTimeout
+from badcjobs.workers.stream_session import log_size
+
 import csv
 import io
 import logging
@@ -20,14 +42,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
-from badcjobs.processes import fingerprint_of, last_lines, worker_environment
-from badcjobs.seams import More, Process, SessionBroken, nothing_more
-from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_badc import chunk_file
-from badcjobs.workers import retry
-from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +49,7 @@ PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index"
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
 _PER_BATCH = ("inputs", "outputs")
 _DEFAULT_BATCH = 64
+_EXAMPLE = "badcjobs run … --engine command --command 'program {input} {output}'"
 
 
 def parse_command(template: str) -> tuple[list[str], bool]:
@@ -43,7 +58,7 @@ def parse_command(template: str) -> tuple[list[str], bool]:
         words = shlex.split(template)
         fields = {field for word in words for field in _fields(word)}
     except ValueError as error:
-        raise BadInput(f"--command {template!r} cannot be read", why=str(error)) from error
+        raise BadInput(f"--command {template!r} cannot be read", why=str(error), fix=_EXAMPLE) from error
     needed = _PER_BATCH if fields & set(_PER_BATCH) else ("input", "output")
     faults = [f"{{{name}}} is not a placeholder" for name in sorted(fields - set(PLACEHOLDERS))]
     faults += [f"{{{name}}} is missing" for name in needed if name not in fields]
@@ -53,7 +68,7 @@ def parse_command(template: str) -> tuple[list[str], bool]:
         raise BadInput(
             f"--command {template!r}: " + ", ".join(faults),
             why="placeholders are " + " ".join(f"{{{name}}}" for name in PLACEHOLDERS) + "; write {{ for a brace",
-            fix="badcjobs run … --engine command --command 'program {input} {output}'",
+            fix=_EXAMPLE,
         )
     return words, needed is _PER_BATCH
 

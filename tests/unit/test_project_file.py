@@ -218,6 +218,33 @@ def test_an_unknown_key_on_the_command_line_is_named_with_the_nearest_one(word: 
     assert refusal(word).what == f"--config {word.partition('=')[0]}: unknown key; did you mean {near}?"
 
 
+def test_a_key_without_a_value_and_a_table_as_a_key_are_named() -> None:
+    assert refusal("run.grace_s").fix == "--config run.grace_s=VALUE"
+    assert refusal("run=1").what == "--config run is a table: --config run.KEY=VALUE"
+
+
+def test_a_shard_in_a_file_is_refused_because_all_tasks_would_do_the_same_part(config: Path) -> None:
+    config.write_text('[run]\nshard = "0/2"\n')
+    assert "line 2: [run] shard: this can only be an option, --shard" in refusal(config).what
+    assert "this can only be an option" in refusal("run.shard=0/2").what
+    assert make(shard="0/2").shard == "0/2"
+
+
+def test_an_empty_out_is_no_run_folder(config: Path) -> None:
+    config.write_text('[run]\nout = "runs/x"\n')
+    assert make(config, out="").out is None
+    assert make("run.out=''").out is None
+
+
+def test_an_empty_command_is_refused() -> None:
+    assert refusal(command="").what == refusal(engine="command").what
+
+
+def test_a_text_in_place_of_a_list_is_shown_as_a_list(config: Path) -> None:
+    config.write_text('[run]\nsource = "m.csv"\n')
+    assert refusal(config).what.endswith('source = "m.csv" must be a list of texts: ["m.csv"]')
+
+
 def test_keys_of_other_tables_can_be_given_alone_as_well(config: Path) -> None:
     config.write_text("[alerts]\nidle_s = 60\ntemperature_c = 70\n")
     settings = make(config, "alerts.temperature_c=75", "recordings.patterns=['{location}/*']")
@@ -250,6 +277,8 @@ def test_a_task_in_another_folder_gets_the_same_settings(config: Path) -> None:
         (["probe", "--keep=here"], "--config probe.keep=here"),
         (["submit", "july.csv", "--chunk-length", "294"], "badcjobs submit … -- --chunk-length 294"),
         (["plan", "--no-resume"], "badcjobs plan … -- --no-resume"),
+        (["run", "--no-keep-raw"], "--config run.keep_raw=false"),
+        (["run", "--tasks", "3"], "badcjobs submit … --tasks 3"),
     ],
 )
 def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(words: list[str], line: str) -> None:
