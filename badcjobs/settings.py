@@ -386,7 +386,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the settings of a run together."""
     engine, command = values.get("engine"), values.get("command")
     if not command and (engine == "command" or command is not None):
-        yield "--engine command needs a program: --command 'program {input} {output}'"
+        yield "--engine command needs --command 'program {input} {output}'"
     if engine not in (None, "command") and command:
         yield f"--command goes with --engine command, not with {engine}"
     yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()

@@ -6,15 +6,6 @@ starts with the run, and repeats when it ends.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import METRICS
-from badcjobs.model import InventoryDevice
-from badcjobs.model import ProcessReading
-from badcjobs.model import Reading
-from badcjobs.seams import Clock
-from badcjobs.seams import DeviceUnreadable
-from badcjobs.seams import GpuReader
-
 import json
 import os
 import re
@@ -24,6 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from badcjobs.errors import BadInput
+from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 _TABLES = ("device", "sample", "gap")  # every recording has them
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")

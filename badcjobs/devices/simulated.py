@@ -7,15 +7,6 @@ device, to report each fault once.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import METRICS
-from badcjobs.model import InventoryDevice
-from badcjobs.model import ProcessReading
-from badcjobs.model import Reading
-from badcjobs.seams import Clock
-from badcjobs.seams import DeviceUnreadable
-from badcjobs.seams import GpuReader
-
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +16,9 @@ from math import cos, inf, pi, sin
 from pathlib import Path
 from typing import Any
 
+from badcjobs.errors import BadInput
+from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
 
 @dataclass(frozen=True, slots=True)

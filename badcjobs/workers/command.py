@@ -8,28 +8,6 @@ have the same name.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import Chunk
-from badcjobs.model import ChunkResult
-from badcjobs.model import ChunkStarted
-from badcjobs.model import Detection
-from badcjobs.model import WorkerPlan
-from badcjobs.processes import fingerprint_of
-from badcjobs.processes import last_lines
-from badcjobs.processes import worker_environment
-from badcjobs.seams import More
-from badcjobs.seams import Process
-from badcjobs.seams import SessionBroken
-from badcjobs.seams import nothing_more
-from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.atomic_write import make_folder
-from badcjobs.store.export_badc import chunk_file
-from badcjobs.workers import retry
-from badcjobs.workers.stream_session import EngineStart
-from badcjobs.workers.stream_session import HangTimeout
-from badcjobs.workers.stream_session import log_size
-
 import csv
 import io
 import logging
@@ -42,6 +20,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
+from badcjobs.processes import fingerprint_of, last_lines, worker_environment
+from badcjobs.seams import More, Process, SessionBroken, nothing_more
+from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.export_badc import chunk_file
+from badcjobs.workers import retry
+from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
 
 log = logging.getLogger(__name__)
 

@@ -137,7 +137,7 @@ def test_a_command_alone_chooses_the_command_engine() -> None:
         ("resume", "1", "= 1 must be true or false"),
         ("interval", '"1"', '= "1" must be a number'),
         ("interval", "true", "= true must be a number"),
-        ("engine_arg", '"--x"', '= "--x" must be a list of texts'),
+        ("engine_arg", '"--x"', '= "--x" must be a list of texts: ["--x"]'),
         ("engine_arg", "[1, 2]", "= [1, 2] must be a list of texts"),
         ("root", "3", "= 3 must be a text"),
         ("interval", "0.001", "= 0.001 must be at least 0.01"),
