@@ -6,6 +6,28 @@ the file start at the file. Unknown keys and wrong values are refused, all of th
 
 from __future__ import annotations
 
+from badcjobs.errors import BadInput
+from badcjobs.model import AlertHooks
+from badcjobs.model import AlertLimits
+from badcjobs.model import NamePattern
+from badcjobs.model import parse_patterns
+from badcjobs.settings import OPTIONS_ONLY
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import TABLES
+from badcjobs.settings import PlanSettings
+from badcjobs.settings import ProbeSettings
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+from badcjobs.settings import absolute_paths
+from badcjobs.settings import check_values
+from badcjobs.settings import contradictions
+from badcjobs.settings import nearest
+from badcjobs.settings import option_words
+from badcjobs.settings import parse_value
+from badcjobs.settings import read_toml
+from badcjobs.settings import refuse
+from badcjobs.settings import value_text
+
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,37 +36,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns
-from badcjobs.settings import (
-    OPTIONS_ONLY,
-    SETTINGS,
-    TABLES,
-    PlanSettings,
-    ProbeSettings,
-    RunSettings,
-    SubmitSettings,
-    absolute_paths,
-    check_values,
-    contradictions,
-    nearest,
-    option_words,
-    parse_value,
-    read_toml,
-    refuse,
-    value_text,
-)
 
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_OF_RUN_TOML = ("array", "written_by")  # a run.toml may be given as it is
+_OF_RUN_TOML = ("array", "written_by")  # --config accepts a run.toml
 _MORE_OF_RUN = ("alerts.", "recordings.")  # keys that a run reads besides those of [run]
 Made = TypeVar("Made", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The settings before options: those of the project file and of ``--config``, checked."""
+    """The checked settings of the project file and of ``--config``; options are added by ``make``."""
 
     file: Path | None = None
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by table and key; paths are absolute
@@ -80,7 +82,7 @@ class Project:
         file: Path | None = None,
         keys: Mapping[str, Any] | None = None,
     ) -> Project:
-        """Check a document and single keys; ``text`` is that of the file, for the line numbers of mistakes."""
+        """Check a document and single keys; ``text`` is that of the file, for line numbers in messages."""
         source = _Source(document, text, file, keys or {})
         mistakes = [*source.unknown()]
         values: dict[str, dict[str, Any]] = {}
@@ -95,7 +97,7 @@ class Project:
 
     @property
     def site(self) -> str | None:
-        """The rules of the cluster: a name, or the path of a TOML file."""
+        """The rules of the cluster: the name of a site, or the path of a TOML file."""
         return self.values.get("", {}).get("site")
 
     def get(self, table: str, key: str) -> Any:
@@ -124,7 +126,7 @@ class Project:
         return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
 
     def words(self) -> list[str]:
-        """Return it as values of ``--config``."""
+        """Return the project as values of ``--config``."""
         keys = [f"{key}={value_text(value)}" for key, value in self.keys.items()]
         return [*([] if self.file is None else [str(self.file)]), *keys]
 
@@ -157,7 +159,7 @@ def _dotted(table: str, key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A document and the keys of ``--config``, not checked yet."""
+    """A document and the keys of ``--config``, before the check."""
 
     document: Mapping[str, Any]
     text: str
@@ -177,7 +179,7 @@ class _Source:
         return {key: value for (owner, _, key), value in split if owner == table}
 
     def place(self, table: str, key: str) -> str:
-        """Return where a value is written: file, line and key."""
+        """Return the place of a value: file, line and key."""
         line = _line_of(self.text, table, key)
         return f"{self.file}{'' if line is None else f', line {line}'}: {f'[{table}] ' if table else ''}{key}"
 
@@ -224,7 +226,7 @@ class _Source:
         return found
 
     def _placed(self, table: str, problem: str) -> str:
-        """Return a problem, which begins with its key, with the place of that key."""
+        """Replace the key at the beginning of a problem by its place."""
         key = re.split("[ :]", problem)[0]
         if f"{table}.{key}" in self.keys:
             return f"--config {table}.{problem}"

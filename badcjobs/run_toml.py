@@ -16,32 +16,32 @@ from badcjobs.paths import is_there
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
 
-_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # what one task does, not how
+_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # they may differ between tasks
 _PATTERNS = "[recordings] patterns"
-_LONGEST_COMMAND = 4000  # letters; a terminal takes about as many in one line
+_LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenRun:
-    """What run.toml holds."""
+    """The content of run.toml."""
 
     settings: dict[str, Any]
     array: ArrayShape | None
-    patterns: tuple[str, ...] = ()  # what paths of recordings mean
+    patterns: tuple[str, ...] = ()  # the meaning of recording paths
 
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
-        """Return what this task would freeze; paths are absolute, so that tasks may start anywhere."""
+        """Return the frozen settings of this task; paths are absolute, so that tasks may start in any folder."""
         frozen = {key: getattr(settings, one.name) for key, one in SETTINGS["run"].items() if one.frozen}
         values = absolute_paths(frozen, "run", cwd)
         if values["chunk_length"] is None:
-            del values["overlap"]  # of nothing
+            del values["overlap"]  # without effect
         patterns = tuple(pattern.text for pattern in settings.patterns)
         return cls({key: value for key, value in values.items() if value is not None}, array, patterns)
 
     @classmethod
     def read(cls, path: Path) -> FrozenRun | None:
-        """Read run.toml; None when no task has written it yet."""
+        """Read run.toml; None: no task has written it yet."""
         if not is_there(path):
             return None
         (document, text), mistakes, project = read_toml(path), list[str](), Project()
@@ -58,20 +58,20 @@ class FrozenRun:
             mistakes.append("[array] must hold whole numbers")
         if mistakes:
             raise BadInput(
-                f"{path} is not as the first task of the run wrote it",
+                f"{path} was changed after the first task wrote it",
                 why="\n".join(mistakes),
-                fix="put it back, or use another --out for a new run",
+                fix="restore it, or use another --out for a new run",
             )
         return cls(dict(project.values["run"]), array, tuple(pattern.text for pattern in project.patterns))
 
     @property
     def cutting(self) -> Cutting:
-        """How this run's recordings become chunks."""
+        """How the recordings of this run are cut into chunks."""
         of_run = self.settings
         return Cutting(of_run.get("cut"), of_run.get("chunk_length"), of_run.get("overlap", 0.0))
 
     def to_toml(self, version: str) -> str:
-        """Return the file's text."""
+        """Return the text of the file."""
         lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
         lines += [f"written_by = {to_toml(f'badcjobs {version}')}", "", "[run]"]
         lines += [f"{key} = {to_toml(value)}" for key, value in self.settings.items()]
@@ -82,11 +82,10 @@ class FrozenRun:
         return "\n".join(lines) + "\n"
 
     def command_line(self, out: Path, also: Mapping[str, Any]) -> str:
-        """Return the ``badcjobs run`` that takes the whole source with these settings, ready to paste.
+        """Return the ``badcjobs run`` for the complete source with these settings, ready to paste.
 
-        ``also`` holds settings that are not frozen, by TOML name, as a task was told. Where the line would be too long
-        to paste, or hold letters that do not print, the settings are left in run.toml; so are patterns of names, for
-        which there is no flag.
+        ``also`` has settings of a task that are not frozen, by key. The line uses ``--config run.toml`` if it would be
+        too long, has unprintable characters, or needs patterns of names, which have no option.
         """
         others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
 
@@ -101,31 +100,31 @@ class FrozenRun:
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
-    """Refuse a task whose settings differ from the run's, naming every key."""
+    """Refuse a task whose settings differ from those of the run; name every key."""
     first, now = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
     differing = [key for key in sorted(set(first) | set(now)) if first.get(key) != now.get(key)]
     if differing:
-        named = _PATTERNS in differing  # for which there is no flag
-        anew = "; badcjobs export --config FILE reads names anew" if named else ""
+        named = _PATTERNS in differing  # without an option
+        other_patterns = "; badcjobs export --config FILE uses other patterns" if named else ""
         same = f"use the same settings{f' (--config={shlex.quote(str(path))} has them)' if named else ''}"
         raise BadInput(
-            f"{', '.join(differing)}: not as in {path}",
+            f"{', '.join(differing)}: different from {path}",
             why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),
-            fix=f"{same}, or another --out for a new run{anew}",
+            fix=f"{same}, or another --out for a new run{other_patterns}",
         )
 
 
 def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
-    """Write run.toml unless another task was first; return what stands in it."""
+    """Write run.toml unless another task has written it; return its content."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     temporary.write_text(mine.to_toml(version), encoding="utf-8")
     try:
-        os.link(temporary, path)  # unlike a rename this fails when the file is there: exactly one task is first
+        os.link(temporary, path)  # unlike a rename, this fails if the file exists: exactly one task writes it
     except FileExistsError:
         pass
     except OSError:  # a filesystem without hard links
         with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(mine.to_toml(version))  # a few lines: one write, so that no other task reads half of them
+            file.write(mine.to_toml(version))  # a few lines in one write, so that no other task reads a part of them
     finally:
         temporary.unlink()
     frozen = FrozenRun.read(path)

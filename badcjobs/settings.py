@@ -1,10 +1,18 @@
-"""The table of all settings: one definition for options, badcjobs.toml, run.toml, help and ``badcjobs guide settings``.
+"""All settings: one definition for options, badcjobs.toml, run.toml, help and ``badcjobs guide settings``.
 
 Each table of badcjobs.toml is a class here (``[alerts]`` is in ``model``), each key a field with its kind, default and
-help. A setting with a heading is an option as well; one without is a key of the file only.
+help. A setting with a heading is also an option; one without a heading is only a key of the file.
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import BadInput
+from badcjobs.model import AlertHooks
+from badcjobs.model import AlertLimits
+from badcjobs.model import Cutting
+from badcjobs.model import NamePattern
+from badcjobs.model import StandIn
+from badcjobs.model import parse_stop_after
 
 import difflib
 import json
@@ -17,8 +25,6 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks, AlertLimits, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +34,7 @@ else:
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 AUTO = "auto"
 OPTIONS_ONLY = ("shard",)  # of no use in a file: different in every call
-_MOST_WORKERS = 64  # per device; each is a process with models of its own
+_MOST_WORKERS = 64  # per device; each is a process with its own models
 _TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
 
 # kind: the type of its values, and its name in messages
@@ -40,12 +46,12 @@ _KINDS: dict[str, tuple[type, str]] = {
     "numbers": (tuple, "a list of two numbers"),
     "switch": (bool, "true or false"),
 }
-_METAVARS = {"path": "DIR", "count": "N", "number": "S"}  # of an option whose setting has none of its own
+_METAVARS = {"path": "DIR", "count": "N", "number": "S"}  # the default metavar of an option
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting; ``heading`` is that of its option on the help page, None: it is a key of the file only."""
+    """One setting; ``heading`` is that of its option on the help page, None: it is only a key of the file."""
 
     kind: str
     help: str
@@ -54,12 +60,12 @@ class Setting:
     least: float | None = None
     most: float | None = None
     among: tuple[str, ...] = ()
-    check: Callable[[str], str | None] | None = None  # returns what is wrong with a text
+    check: Callable[[str], str | None] | None = None  # returns the problem of a text, or None
     unset: object = None  # a value in the file that means "not set"
-    frozen: bool = False  # all tasks of a run share it: it is kept in run.toml
-    path: bool = False  # a relative one starts at the file
+    frozen: bool = False  # all tasks of a run share it; stored in run.toml
+    path: bool = False  # a path; a relative one starts at the file
     short: str = ""  # one letter: -o
-    example: Any = None  # for a new badcjobs.toml, where there is no default
+    example: Any = None  # for a new badcjobs.toml, if there is no default
     key: str = ""
     table: str = ""
     name: str = ""  # of the attribute
@@ -72,7 +78,7 @@ class Setting:
 
 
 def _setting(default: Any, kind: str, help: str, heading: str | None = None, key: str = "", **more: Any) -> Any:
-    """Describe one setting; its key is the name of the field, unless that carries a unit and its option does not."""
+    """Describe one setting; its key is the name of the field, unless only the field has a unit."""
     return field(default=default, metadata={"setting": Setting(kind, help, heading, key=key, **more)})
 
 
@@ -189,20 +195,20 @@ class RunSettings:
 
     @property
     def workers_wanted(self) -> int | None:
-        """How many workers each device gets; None: as many as make it faster."""
+        """The number of workers per device; None: chosen by measured speed."""
         return None if self.workers_per_gpu == AUTO else int(self.workers_per_gpu)
 
     @property
     def cutting(self) -> Cutting:
-        """How recordings become chunks."""
+        """How recordings are cut into chunks."""
         return Cutting(self.cut, self.chunk_length_s, self.overlap_s)
 
     def stand_in(self, cwd: Path) -> StandIn:
-        """Return what replaces the real devices, with absolute paths."""
+        """Return the devices that replace the real ones, with absolute paths."""
         return stand_in(cwd, self.simulate)
 
     def to_json(self, cwd: Path) -> str:
-        """Return the settings by key, to be kept with the results; paths are absolute."""
+        """Return the settings by key, to store with the results; paths are absolute."""
         values = absolute_paths({key: getattr(self, one.name) for key, one in SETTINGS["run"].items()}, "run", cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
         recordings = {"patterns": [pattern.text for pattern in self.patterns]}
@@ -214,7 +220,7 @@ _ARRAY, _TASK = "Array", "Each task"
 
 @dataclass(frozen=True, slots=True)
 class SubmitSettings:
-    """The table [submit]: the array and what each task asks Slurm for; None: not set."""
+    """The table [submit]: the array, and what each task requests from Slurm; None: not set."""
 
     cluster: str = _setting(
         "slurm", "text", "Slurm, or emulated on this machine [slurm].", _OPTIONS, metavar="slurm|local",
@@ -326,7 +332,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
 def check_values(
     table: str, given: Mapping[str, Any], place_of: Callable[[str], str], mistakes: list[str]
 ) -> dict[str, Any]:
-    """Return the values of known settings with their right types; add what is wrong to ``mistakes``."""
+    """Return the values of known settings in their types; add wrong ones to ``mistakes``."""
     values: dict[str, Any] = {}
     for key in (key for key in given if key in SETTINGS[table]):
         setting, value = SETTINGS[table][key], given[key]
@@ -348,7 +354,7 @@ def check_values(
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a message shows it: as TOML, where TOML has it."""
+    """Return a value for a message: as TOML if possible."""
     try:
         return to_toml(value)
     except TypeError:  # a date
@@ -356,7 +362,7 @@ def _shown(value: Any) -> str:
 
 
 def _find_problem(setting: Setting, value: Any) -> str | None:
-    """Return what is wrong with a value; None: nothing."""
+    """Return the problem of a value; None: it is right."""
     kind: Any
     kind, words = _KINDS[setting.kind]
     if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
@@ -383,17 +389,17 @@ def _find_problem(setting: Setting, value: Any) -> str | None:
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the settings of a run together."""
+    """Yield contradictions between the settings of a run."""
     engine, command = values.get("engine"), values.get("command")
     if not command and (engine == "command" or command is not None):
         yield "--engine command needs --command 'program {input} {output}'"
     if engine not in (None, "command") and command:
-        yield f"--command goes with --engine command, not with {engine}"
+        yield f"--command needs --engine command, not {engine}"
     yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
     if values.get("retry_failed") is False and values.get("resume") is False:
         yield "retry_failed = false needs --resume: with --no-resume earlier tasks are not read"
     if not values.get("source"):
-        yield "no SOURCE: name a manifest CSV, a folder of audio, or a list"
+        yield "SOURCE is missing: a manifest CSV, a folder of audio, or a list"
 
 
 def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:
@@ -405,12 +411,12 @@ def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant."""
+    """Return the most similar known name; None: none is similar."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def stand_in(cwd: Path, simulate: str | None) -> StandIn:
-    """Return what replaces the real devices: N simulated ones, those of a script (.toml), or those of a recording."""
+    """Return the devices that replace the real ones: N simulated ones, or those of a script (.toml) or a recording."""
     if simulate is None:
         return StandIn()
     if problem := _check_simulate(simulate):
@@ -425,7 +431,7 @@ def stand_in(cwd: Path, simulate: str | None) -> StandIn:
 
 
 def absolute_paths(values: Mapping[str, Any], table: str, folder: Path) -> dict[str, Any]:
-    """Return values, by key, whose relative paths start at a folder; links stay links."""
+    """Return the values with absolute paths, which start at ``folder``; links are not followed."""
     found = dict(values)
     for key, value in values.items():
         setting = SETTINGS[table].get(key)
@@ -465,7 +471,7 @@ def option_words(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as ``--config KEY=VALUE`` takes it; a text without quotation marks where it can be."""
+    """Return a value for ``--config KEY=VALUE``; a text without quotation marks if possible."""
     return value if isinstance(value, str) and parse_value(value) == value else to_toml(value)
 
 
@@ -477,12 +483,14 @@ def to_toml(value: Any) -> str:
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # JSON's texts, numbers, true and false are TOML's too.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one letter that only TOML refuses
+    # Strings, numbers, true and false are the same in JSON and TOML.
+    return json.dumps(value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # the one character that JSON allows and TOML does not
 
 
 def parse_value(text: str) -> Any:
-    """Read a value of TOML; anything else, such as a bare word or a time, is a text."""
+    """Parse a value of TOML; anything else, such as a bare word or a time, is a text."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -492,7 +500,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a TOML file; return what it holds, and its text."""
+    """Read a TOML file; return the document and its text."""
     try:
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text), text

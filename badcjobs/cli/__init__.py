@@ -1,4 +1,4 @@
-"""The command line: arguments → one call. Only here are the environment read, logging set up, errors printed."""
+"""The command line. Only this package reads the environment, sets up logging and prints errors."""
 
 
 def main() -> None:
@@ -7,5 +7,5 @@ def main() -> None:
         from badcjobs.cli.program import run_program
 
         run_program()
-    except KeyboardInterrupt:  # before anybody listened for it
+    except KeyboardInterrupt:  # before a handler was installed
         raise SystemExit(130) from None

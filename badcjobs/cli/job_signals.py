@@ -1,4 +1,4 @@
-"""Signals around a job of Slurm: held back while sbatch has the script, handed on in each array task."""
+"""Signals around a Slurm job: delayed while sbatch submits the script, passed on in each array task."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from badcjobs.errors import ExitCode
 from badcjobs.task.startup import ENDINGS
 
-_SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # INT is an exception anyway
+_SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # Python raises an exception for SIGINT
 _LOOK_EVERY_S = 0.2
-_LOOKS_PER_WORD = 10
+_LOOKS_PER_SIGNAL = 10
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class DelayedSignals:
-    """From ``begin`` to the end of its block, TERM, INT and HUP wait; the first of them then ends the program.
+    """Delays TERM, INT and HUP from ``begin`` to the end of the block; the first of them then ends the program.
 
-    When it comes, ``meanwhile`` says why nothing happens yet. Before ``begin`` the block is left at once.
-    Handlers, and not the mask of a thread: libraries have threads of their own, which would be hit instead.
+    The message ``meanwhile`` says why the program does not end yet. Before ``begin`` a signal leaves the block
+    immediately. A signal mask would not work: other threads of libraries would receive the signal.
     """
 
     def __init__(self, meanwhile: str = "") -> None:
@@ -39,7 +39,7 @@ class DelayedSignals:
         return self
 
     def begin(self) -> None:
-        """Hold them back from now on; those that are ignored (nohup) still are."""
+        """Delay signals from now on; ignored ones (nohup) stay ignored."""
         for number in ENDINGS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._receive(number, self._hold)
@@ -51,20 +51,20 @@ class DelayedSignals:
     def _leave(self, signum: int, _frame: object) -> None:
         self.came = signal.Signals(signum)
         for number in self._before:
-            signal.signal(number, signal.SIG_IGN)  # a second one would end the tidying
-        raise KeyboardInterrupt  # whoever is at work takes away what it has half done
+            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
+        raise KeyboardInterrupt  # so that the running code cleans up
 
     def _hold(self, signum: int, _frame: object) -> None:
         if self.came is not None:
             return
         self.came = signal.Signals(signum)
-        with suppress(OSError):  # not print: it may be interrupted by this in the midst of a line
+        with suppress(OSError):  # not print, which this handler may have interrupted
             os.write(2, f"badcjobs: {self.came.name}: {self._meanwhile}\n".encode())
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        # Another error ends the program, too.
+        # Another error ends the program anyway.
         said_elsewhere = error is not None and not isinstance(error, KeyboardInterrupt)
         if self.came is not None and not said_elsewhere:
             signal.raise_signal(self.came)
@@ -74,10 +74,10 @@ class DelayedSignals:
 
 
 class BatchTask:
-    """One array task: ``badcjobs run`` as a child, requeued when it stopped with work left; its exit code is Slurm's.
+    """One array task: runs ``badcjobs run`` as a child, exits with its code, and is requeued if work is left.
 
-    submitit pickles it, calls it, and calls ``checkpoint`` when Slurm's warning comes. Slurm sends its signals to every
-    process of the step, so the child hears of them by itself.
+    submitit pickles it, calls it, and calls ``checkpoint`` at Slurm's warning. Slurm sends its signals to every process
+    of the step, so the child receives them itself.
     """
 
     def __init__(self, argv: tuple[str, ...], requeues: int) -> None:
@@ -87,25 +87,25 @@ class BatchTask:
         self._ended = False
 
     def __call__(self) -> None:
-        """Run the task; leave with its exit code."""
+        """Run the task; exit with its code."""
         signal.signal(signal.SIGTERM, self._note_end)
         self._child = _spawn_ignoring_warnings(self._argv)
         try:
             code = self._wait()
-            if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped by the clock, before the warning
+            if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped before the warning came
                 signal.raise_signal(_warning())
-        except SystemExit as over:  # of checkpoint, through submitit's signal handler
+        except SystemExit as over:  # raised by checkpoint, in submitit's signal handler
             code = int(over.code or 0)
         except (OSError, subprocess.SubprocessError) as error:
             from badcjobs.cli.output import remark
 
-            remark(f"Slurm does not start this task again: {error}")
+            remark(f"this task cannot be requeued: {error}")
             code = ExitCode.RUN_ME_AGAIN
         if code:
             sys.exit(int(code))
 
     def checkpoint(self) -> Any:
-        """Stop the child in order and return what is to be done after the requeue; runs inside a signal handler."""
+        """Stop the child and return the work for the requeued task; runs inside a signal handler."""
         from submitit.helpers import DelayedSubmission
 
         signal.signal(_warning(), signal.SIG_IGN)
@@ -117,27 +117,27 @@ class BatchTask:
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
     def _wait(self, tell: signal.Signals | None = None) -> int:
-        """Return the child's exit code, as often as somebody asks: a handler may interrupt us at any point.
+        """Wait for the child and return its exit code; can be called repeatedly, because handlers interrupt it.
 
-        ``tell``: a signal that it gets meanwhile, again and again, for it may not have learned yet what that means.
+        ``tell``: send this signal repeatedly meanwhile, because the child may not have installed its handler yet.
         """
         assert self._child is not None
         looks = 0
         while (end := os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
-            if tell is not None and looks % _LOOKS_PER_WORD == 0:
+            if tell is not None and looks % _LOOKS_PER_SIGNAL == 0:
                 os.kill(self._child, tell)
             looks += 1
             time.sleep(_LOOK_EVERY_S)
         return end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
 
     def _note_end(self, _signum: int, _frame: object) -> None:
-        """Remember TERM: whoever cancels a task does not want it back, and a requeue by Slurm needs no second one."""
+        """Remember TERM: a cancelled task must not be requeued."""
         self._ended = True
 
 
 def _spawn_ignoring_warnings(argv: tuple[str, ...]) -> int:
-    """Start a program that ignores Slurm's warnings until it has handlers of its own; without, they would end it."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # one that comes just now waits for our own handler
+    """Start a program that ignores Slurm's warnings until it installs its handlers; otherwise they would end it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # a warning that comes now waits for our handler
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
     try:
         return os.posix_spawn(argv[0], argv, os.environ, setsigmask=mask)

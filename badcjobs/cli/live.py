@@ -1,4 +1,4 @@
-"""A run, or this machine's devices, live: ``badcjobs monitor`` in a terminal, ``badcjobs serve`` in a browser."""
+"""Live views of a run or of this machine's devices: ``badcjobs monitor`` (terminal), ``badcjobs serve`` (browser)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
     if simulate is not None:
         line = shlex.join(["badcjobs", command, str(target)])
         raise BadInput(
-            f"{target} and --simulate {simulate} exclude each other",
+            f"{target} and --simulate {simulate} cannot be combined",
             why="a run folder shows the GPUs of its tasks",
             fix=f"{line}   (or without it: badcjobs {command} --simulate {simulate})",
         )
@@ -118,9 +118,9 @@ def serve(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         again = _asked(target, {**given, "host": host, "port": port}, json_wanted)
         # Its value is not shown: it is a secret.
-        raise BadInput(f"{_TOKEN} must be letters, digits and signs without spaces", fix=with_token(again))
+        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(again))
     if token is not None and len(token) < 16:
-        remark(f"warning: a {_TOKEN} of fewer than 16 letters can be guessed")
+        remark(f"warning: a {_TOKEN} of fewer than 16 characters can be guessed")
     log_to_stderr(quiet=True)
     listening, place = bind(host, port, token, _asked(target, given, json_wanted))
     with closing(listening):
@@ -135,7 +135,7 @@ def serve(
 
 
 def _asked(target: Path | None, named: Mapping[str, object], json_wanted: bool) -> str:
-    """Return the command as it was given, with these options."""
+    """Return the command line with these options."""
     words = [] if target is None else [str(target)]
     words += [f"--{name}={value}" for name, value in named.items() if value not in (None, _DEFAULTS.get(name))]
     return shlex.join(["badcjobs", "serve", *words, *(["--json"] if json_wanted else [])])
@@ -154,14 +154,14 @@ def _announce(place: ServerAddress, target: Path | None, token: str | None, *, j
     say(place.url + key)
     remark(f"serving {target or 'this machine'}; Ctrl-C ends it")
     for other in place.urls[1:]:
-        remark(f"or {other}{'?token=…' if key else ''}")  # it is in the line above
-    # How to get there from another computer.
+        remark(f"or {other}{'?token=…' if key else ''}")  # the line above has the token
+    # How to open it from another computer.
     if not place.loopback:
         name = place.url.removeprefix("http://").rpartition(":")[0]
         tunnel = f"ssh -N -L {place.port}:{name}:{place.port} YOU@LOGIN_NODE"
         here = f"http://127.0.0.1:{place.port}/{'?token=…' if key else ''}"
         remark(f"from outside the cluster: {tunnel}   then open {here}")
-        remark("what is sent is not encrypted, but for the part inside ssh")
+        remark("the connection is not encrypted, except inside ssh")
         return
     name = socket.getfqdn()
     machine = "THIS_MACHINE" if name.startswith("localhost") else name

@@ -1,4 +1,4 @@
-"""A live view on this terminal: looks now and then from a thread of its own, obeys keys at once, leaves no trace."""
+"""A live view in this terminal: a thread reads snapshots, keys act immediately, the terminal is restored at the end."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from badcjobs.live.snapshot import Snapshot
     from badcjobs.live.views import View
 
-_SHARE = 0.04  # of the time, at most, for looking again; of a thousand tasks that publish, a few have their turn
+_SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def can_show() -> bool:
-    """Say whether there is a terminal that a live view can be drawn on."""
+    """Say whether stdout is a terminal that can show a live view."""
     return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 def shows_only_ascii() -> bool:
-    """Say whether this terminal's language has nothing but ASCII; Python itself speaks UTF-8 also where C was asked."""
+    """Say whether the locale allows only ASCII; Python uses UTF-8 even in the locale C."""
     asked = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return asked in ("C", "POSIX") or not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None:
-    """Print one snapshot: in colour and as wide as the terminal, or plain where there is none."""
+    """Print one snapshot: in colour and as wide as the terminal, or as plain text without a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
@@ -59,8 +59,8 @@ def _one_text(lines: Sequence[Text]) -> Text:
 
 
 def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int:
-    """Show a live view until somebody quits; return the exit code."""
-    logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would stand across the screen
+    """Show a live view until the user quits; return the exit code."""
+    logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would spoil the screen
     console = Console(highlight=False)
     with _Wakeup() as wakeup:
         reader = _SnapshotReader(view, interval_s, wakeup)
@@ -73,12 +73,12 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
                 return 128 + signal.SIGHUP  # the terminal is gone
             if wakeup.suspended:
                 wakeup.suspended = False
-                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal as it was; fg goes on here
+                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal restored; fg continues here
     return 0 if wakeup.ended_by is None else 128 + wakeup.ended_by
 
 
 def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: UiState, ascii_only: bool) -> UiState:
-    """Draw what the reader brings and what the keys ask for, until somebody quits, stops us (Ctrl-Z) or ends us."""
+    """Draw snapshots and handle keys until the user quits or suspends the program, or a signal ends it."""
     while True:
         width, height = console.size
         snapshot = reader.snapshot
@@ -94,7 +94,7 @@ def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: Ui
 
 
 class _SnapshotReader(threading.Thread):
-    """Looks again and again, so that keys never wait for a slow filesystem."""
+    """Reads snapshots in a thread, so that keys never wait for a slow filesystem."""
 
     def __init__(self, view: View, interval_s: float, wakeup: _Wakeup) -> None:
         super().__init__(name="reader", daemon=True)
@@ -104,13 +104,13 @@ class _SnapshotReader(threading.Thread):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The newest snapshot; None: not yet. Raises what looking has raised."""
+        """The newest snapshot; None: not read yet. Raises the error of the thread."""
         if self._error is not None:
             raise self._error
         return self._snapshot
 
     def run(self) -> None:
-        """Look until the program ends; at a large run first in parts, so that what there is can be seen meanwhile."""
+        """Read until the program ends; a large run first in parts, so that the first tasks appear soon."""
         patience_s = _FIRST_PATIENCE_S
         seen: Snapshot | None = None
         while self._error is None:
@@ -119,9 +119,9 @@ class _SnapshotReader(threading.Thread):
             except Exception as error:
                 if seen is None or not isinstance(error, BadcjobsError | OSError):
                     self._error = error
-                else:  # the folder is gone, or its filesystem for a while: go on with what was seen last
+                else:  # the folder or its filesystem is not available: keep the last snapshot
                     what = error.what if isinstance(error, BadcjobsError) else str(error)
-                    self._snapshot = replace(seen, remarks=(f"{what}; this was read before", *seen.remarks))
+                    self._snapshot = replace(seen, remarks=(f"{what}; showing the last reading", *seen.remarks))
             self._wakeup.wake()
             if self._snapshot is not None and not self._snapshot.unread:
                 patience_s = _SHARE * self._interval_s
@@ -129,7 +129,7 @@ class _SnapshotReader(threading.Thread):
 
 
 class _Wakeup:
-    """Wakes whoever waits for keys: by a key, a new snapshot, another size of the terminal, or a signal."""
+    """Wakes the thread that waits for keys: at a key, a new snapshot, a new size of the terminal, or a signal."""
 
     def __init__(self) -> None:
         self._read_end, self._write_end = os.pipe()
@@ -149,14 +149,14 @@ class _Wakeup:
             signal.signal(number, before)
 
     def wake(self) -> None:
-        """Wake the one who waits."""
+        """Wake the waiting thread."""
         try:
             os.write(self._write_end, b"!")
         except BlockingIOError:
-            pass  # it rings already
+            pass  # it is already awake
 
     def wait(self) -> list[str]:
-        """Wait for something to happen; return the keys that were pressed."""
+        """Wait for an event; return the keys that were pressed."""
         sources = [self._read_end] + ([] if self._keys_from is None else [self._keys_from])
         ready, _, _ = select.select(sources, [], [])
         if self._read_end in ready:
@@ -164,7 +164,7 @@ class _Wakeup:
         if self._keys_from not in ready or self._keys_from is None:
             return []
         pressed = os.read(self._keys_from, 4096)
-        return parse_keys(pressed.decode(errors="ignore")) if pressed else ["q"]  # nobody is there any more
+        return parse_keys(pressed.decode(errors="ignore")) if pressed else ["q"]  # the terminal is closed
 
     def _receive(self, number: int, _frame: object) -> None:
         if number in _ENDINGS:
@@ -176,7 +176,7 @@ class _Wakeup:
 
 @contextmanager
 def _own_terminal() -> Iterator[None]:
-    """Get keys one by one and unseen; put everything back afterwards."""
+    """Read keys one by one without echo; restore the terminal afterwards."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

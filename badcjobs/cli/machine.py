@@ -64,7 +64,7 @@ def gpus(
         return 0 if found.devices else int(NotHere.exit_code)
     if not found.devices:
         raise NotHere(
-            "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (to see how it looks), or ask Slurm for one"
+            "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (shows simulated ones), or request one"
         )
     say(_devices_text(found.to_dict(), processes=everything, to_take=request is not None))
     return 0
@@ -81,7 +81,7 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
     if everything:
         raise BadInput(
             "--all and --free together",
-            why="one shows every card, the other the best ones of ours",
+            why="--all shows every GPU, --free only the best ones that this task has",
             fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
         )
     request = DeviceRequest(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
@@ -117,7 +117,9 @@ def record(
         interval or project.get("run", "interval") or 1.0,
         find_stand_in(project, simulate),
         project.alerts,
-        lambda alert: remark(alert.text) if alert.over else None,  # the log, kept to warnings, has only their begin
+        lambda alert: (
+            remark(alert.text) if alert.over else None
+        ),  # the log has only warnings, so not the end of an alert
         project.hooks,
     )
     end = run_record(
@@ -132,7 +134,7 @@ def record(
     trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
     said = f"{count(end['devices'], 'device')} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
     if command or is_stdout(out):
-        remark(said)  # the command's own output stays clean
+        remark(said)  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")
     return int(end["exit_code"])
@@ -166,7 +168,7 @@ _LONGEST_MODEL = 28
 
 
 def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_take: bool = False) -> str:
-    """Return the devices of ``badcjobs gpus`` with the reasons; on request also their processes or how to take them."""
+    """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
     from badcjobs.report.tables import Table, columns, table_text
     from badcjobs.report.words import UNKNOWN, memory, percent, plain
 

@@ -1,6 +1,14 @@
-"""What commands are given: options from the table of settings, the project file, run options after ``--``."""
+"""The input of commands: options from the table of settings, the project file, run options after ``--``."""
 
 from __future__ import annotations
+
+from badcjobs.cli.output import remark
+from badcjobs.errors import BadInput
+from badcjobs.model import StandIn
+from badcjobs.project import Project
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import Setting
+from badcjobs.settings import stand_in
 
 import inspect
 import logging
@@ -12,11 +20,6 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.output import remark
-from badcjobs.errors import BadInput
-from badcjobs.model import StandIn
-from badcjobs.project import Project
-from badcjobs.settings import SETTINGS, Setting, stand_in
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -29,9 +32,9 @@ _TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number
 
 
 def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of a table for its ``**settings``; they arrive by key, None: not given.
+    """Add the options of a table to a command; its ``**settings`` get them by key, None: not given.
 
-    ``hidden``: they are accepted, but not on the help page.
+    ``hidden``: leave them out of the help page.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
@@ -66,7 +69,7 @@ def _parameter(setting: Setting, *, hidden: bool) -> inspect.Parameter:
     return inspect.Parameter(setting.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-# --- what a call was given --------------------------------------------------------------------------------------------
+# --- the values of a call --------------------------------------------------------------------------------------------
 
 
 def read_project(context: typer.Context) -> Project:
@@ -95,7 +98,7 @@ def require_out(
 
 
 def announce_project(project: Project, simulate: str | None) -> None:
-    """Log which project file is used, and that GPUs are simulated where only the file asks for it."""
+    """Log the name of the project file, and a warning if only the file asks for simulated GPUs."""
     if project.file is not None:
         log.info("settings: %s", project.file)
     if simulate is None and (simulate := project.get("run", "simulate")) is not None:
@@ -103,7 +106,7 @@ def announce_project(project: Project, simulate: str | None) -> None:
 
 
 def find_stand_in(project: Project, simulate: str | None) -> StandIn:
-    """Return what replaces the real devices; a remark says so where only the project file asks for it."""
+    """Return the devices that replace the real ones; print a remark if only the project file asks for them."""
     if simulate is None and (simulate := project.get("run", "simulate")) is not None:
         remark(f"simulated GPUs: [run] simulate = {simulate} in {project.file or '--config'}")
     return stand_in(Path.cwd(), simulate)
@@ -127,16 +130,16 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
 
 
 def explain_moved_option(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
-    """Return why an unknown option of a command is refused, and the line to paste; None: it never was an option.
+    """Return the reason and the line to paste for an option of run before --, or for a key of badcjobs.toml.
 
-    It may be an option of run that belongs after --, one of submit, or one that is a key of badcjobs.toml.
+    It may also be an option of submit. None: it is none of them.
     """
     bare = option.removeprefix("--").removeprefix("no-").replace("-", "_")
     value = given_value([option], words)
     of_run = SETTINGS["run"].get(bare)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         said = option if of_run.kind == "switch" else f"{option} {shlex.quote(value or of_run.metavar)}"
-        return "it is an option of run: those stand after --", f"badcjobs {command} … -- {said}"
+        return "it is an option of run, which must be given after --", f"badcjobs {command} … -- {said}"
     if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
         return "it is an option of submit", f"badcjobs submit … {option} {shlex.quote(value or '…')}"
     for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):

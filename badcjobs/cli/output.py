@@ -1,4 +1,4 @@
-"""What commands share: JSON on stdout, the conversation on stderr, and the world that a task is in."""
+"""Shared by all commands: results on stdout, messages on stderr, and the environment of a task."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _POLL = "BADCJOBS_POLL_S"
-_CONTINUATION = "    | "  # nobody takes a line that begins so for one of ours
+_CONTINUATION = "    | "  # marks lines that are not log records of their own
 
 
 def safe_lines(text: str, *, painted: bool = False, tabs: bool = False) -> str:
-    """Return text whose lines stay lines; ``painted``: colours are ours and stay, ``tabs``: those as well."""
+    """Return text without control characters, except line ends; ``painted`` keeps colours, ``tabs`` keeps tabs."""
     if painted:
         return "".join(part if number % 2 else safe_lines(part) for number, part in enumerate(_OUR_COLOURS.split(text)))
     if text.isprintable():
@@ -35,55 +35,55 @@ def safe_lines(text: str, *, painted: bool = False, tabs: bool = False) -> str:
 
 
 def safe_json(text: str) -> str:
-    r"""Return the same JSON document with every sign that is not printable spelled out, such as \u202e."""
+    r"""Return the same JSON document with every unprintable character escaped, such as \u202e."""
     return _NOT_PLAIN_ASCII.sub(_escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:
     sign = found[0]
-    if sign.isprintable() or "\ud800" <= sign <= "\udfff":  # half a sign: strict readers refuse it spelled out
+    if sign.isprintable() or "\ud800" <= sign <= "\udfff":  # half a surrogate pair: strict readers refuse its escape
         return sign
     pairs = sign.encode("utf-16-be").hex()
     return "".join(f"\\u{pairs[at : at + 4]}" for at in range(0, len(pairs), 4))
 
 
 def safe_error(error: BadcjobsError) -> str:
-    """Return what is said of an error; what happened is one line, its reason and the line to paste may be several."""
+    """Return the text of an error: what happened in one line, then reason and fix in one or more lines."""
     return safe_lines(str(BadcjobsError(plain(error.what), why=error.why, fix=error.fix)), tabs=True)
 
 
 class SafeFormatter(logging.Formatter):
-    """Formats a record so that it is one line of the log, or a line and what visibly belongs to it."""
+    """Formats a log record as one line; further lines get a mark."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and with its mark before each whatever follows it: an engine's last words, a traceback."""
+        """Return the line, followed by marked lines, such as the output of an engine or a traceback."""
         return safe_lines(super().format(record).rstrip("\n"), tabs=True).replace("\n", f"\n{_CONTINUATION}")
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
-if logging.lastResort is not None:  # who warns in a command that keeps no log
+if logging.lastResort is not None:  # prints warnings of commands that do not set up a log
     logging.lastResort.setFormatter(SafeFormatter())
 
 
 def say(text: str, *, painted: bool = False) -> None:
-    """Print a result for people; ``painted``: it may have colours of ours."""
+    """Print a result as text; ``painted``: it may have colours."""
     _print(safe_lines(text, painted=painted))
 
 
 def print_document(document: str) -> None:
-    """Print a document as it is, for whoever keeps it; on a terminal nothing in it steers that."""
+    """Print a document unchanged; on a terminal, without control characters."""
     _print(safe_lines(document, tabs=True) if sys.stdout.isatty() else document)
 
 
 def _print(text: str) -> None:
-    """Print; a reader who has left (``| head -1``) or a full disk is no failure of what was done."""
+    """Print; a closed pipe (``| head -1``) or a full disk is not an error of the command."""
     try:
         print(text, flush=True)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             remark(f"warning: the result cannot be printed: {error}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
 
 
 def print_json(document: object) -> None:
@@ -92,7 +92,7 @@ def print_json(document: object) -> None:
 
 
 def answer(json_wanted: bool, document: Callable[[], object], text: Callable[[], str]) -> None:
-    """Print a result: as JSON, or as text for people."""
+    """Print a result as JSON or as text."""
     if json_wanted:
         print_json(document())
     else:
@@ -100,19 +100,19 @@ def answer(json_wanted: bool, document: Callable[[], object], text: Callable[[],
 
 
 def shown(path: Path) -> str:
-    """Return a path as people type it: relative to the working directory where it lies below it."""
+    """Return a path for messages: relative if it is below the working folder."""
     return plain(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
-    """Send the log to stderr; ``quiet`` leaves only warnings."""
+    """Send the log to stderr; ``quiet``: only warnings."""
     _log_to(logging.StreamHandler(sys.stderr), logging.WARNING if quiet else logging.INFO)
     logging.getLogger("badcjobs").setLevel(logging.INFO)
-    logging.raiseExceptions = False  # a full disk under the log must not print a traceback per line
+    logging.raiseExceptions = False  # with a full disk, do not print a traceback per line
 
 
 def log_to_file(path: Path) -> None:
-    """Add a task's own log file."""
+    """Add the log file of a task."""
     _log_to(logging.FileHandler(path, encoding="utf-8"), logging.INFO)
 
 
@@ -123,7 +123,7 @@ def _log_to(handler: logging.Handler, level: int) -> None:
 
 
 class Pace:
-    """Says on stderr how far something long is, how fast and, if it is known, until when; at most every few seconds."""
+    """Prints the progress of a long operation to stderr, every few seconds: amount, speed and remaining time."""
 
     def __init__(self, what: str, every_s: float = 3.0) -> None:
         self._what = what
@@ -132,9 +132,9 @@ class Pace:
         self._next_s = self._started_s + every_s
 
     def __call__(self, done: int, of: int | None = None, rows: int | None = None, *, what: str | None = None) -> None:
-        """Take notice of what is done, and of the rows in it; ``what``: another thing than before."""
+        """Report the amount done, and its rows; ``what`` replaces the name of the amount."""
         now_s = time.monotonic()
-        if now_s < self._next_s or done == of:  # the result itself says that all is done
+        if now_s < self._next_s or done == of:  # the result follows
             return
         self._next_s, spent_s = now_s + self._every_s, now_s - self._started_s
         said = f"{done:,}{'' if of is None else f' of {of:,}'} {what or self._what}, {done / spent_s:,.0f} a second"
@@ -147,12 +147,12 @@ class Pace:
 
 
 def remark(text: str) -> None:
-    """Say something on the way, on stderr."""
+    """Print a message to stderr."""
     print(safe_lines(f"badcjobs: {text}"), file=sys.stderr)
 
 
 def colour_wanted() -> bool:
-    """Say whether stdout is a terminal whose user has not switched colours off (https://no-color.org)."""
+    """Say whether stdout is a terminal with colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -165,7 +165,7 @@ def environ() -> Mapping[str, str]:
 
 
 def poll_s(usual_s: float) -> float:
-    """Return the seconds between two queries or updates; BADCJOBS_POLL_S changes them, for a cluster of one's own."""
+    """Return the seconds between two queries or updates; BADCJOBS_POLL_S replaces them, for a small cluster."""
     text = environ().get(_POLL) or str(usual_s)
     if not text.replace(".", "", 1).isdecimal() or not float(text):
         raise BadInput(f"{_POLL}={text} is not a number of seconds", fix=f"unset {_POLL}")
@@ -173,7 +173,7 @@ def poll_s(usual_s: float) -> float:
 
 
 def read_world() -> World:
-    """Return the real world, listening for signals from now on."""
+    """Return the real world, and install the signal handlers."""
     from dataclasses import replace
 
     from badcjobs.clock import SystemClock

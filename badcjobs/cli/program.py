@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from badcjobs import __version__
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+
+
 import inspect
 import re
 import signal
@@ -17,13 +23,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from badcjobs import __version__
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 
-# Typer brings its own copy of click's errors, or click's; this is their common ancestor in both.
+# Typer has its own copy of click's errors, or uses click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
-# Of each command: the module with the function of the same name, what follows its name, and what it is for.
+# For each command: the module with the function of the same name, the usage after its name, and its purpose.
 COMMANDS = {
     "Start": {
         "init": ("start", "", "Write a commented badcjobs.toml for this folder."),
@@ -56,11 +60,11 @@ COMMANDS = {
 BY_NAME = {name: about for section in COMMANDS.values() for name, about in section.items()}
 _RUN_OPTIONS_AFTER_DASHES = ("submit", "check", "plan", "probe")
 _FOOTER = "Every command also takes --config FILE|KEY=VALUE and --debug."
-_COLUMN, _WIDTH = 30, 80  # of a help page: where texts begin, and its width
+_COLUMN, _WIDTH = 30, 80  # of a help page: the column of the texts, and the width
 
 
 class Command(TyperCommand):
-    """A command; it takes ``--config`` and ``--debug`` besides its own options, and some take those of run after --."""
+    """A command with its own options, ``--config``, ``--debug`` and, for some, options of run after --."""
 
     usage = ""  # what follows the name of the command
     parse_run_options: Callable[[Sequence[str]], Mapping[str, Any]] | None = None  # None: it takes none
@@ -71,7 +75,7 @@ class Command(TyperCommand):
         self.params += [config_option(hidden=self.name != "run"), debug]  # the program itself looks for --debug
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; those after the first -- with the parser of ``badcjobs run``, where it takes them."""
+        """Parse the arguments; if the command takes options of run, parse those after the first -- with its parser."""
         if self.parse_run_options is not None and "--" in args:
             from badcjobs.cli.options import RUN_OPTIONS
 
@@ -113,7 +117,7 @@ def option_lines(option: Any) -> Iterator[str]:
 
 
 def config_option(*, hidden: bool) -> TyperOption:
-    """Return the option ``--config``, which may be given before or after the name of the command, repeatedly."""
+    """Return the repeatable option ``--config``, which may be given before or after the name of the command."""
 
     def keep(ctx: Any, param: Any, value: Any) -> Any:
         from badcjobs.cli.options import CONFIG
@@ -133,11 +137,11 @@ def config_option(*, hidden: bool) -> TyperOption:
 
 
 class Commands(TyperGroup):
-    """The commands; the module of one is imported when it is called, so that the program starts fast."""
+    """The commands; the module of a command is imported when it is called, so that the program starts fast."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(BY_NAME, self)  # only the names count: they are listed and suggested
+        self.commands = dict.fromkeys(BY_NAME, self)  # only the names are used, for lists and suggestions
         self.params.append(config_option(hidden=False))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -201,7 +205,7 @@ def _main(
 
 
 def run_program() -> NoReturn:
-    """Run the command line and leave with the exit code of the contract."""
+    """Run the command line and exit with the code of the contract."""
     debug = "--debug" in list(takewhile(lambda word: word != "--", sys.argv[1:]))
     if len(sys.argv) == 1:
         sys.argv.append("--help")
@@ -210,7 +214,7 @@ def run_program() -> NoReturn:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a log in ASCII shows ? for ×
     try:
         code = app(standalone_mode=False)
-        # Keep the exit code: a signal in the moment in which Python leaves would turn it into the signal's own.
+        # A signal while Python exits would change the exit code.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         sys.exit(code if isinstance(code, int) else ExitCode.DONE)
@@ -230,7 +234,7 @@ def run_program() -> NoReturn:
 
 
 def _print_error(error: BadcjobsError, debug: bool) -> int:
-    """Say what went wrong, after the traceback of what is being handled if that is wanted; return the exit code."""
+    """Print an error, with ``debug`` after the traceback of the current exception; return the exit code."""
     from badcjobs.cli.output import safe_error, safe_lines
 
     if debug:
@@ -240,7 +244,7 @@ def _print_error(error: BadcjobsError, debug: bool) -> int:
 
 
 def _convert_usage_error(error: Any) -> BadcjobsError:
-    """Return wrong usage as an error of ours; for an option that has moved, with the line to paste."""
+    """Convert a usage error of click to BadInput; for an option that has moved, with the line to paste."""
     from badcjobs.cli.options import explain_moved_option, given_value
 
     named = next((word for word in sys.argv[1:] if word in BY_NAME), None)

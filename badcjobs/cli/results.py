@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import find_run
+from badcjobs.cli.options import read_project
+from badcjobs.cli.output import Pace
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import print_document
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.output import shown
+from badcjobs.cli.targets import Target
+from badcjobs.cli.targets import is_stdout
+from badcjobs.cli.targets import refuse_data
+from badcjobs.cli.targets import sources_of
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.errors import ExitCode
+
 import os
 import shlex
 import sys
@@ -11,11 +30,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, find_run, read_project
-from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
-from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob
@@ -63,10 +77,10 @@ def merge(
 
 
 def files_text(job: FinishedJob) -> str:
-    """Return where the job database and the page are; or why there is no page, or only an earlier one."""
+    """Return the paths of the job database and the page, or why the page was not written."""
     page = shown(job.report)
     if job.why_no_report is not None:
-        left = f"; {page} is of an earlier merge" if job.report.is_file() else ""
+        left = f"; {page} is from an earlier merge" if job.report.is_file() else ""
         page = f"not written: {job.why_no_report}{left}"
     return f"  database    {shown(job.database)}\n  report      {page}"
 
@@ -116,7 +130,7 @@ def report(
 
 
 def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target]) -> bool:
-    """Say whether stdout is taken by a document; stop when it would be by more than one."""
+    """Say whether a document is printed to stdout; refuse more than one."""
     wanted = ["--json"] if json_wanted else []
     wanted += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
     if len(wanted) > 1:
@@ -126,7 +140,7 @@ def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target])
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a document, to stdout or whole to its file; a reader who has seen enough of a pipe is no failure."""
+    """Write a document to stdout or, in one step, to its file; a closed pipe is not an error."""
     from badcjobs.report.job import write_whole
 
     if is_stdout(path):
@@ -201,9 +215,9 @@ def export(
         for file in () if to_stdout else written:
             say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
     except OSError as error:  # of stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nothing else complains, at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
         if isinstance(error, BrokenPipeError):
-            return 0  # a reader that stops early (`| head -1`) is no failure
+            return 0  # a reader that stops early (`| head -1`) is not an error
         raise cannot_write(Path("stdout"), error) from error
     for note in notes:
         remark(note)

@@ -1,6 +1,23 @@
-"""``badcjobs run``, one array task; on a terminal with progress bars: one per device and one for all, below the log."""
+"""``badcjobs run``, one array task; in a terminal with progress bars below the log: one per device and one for all."""
 
 from __future__ import annotations
+
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import Sources
+from badcjobs.cli.options import announce_project
+from badcjobs.cli.options import read_project
+from badcjobs.cli.options import require_out
+from badcjobs.cli.options import with_settings
+from badcjobs.cli.output import answer
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import read_world
+from badcjobs.live.text_fit import in_ascii
+from badcjobs.live.text_fit import rate
+from badcjobs.live.text_fit import span
+from badcjobs.report.words import count
+from badcjobs.report.words import plain
+from badcjobs.settings import RunSettings
+from badcjobs.task.progress import TaskProgress
 
 import logging
 import os
@@ -13,26 +30,20 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
-from badcjobs.cli.output import answer, log_to_stderr, read_world
-from badcjobs.live.text_fit import in_ascii, rate, span
-from badcjobs.report.words import count, plain
-from badcjobs.settings import RunSettings
-from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
 _EVERY_S = 0.5
-_SHARE = 0.01  # of a core, at most; what takes longer is drawn less often
-_NO_CURSOR = ("", "dumb", "unknown")  # terminals that cannot draw anew what stands there
-_WIDEST = 100  # what is shorter than the window does not break when the window shrinks
+_SHARE = 0.01  # of a core, at most; slow bars are drawn less often
+_NO_CURSOR = ("", "dumb", "unknown")  # terminals that cannot redraw a line
+_WIDEST = 100  # lines shorter than the window do not wrap when it shrinks
 _NARROW = 60
 _LONGEST_LABEL = 28
-_SHORTEST_NAME = 12  # less of a chunk's name says nothing
+_SHORTEST_NAME = 12  # a shorter part of a chunk's name is useless
 
-BarRow = tuple[str, float, str]  # a label, how far its bar is filled (0 to 1), and words
+BarRow = tuple[str, float, str]  # a label, the filled share of its bar (0 to 1), and a text
 
 
 @with_settings("run")
@@ -67,7 +78,7 @@ def run(
 
 
 class ProgressBars:
-    """Bars on stderr; without a terminal there, nothing."""
+    """Progress bars on stderr, if it is a terminal."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         can_draw = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in _NO_CURSOR
@@ -78,7 +89,7 @@ class ProgressBars:
         self._next_s = 0.0
 
     def show(self, look: Callable[[], TaskProgress]) -> None:
-        """Draw how far the work is, if it is time to; ``look`` is asked only then."""
+        """Draw the bars if it is time to; ``look`` is called only then."""
         if not self._wanted or time.monotonic() < self._next_s:
             return
         try:
@@ -88,7 +99,7 @@ class ProgressBars:
             rows, widths = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
             live.update(_draw_rows(rows, widths, ascii_only=self._ascii_only), refresh=True)
         except OSError:
-            self._wanted = False  # the terminal is gone; the work goes on
+            self._wanted = False  # the terminal is closed; the work continues
             return
         self._next_s = time.monotonic() + max(_EVERY_S, (time.thread_time() - before_s) / _SHARE)
 
@@ -100,13 +111,13 @@ class ProgressBars:
             if self._live is not None:
                 self._live.stop()
         except OSError:
-            pass  # the terminal is gone
+            pass  # the terminal is closed
         for handler, stream in self._moved:
             handler.setStream(stream)
         try:
             if sys.stderr is not None:
                 sys.stderr.flush()
-        except OSError:  # else Python, which flushes a last time on leaving, would change our exit code
+        except OSError:  # else Python, which flushes at exit, would change the exit code
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def _begin(self) -> Live:
@@ -140,22 +151,22 @@ def _draw_rows(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: b
     return grid
 
 
-# --- what the lines say -----------------------------------------------------------------------------------------------
+# --- the text of the bars ---------------------------------------------------------------------------------------------
 
 
 def bar_rows(
     work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False
 ) -> tuple[list[BarRow], tuple[int, int]]:
-    """Return a line for each device and one for all that fit, and how wide labels and bars are.
+    """Return a row for each device and one for all, and the widths of labels and bars.
 
-    The bars are equally wide and begin below each other; in a low terminal the last devices have none.
+    The bars are aligned; in a terminal with few lines the last devices are left out.
     """
     width = max(1, min(columns - 1, _WIDEST))
     share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
-    # No device has chunks of its own: the one that has done most is as far as the whole, and one that hangs falls back.
+    # Devices share one queue: the bar of the fastest device equals that of the task, and one that hangs falls behind.
     most = max((device.done for device in work.devices), default=0) or 1
     only_retries = work.retrying and work.chunks_total - work.chunks_settled <= work.retrying
-    pause = "waits to try again" if only_retries else "" if work.chunks_settled or work.retrying else "starting"
+    pause = "waiting for a retry" if only_retries else "" if work.chunks_settled or work.retrying else "starting"
     said = []
     for device in work.devices[: max(0, lines - 3)]:
         label = device.label.split("  ")[0] if width < _NARROW else device.label
@@ -175,8 +186,8 @@ def bar_rows(
 
 
 def _all_parts(now: TaskProgress) -> list[str]:
-    """Return the parts in the order of their worth: where there is no room, the last ones are left out."""
-    rests = [f"{now.retrying:,} to try again"] if now.retrying else []
+    """Return the parts, the most important first: the last ones are left out in a narrow terminal."""
+    rests = [f"{now.retrying:,} to retry"] if now.retrying else []
     end = [f"ETA {span(now.eta_s)}"] if now.eta_s is not None or not rests else rests
     failed = [f"{now.failed:,} failed"] if now.failed else []
     said = [f"{now.chunks_settled:,}/{now.chunks_total:,}", *end, rate(now.rate), *failed]
@@ -184,7 +195,7 @@ def _all_parts(now: TaskProgress) -> list[str]:
 
 
 def _fit(parts: Sequence[str], name: str, room: int, ascii_only: bool) -> str:
-    """Return as many parts as there is room for, and of the name as much as does."""
+    """Return as many parts as fit, and then as much of the name."""
     said = _cut(parts[0], room, ascii_only)
     for part in parts[1:]:
         if cell_len(said) + 2 + cell_len(part) > room:
@@ -196,7 +207,7 @@ def _fit(parts: Sequence[str], name: str, room: int, ascii_only: bool) -> str:
 
 
 def _cut(text: str, room: int, ascii_only: bool) -> str:
-    """Return a text cut to so many columns; a sign of Chinese takes two."""
+    """Cut a text to a number of columns; a Chinese character has two."""
     if cell_len(text) <= room:
         return text
     return set_cell_size(text, max(0, room - 1)).rstrip() + ("~" if ascii_only else "…") * (room > 0)

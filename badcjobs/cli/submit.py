@@ -1,6 +1,67 @@
-"""``badcjobs submit``: an array and its merge job under Slurm, or an emulation of both in the foreground."""
+"""``badcjobs submit``: an array and its merge job in Slurm, or an emulation of both in the foreground."""
 
 from __future__ import annotations
+
+from badcjobs.cli.job_signals import BatchTask
+from badcjobs.cli.job_signals import DelayedSignals
+from badcjobs.cli.options import JsonWanted
+from badcjobs.cli.options import Sources
+from badcjobs.cli.options import find_stand_in
+from badcjobs.cli.options import read_project
+from badcjobs.cli.options import require_out
+from badcjobs.cli.options import run_options
+from badcjobs.cli.options import with_settings
+from badcjobs.cli.output import Pace
+from badcjobs.cli.output import colour_wanted
+from badcjobs.cli.output import log_to_stderr
+from badcjobs.cli.output import poll_s
+from badcjobs.cli.output import print_document
+from badcjobs.cli.output import print_json
+from badcjobs.cli.output import read_world
+from badcjobs.cli.output import remark
+from badcjobs.cli.output import say
+from badcjobs.cli.output import shown
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.local import Emulation
+from badcjobs.cluster.local import LocalScheduler
+from badcjobs.cluster.local import ScriptOrder
+from badcjobs.cluster.local import check_run_folder
+from badcjobs.cluster.local import check_script_folder
+from badcjobs.cluster.local import emulate_order
+from badcjobs.cluster.local import emulate_script
+from badcjobs.cluster.local import script_text
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.slurm import POLL_S
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.cluster.slurm import cancel_line
+from badcjobs.cluster.slurm import has_ended
+from badcjobs.cluster.submit import ArrayPlan
+from badcjobs.cluster.submit import RunCommand
+from badcjobs.cluster.submit import SubmitResult
+from badcjobs.cluster.submit import find_record
+from badcjobs.cluster.submit import make_plan
+from badcjobs.cluster.submit import submit_or_find
+from badcjobs.cluster.wait_for_job import EXIT_CODES
+from badcjobs.cluster.wait_for_job import TaskOutcome
+from badcjobs.cluster.wait_for_job import end_lines
+from badcjobs.cluster.wait_for_job import evaluate_job
+from badcjobs.cluster.wait_for_job import follow
+from badcjobs.cluster.wait_for_job import headline
+from badcjobs.errors import BadInput
+from badcjobs.project import Project
+from badcjobs.project import find_project_file
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count
+from badcjobs.report.words import plain
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import SubmitSettings
+from badcjobs.settings import refuse
 
 import os
 import shlex
@@ -13,64 +74,17 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.job_signals import BatchTask, DelayedSignals
-from badcjobs.cli.options import (
-    JsonWanted,
-    Sources,
-    find_stand_in,
-    read_project,
-    require_out,
-    run_options,
-    with_settings,
-)
-from badcjobs.cli.output import (
-    Pace,
-    colour_wanted,
-    log_to_stderr,
-    poll_s,
-    print_document,
-    print_json,
-    read_world,
-    remark,
-    say,
-    shown,
-)
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import (
-    Emulation,
-    LocalScheduler,
-    ScriptOrder,
-    check_run_folder,
-    check_script_folder,
-    emulate_order,
-    emulate_script,
-    script_text,
-)
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
-from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
-from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
-from badcjobs.errors import BadInput
-from badcjobs.project import Project, find_project_file
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import count, plain
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 
-# What a job has of its own and another one must not inherit, besides Slurm's variables.
+# Variables of a job that another job must not inherit, besides those of Slurm.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
-# Keys of [submit] that a job script replaces by lines of its own, and those that only the emulation uses.
+# Keys of [submit] that have no effect on a job script, which has its own lines for them.
 _NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 _ROWS = "rows of the source read"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitFlags:
-    """What is wanted of the job besides its being submitted."""
+    """The flags of the command line."""
 
     dry_run: bool
     wait: bool
@@ -124,7 +138,7 @@ def submit(
 
 
 def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSettings:
-    """Return the options with the account of the merge job, which has no GPU: the array's without the site's ending."""
+    """Return the options with the account of the merge job: that of the array without the site's ending for GPUs."""
     if options.merge_account is not None or options.account is None or site is None:
         return options
     from badcjobs.planning.site import find_site
@@ -139,7 +153,7 @@ def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSetti
 
 
 def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
-    """Hand in a source as an array and its merge job, or find them again; exit 0, or with their verdict."""
+    """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock, scheduler = (
         SystemClock(),
         SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=poll_s(POLL_S)),
@@ -152,27 +166,27 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
     if how.dry_run:
         record = find_record(plan, scheduler, again=how.again)
         if record is not None:
-            remark(f"{plan.order.out} has job {record.job.job_id} already: this command finds it, and submits nothing")
+            remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
             remark(_notes(plan)["tasks"])
         return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
     if how.again and plan.redo_all:
-        remark("--no-resume: chunks that are done already are done once more")
+        remark("--no-resume: chunks that are done will be done again")
     with _outside_any_job():
-        with DelayedSignals("sbatch has the script; waiting for its answer, for there may be a job") as held:
+        with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
             result = submit_or_find(plan, scheduler, clock, again=how.again, hold=held.begin)
             facts = _facts(result, scheduler)
             if not how.json_wanted:
                 say(_result_text(facts, result))
             if held.came is not None:
-                remark(f"{held.came.name}: job {result.job.job_id} goes on; the same command finds it again")
+                remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
         return _follow_up(result, facts, scheduler, clock, how)
 
 
 def _follow_up(
     result: SubmitResult, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags
 ) -> int:
-    """Say how the job ends, if that is wanted or if it is over already."""
+    """Print how the job ended, with --wait or if it has already ended."""
     states = None
     try:
         if how.wait:
@@ -180,10 +194,10 @@ def _follow_up(
         elif result.found:
             states = scheduler.states(result.job)
     except KeyboardInterrupt:
-        remark(f"job {result.job.job_id} goes on; the same command goes on waiting for it")
+        remark(f"job {result.job.job_id} continues; the same command waits for it again")
         raise
     except Unanswered as error:
-        remark(f"Slurm does not say whether it has ended: {error}")
+        remark(f"Slurm does not answer, so it is not known whether the job has ended: {error}")
     if states is None or not (how.wait or has_ended(states)):
         if how.json_wanted:
             print_json(facts)
@@ -192,7 +206,7 @@ def _follow_up(
 
 
 def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
-    """Return what ``--json`` prints of a job."""
+    """Return the document of ``--json`` for a submitted job."""
     order, job = result.plan.order, result.job
     return {
         "cluster": scheduler.name,
@@ -215,16 +229,16 @@ def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
 
 
 def _result_text(facts: dict[str, Any], result: SubmitResult) -> str:
-    said = "is there already" if facts["found"] else "is submitted"
+    said = "exists already" if facts["found"] else "is submitted"
     merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
     chunks = count(facts["chunks"], "chunk")
     if facts["left"] is not None:
         chunks = f"the {facts['left']:,} of {chunks} that {'was' if facts['left'] == 1 else 'were'} left"
     merge = None
     if facts["merge_unsure"]:
-        merge = "it is not known whether there is a job for it; the same command, in a minute, looks"
+        merge = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
-        merge = f"there is no job for it; later: badcjobs merge {shlex.quote(facts['out'])}"
+        merge = f"there is no merge job; later: badcjobs merge {shlex.quote(facts['out'])}"
     lines = {
         "folder": facts["out"],
         **({} if result.found else _notes(result.plan)),
@@ -240,8 +254,8 @@ def _report_slurm_end(
 ) -> int:
     code = int(EXIT_CODES[verdict])
     if how.json_wanted:
-        told = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
-        print_json({**facts, **told, "summary": summary.to_dict()})
+        end = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
+        print_json({**facts, **end, "summary": summary.to_dict()})
         return code
     _say_end(facts.get("job_id", ""), verdict, ends, summary)
     if code:
@@ -254,13 +268,13 @@ def _report_slurm_end(
 
 @contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """Hide the job we may be in: sbatch would pass its array index and its GPUs on to the new one."""
+    """Hide the variables of an outer job: sbatch would pass its array index and its GPUs on to the new job."""
     if "SLURM_JOB_ID" not in os.environ:
-        yield  # a user's own SBATCH_ACCOUNT and the like stay
+        yield  # keep a user's own SBATCH_ACCOUNT
         return
     from submitit.helpers import clean_env
 
-    where = os.environ.get("SLURM_CONF")  # where Slurm itself is: that is no property of the job
+    where = os.environ.get("SLURM_CONF")  # the configuration of Slurm, not of the job
     with clean_env(_OF_THE_JOB):
         if where is not None:
             os.environ["SLURM_CONF"] = where
@@ -309,14 +323,14 @@ def _submit_script(
     if lost:
         raise BadInput(
             f"{', '.join(lost)}: not with a job script",
-            why="the script itself starts badcjobs and says what comes before",
+            why="the script itself starts badcjobs and has its own lines for this",
             fix=f"edit {name}, or submit without it: badcjobs submit SOURCE --out DIR …",
         )
     if len(others) > 1:
         raise BadInput(
             f"{len(others)} sources, but a job script takes one",
-            why="it reaches the script as the variable SOURCE, which is one path",
-            fix="write the paths into a text file, one per line; that file is the SOURCE",
+            why="the script gets it in the variable SOURCE, which is one path",
+            fix="write the paths into a text file, one per line, and give that file as SOURCE",
         )
     words = tuple(submit_words(options))
     if options.parallel is not None and not any(word.startswith("--array=") for word in words):
@@ -350,7 +364,7 @@ def _report_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any
     say("\n" + files_text(done.job))
     if done.exit_code:
         whole = done.job.summary.verdict == "done"
-        say("\n  the same command " + ("starts those tasks once more" if whole else "does what is left"))
+        say("\n  the same command " + ("starts those tasks again" if whole else "does what is left"))
     return done.exit_code
 
 
@@ -358,28 +372,28 @@ def _report_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any
 
 
 def _say_end(job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Summary) -> None:
-    """Say how a job ended: its tasks, above all where they failed although nothing is left, and the summary."""
+    """Print the tasks that did not complete, and the summary; the tasks come first if every chunk is done."""
     words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
-    title = "the whole run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
+    title = "the complete run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
     text = summary_text(summary, title, colour=colour_wanted())
     say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
 
 
 def _notes(plan: ArrayPlan) -> dict[str, str]:
-    """Return what there is to say of a plan: tasks that have nothing to do, and audio that was not looked at."""
+    """Return notes about a plan: tasks that have nothing to do, and audio that was not checked."""
     notes = {}
     if plan.idle:
         idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do; --tasks {plan.chunks} is enough"
         notes["tasks"] = f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}"
     if plan.looked_at is not None and plan.looked_at < plan.chunks:
         looked_at = f"{plan.looked_at:,} of {plan.chunks:,} chunks"
-        notes["checked"] = f"looked at the audio of {looked_at}; badcjobs check looks at all"
+        notes["checked"] = f"checked the audio of {looked_at}; badcjobs check opens all"
     return notes
 
 
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
-    """Show what would be submitted; change nothing."""
+    """Print what would be submitted; change nothing."""
     if how.json_wanted:
         print_json(scripts)
     else:

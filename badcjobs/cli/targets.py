@@ -1,4 +1,4 @@
-"""Files that a command writes: none of them may replace data."""
+"""Output files of commands: they must not replace data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput
 
-# A slip on a command line (--html job.sqlite) would else replace what took weeks to compute, or to record.
+# A typing error (--html job.sqlite) must not replace the results of weeks.
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 _AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
 _OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json")
-_SIGNS_OF_A_RUN = (*_OF_A_RUN, "logs/emulation.lock")  # the last is the first that an emulated array leaves
+_SIGNS_OF_A_RUN = (*_OF_A_RUN, "logs/emulation.lock")  # the lock is the first file of an emulated array
 _FOLDERS_OF_A_RUN = {
-    "tasks": "tasks/ holds what the tasks of the run {} have left",
-    "logs": "logs/ holds what the scheduler of the run {} has written down",
+    "tasks": "tasks/ has the task databases of the run {}",
+    "logs": "logs/ has the logs and job numbers of the run {}",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to be written: the option that names it, and a name that would do instead; ``path`` None: not wanted."""
+    """An output file: its option, its path (None: not requested), and another name to suggest."""
 
     option: str
     path: Path | None
@@ -30,14 +30,14 @@ class Target:
 
 
 def is_stdout(path: Path | None) -> bool:
-    """Say whether a path means stdout, by whichever of its names."""
+    """Say whether a path is stdout, by any of its names."""
     return path in _STDOUT
 
 
 def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whatever_it_holds: bool = False) -> None:
-    """Raise BadInput for a file that holds somebody's data, is an input of the command, or is wanted twice.
+    """Raise BadInput for a file that has data, is an input of the command, or is given twice.
 
-    ``whatever_it_holds``: only what belongs to a run is data; another database may be replaced.
+    ``whatever_it_holds``: protect only the files of a run; another database may be replaced.
     """
     given = [Path(os.path.realpath(path)) for path in inputs]
     taken: dict[Path, str] = {}
@@ -46,7 +46,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
             continue
         place = Path(os.path.realpath(target.path))
         if place.exists() and not place.is_file() and not place.is_dir():
-            continue  # a pipe or a device keeps nothing
+            continue  # a pipe or a device stores nothing
         why = f"{taken[place]} names it as well" if place in taken else _why_protected(place, given)
         if why is None and not whatever_it_holds:
             why = _why_by_content(place)
@@ -57,7 +57,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
 
 
 def _why_protected(place: Path, inputs: Iterable[Path]) -> str | None:
-    """Return whose file it is by its place; None: nobody's."""
+    """Return why a file is protected by its place; None: it is not."""
     if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
         return "this command, or its run, reads it"
     for above in (place, *place.parents):
@@ -77,14 +77,14 @@ def _why_by_content(place: Path) -> str | None:
         with place.open("rb") as file:
             begin = file.read(len(SQLITE_MAGIC))
     except OSError:
-        return None  # not there yet; or it cannot be read, and then hardly be written
+        return None  # it does not exist, or cannot be read
     if begin == SQLITE_MAGIC:
-        return "there is a database in it"
-    return "there is a recording in it" if begin.startswith(_AUDIO_MAGIC) else None
+        return "it is a database"
+    return "it is a recording" if begin.startswith(_AUDIO_MAGIC) else None
 
 
 def sources_of(job: Path) -> list[Path]:
-    """Return the files that a run takes its chunks from, as far as is known; ``job``: its folder or database."""
+    """Return the source files of a run, if they are known; ``job``: its folder or database."""
     from badcjobs.paths import RunFolder, is_there
     from badcjobs.run_toml import FrozenRun
 

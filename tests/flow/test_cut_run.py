@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from badcjobs.workers.demo_worker import analyse
+
 import json
 import os
 import signal
@@ -17,7 +19,6 @@ from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
 from support.waiting import wait_for
 
-from badcjobs.workers.demo_worker import analyse
 
 BENCH = Path(__file__).parents[1] / "bench" / "cutting.py"
 RATE, LENGTH_S = 2000, 31.0
@@ -271,7 +272,7 @@ def test_a_killed_run_goes_on_and_its_chunk_length_cannot_change_meanwhile(site:
     program.send(signal.SIGKILL)
     program.wait()
     changed = site.run(folder, *DEMO, "--engine-arg=--burn-s=0.1", "--chunk-length", 5, "--overlap", 1)
-    assert_refused(changed, 2, "chunk_length: not as in", "chunk_length was 4.0, now 5.0", "use the same settings")
+    assert_refused(changed, 2, "chunk_length: different from", "chunk_length was 4.0, now 5.0", "use the same settings")
     again = site.run(folder, *how)
     assert again.exit_code == 0, again.stderr
     job = site.merged()

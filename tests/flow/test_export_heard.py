@@ -81,7 +81,7 @@ def test_a_later_task_with_other_patterns_is_refused_and_told_both(job: Site) ->
     cut = ("--chunk-length", 4, "--overlap", 1)
     again = job.run(job.folder / "data", *ON_CPU, *cut, env=array_task(1, [0, 1]))
     both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
-    assert_refused(again, 2, "[recordings] patterns: not as in", *both, "badcjobs export --config FILE")
+    assert_refused(again, 2, "[recordings] patterns: different from", *both, "badcjobs export --config FILE")
 
 
 def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:

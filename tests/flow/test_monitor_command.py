@@ -242,7 +242,7 @@ def test_a_run_folder_that_is_removed_stays_on_the_screen_with_a_remark(site: Si
     screen = terminal("monitor", site.folder / "run", "--interval", "0.1", columns=200)
     screen.wait_for(lambda text: "4821_0" in text, "the task")
     (site.folder / "run").rename(site.folder / "elsewhere")
-    gone = screen.wait_for(lambda text: "run is gone; this was read before" in text, "a remark")
+    gone = screen.wait_for(lambda text: "run is gone; showing the last reading" in text, "a remark")
     assert "4821_0" in gone
     (site.folder / "elsewhere").rename(site.folder / "run")
     screen.wait_for(lambda text: "is gone" not in text, "the run again")

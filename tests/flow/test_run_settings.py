@@ -40,7 +40,7 @@ def test_the_first_task_freezes_what_all_tasks_share(begun: Site) -> None:
 def test_a_later_task_with_other_settings_is_refused_and_every_key_is_named(begun: Site) -> None:
     before = (begun.out / "run.toml").read_bytes()
     refused = begun.run(begun.folder / "manifest.csv", *ON_CPU, "--retries", 5, env=array_task(1, (0, 1)))
-    assert_refused(refused, 2, "engine_arg, retries: not as in", "retries was 2, now 5", "--out")
+    assert_refused(refused, 2, "engine_arg, retries: different from", "retries was 2, now 5", "--out")
     assert (begun.out / "run.toml").read_bytes() == before
 
 
@@ -73,7 +73,7 @@ def test_two_tasks_that_start_together_with_other_settings_are_not_both_content(
     ends = [program.wait() for program in both]
     assert sorted(end.exit_code for end in ends) == [0, 2]
     (refused,) = [end for end in ends if end.exit_code == 2]
-    assert "retries: not as in" in refused.stderr
+    assert "retries: different from" in refused.stderr
     assert len(site.task_databases()) == 1
     assert list(site.local.iterdir()) == []
 

@@ -100,7 +100,7 @@ def test_wrong_wishes_are_refused_with_the_fix(site: Site) -> None:
     told = r"=[0-9a-f]{32} badcjobs serve --simulate=1 --host=0\.0\.0\.0 --port=0 --json\n"
     assert re.search(told, refused[5].stderr)
     assert_refused(refused[6], 4, "does not exist")
-    assert_refused(refused[7], 2, "exclude each other")
+    assert_refused(refused[7], 2, "cannot be combined")
 
 
 def test_without_the_extra_it_says_what_to_install(site: Site) -> None:

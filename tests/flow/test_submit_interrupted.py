@@ -161,7 +161,7 @@ def test_interrupted_right_after_sbatch_it_says_its_job_and_the_same_command_fin
     assert cut.exit_code == exit_code, cut.stderr
     assert "job 4821 is submitted: 3 array tasks for 6 chunks, merge job 4822" in cut.stdout
     assert f"SIG{name}: sbatch has the script; waiting for its answer" in cut.stderr
-    assert f"SIG{name}: job 4821 goes on; the same command finds it again" in cut.stderr
+    assert f"SIG{name}: job 4821 continues; the same command finds it again" in cut.stderr
     assert "job 4821 is there already: 3 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array and its merge job, once"
     assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
@@ -224,7 +224,7 @@ def test_a_merge_job_that_slurm_has_taken_is_found_and_not_submitted_twice(told:
     lost, silent, at_last = told["merge-lost"].ends
     for end in (found, at_once, at_last):
         assert "1 array task for 6 chunks, merge job 4822" in end.stdout, end.stderr
-    assert (lost.exit_code, "it is not known whether there is a job for it" in lost.stdout) == (0, True), lost.stderr
+    assert (lost.exit_code, "it is not known whether the merge job exists" in lost.stdout) == (0, True), lost.stderr
     facts = json.loads(silent.stdout)
     assert (facts["merge_job_id"], facts["merge_unsure"]) == (None, True)
     assert {told[name].submitted for name in ("merge-killed", "merge-lost-and-found", "merge-lost")} == {2}
@@ -233,7 +233,7 @@ def test_a_merge_job_that_slurm_has_taken_is_found_and_not_submitted_twice(told:
 def test_a_job_without_a_merge_job_says_so_each_time_it_is_found(told: dict[str, Told]) -> None:
     story = told["merge-refused"]
     for end in story.ends:
-        assert f"there is no job for it; later: badcjobs merge {story.out}" in end.stdout, end.stderr
+        assert f"there is no merge job; later: badcjobs merge {story.out}" in end.stdout, end.stderr
     assert story.submitted == 2
 
 
@@ -297,7 +297,7 @@ def test_a_dry_run_refuses_what_would_be_refused_and_says_where_nothing_would_be
     first, same, other, again = told["shown"].ends
     assert first.exit_code == 0, first.stderr
     assert (same.exit_code, "#SBATCH --time=5\n" in same.stdout) == (0, True), same.stderr
-    assert f"{told['shown'].out} has job 4821 already: this command finds it, and submits nothing" in same.stderr
+    assert f"{told['shown'].out} already has job 4821: this command would submit nothing" in same.stderr
     assert_refused(other, 2, "--time was 5, now 9")
     assert_refused(again, 2, "job 4821 has not ended yet")
 

@@ -128,7 +128,7 @@ def test_again_on_a_finished_run_submits_nothing_unless_nothing_is_to_be_taken_o
     anew = login.submit(manifest, "--again", "--json", *RUN, "--no-resume")
     assert anew.exit_code == 0, anew.stderr
     assert (anew.json["array"], anew.json["tasks"], anew.json["left"]) == ("0-1", 2, None)
-    assert "chunks that are done already are done once more" in anew.stderr
+    assert "chunks that are done will be done again" in anew.stderr
     assert len(login.calls) == 2
 
 

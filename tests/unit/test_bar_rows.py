@@ -59,15 +59,15 @@ def test_when_all_that_is_left_has_failed_before_nobody_promises_an_end() -> Non
     waits = replace(HALF_WAY, chunks_settled=957, failed=2, retrying=3)
     resting = replace(waits, devices=(replace(GPU_0, working_on=()),))
     assert words(resting) == [
-        "320 chunks  74×  waits to try again",
-        "957/960  3 to try again  111×  2 failed",
+        "320 chunks  74×  waiting for a retry",
+        "957/960  3 to retry  111×  2 failed",
     ]
     assert replace(waits, retrying=2, devices=resting.devices).eta_s is not None, "one of them is fresh"
 
 
 def test_when_everything_fails_it_says_so() -> None:
     failing = TaskProgress(4, 6, 0.0, 8.0, failed=4, retrying=1, devices=(replace(GPU_0, done=0, audio_done_s=0.0),))
-    assert words(failing)[-1] == "4/6  ETA 0:00:04  –  4 failed  1 to try again"
+    assert words(failing)[-1] == "4/6  ETA 0:00:04  –  4 failed  1 to retry"
 
 
 @pytest.mark.parametrize("columns", [1, 10, 20, 40, 41, 60, 61, 80, 100, 200])

@@ -84,12 +84,12 @@ def test_how_recordings_are_cut_cannot_change_in_the_middle_of_a_run() -> None:
     run = frozen(replace(SETTINGS, chunk_length_s=300.0, overlap_s=6.0))
     assert run.cutting == Cutting(None, 300.0, 6.0)
     check_against(run, frozen(replace(SETTINGS, chunk_length_s=300, overlap_s=6)), Path("run.toml"))
-    with pytest.raises(BadInput, match=r"chunk_length, cut, overlap: not as in run\.toml") as refusal:
+    with pytest.raises(BadInput, match=r"chunk_length, cut, overlap: different from run\.toml") as refusal:
         check_against(run, frozen(replace(SETTINGS, chunk_length_s=60.0, cut=True)), Path("run.toml"))
     assert (refusal.value.why or "").splitlines() == [
         "chunk_length was 300.0, now 60.0", "cut was (not set), now true", "overlap was 6.0, now 0.0",
     ]  # fmt: skip
-    with pytest.raises(BadInput, match="chunk_length, overlap: not as in"):
+    with pytest.raises(BadInput, match="chunk_length, overlap: different from"):
         check_against(frozen(), run, Path("run.toml"))  # as a version froze it that could not cut
 
 
@@ -97,7 +97,7 @@ def test_every_setting_that_differs_is_named_with_both_values() -> None:
     now = frozen(replace(SETTINGS, retries=5, engine_args=("--burn-s=1",), root="audio", interval_s=0.5))
     with pytest.raises(BadInput) as refused:
         check_against(frozen(), now, Path("runs/july/run.toml"))
-    assert refused.value.what == "engine_arg, interval, retries, root: not as in runs/july/run.toml"
+    assert refused.value.what == "engine_arg, interval, retries, root: different from runs/july/run.toml"
     assert (refused.value.why or "").splitlines() == [
         'engine_arg was [], now ["--burn-s=1"]',
         "interval was 1.0, now 0.5",
@@ -169,12 +169,12 @@ def test_what_paths_of_recordings_mean_cannot_change_in_the_middle_of_a_run(tmp_
     check_against(run, frozen(replace(SETTINGS, patterns=PATTERNS)), path)
     with pytest.raises(BadInput) as refused:
         check_against(run, frozen(replace(SETTINGS, patterns=PATTERNS[:1], retries=5)), path)
-    assert refused.value.what == f"[recordings] patterns, retries: not as in {path}"
+    assert refused.value.what == f"[recordings] patterns, retries: different from {path}"
     texts = r'["{study_area}/{location}/*", "{location}_\"0+1\"_{date}?{time}.wav"]'
     assert f'[recordings] patterns was {texts}, now ["{{study_area}}/{{location}}/*"]' in (refused.value.why or "")
     assert (refused.value.fix or "").startswith(f"use the same settings (--config={path} has them), or another --out")
-    assert (refused.value.fix or "").endswith("; badcjobs export --config FILE reads names anew")
-    with pytest.raises(BadInput, match="patterns: not as in"):
+    assert (refused.value.fix or "").endswith("; badcjobs export --config FILE uses other patterns")
+    with pytest.raises(BadInput, match="patterns: different from"):
         check_against(frozen(), run, path)  # a run without any is one, too
 
 

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import explain_moved_option
+from badcjobs.cli.start import settings_text
+from badcjobs.errors import BadInput
+from badcjobs.planning.init import Found
+from badcjobs.planning.init import project_text
+from badcjobs.project import NAME
+from badcjobs.project import Project
+from badcjobs.settings import OPTIONS_ONLY
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import TABLES
+from badcjobs.settings import ProbeSettings
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+
 import json
 import re
 from dataclasses import fields
@@ -10,12 +24,6 @@ from typing import Any
 
 import pytest
 
-from badcjobs.cli.options import explain_moved_option
-from badcjobs.cli.start import settings_text
-from badcjobs.errors import BadInput
-from badcjobs.planning.init import Found, project_text
-from badcjobs.project import NAME, Project
-from badcjobs.settings import OPTIONS_ONLY, SETTINGS, TABLES, ProbeSettings, RunSettings, SubmitSettings
 
 EMPTY = Path(__file__).parent / "no-project-file"  # a folder with no badcjobs.toml in it or above
 
@@ -333,7 +341,7 @@ def test_all_mistakes_of_the_options_are_named_in_one_message() -> None:
     assert (refused.why or "").splitlines() == [
         "--interval = -1.0 must be at least 0.01",
         "--retries = -1 must be at least 0",
-        "no SOURCE: name a manifest CSV, a folder of audio, or a list",
+        "SOURCE is missing: a manifest CSV, a folder of audio, or a list",
     ]
 
 
@@ -341,9 +349,9 @@ def test_all_mistakes_of_the_options_are_named_in_one_message() -> None:
     ("flags", "what"),
     [
         ({"engine": "command"}, "--engine command needs --command"),
-        ({"engine": "demo", "command": "x {input} {output}"}, "--command goes with --engine command, not with demo"),
-        ({"source": []}, "no SOURCE: name a manifest"),
-        ({"source": None}, "no SOURCE: name a manifest"),
+        ({"engine": "demo", "command": "x {input} {output}"}, "--command needs --engine command, not demo"),
+        ({"source": []}, "SOURCE is missing: a manifest"),
+        ({"source": None}, "SOURCE is missing: a manifest"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: dict[str, Any], what: str) -> None:

@@ -157,7 +157,7 @@ def test_merge_says_where_the_page_is_or_why_there_is_none(tmp_path: Path) -> No
     done = finish_job(order, SystemClock())
     assert files_text(done).endswith(f"\n  report      {tmp_path}/report.html")
     said = files_text(replace(done, why_no_report="No space left on device"))
-    assert said.endswith(f"not written: No space left on device; {tmp_path}/report.html is of an earlier merge")
+    assert said.endswith(f"not written: No space left on device; {tmp_path}/report.html is from an earlier merge")
 
 
 def test_a_job_without_devices_has_a_page_without_charts_of_devices(job: Path) -> None:

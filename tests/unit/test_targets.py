@@ -52,8 +52,8 @@ def write_to(*paths: str | Path, inputs: list[Path], whatever_it_holds: bool = F
         ("costs.toml", "reads it"),
         ("hard-link.html", "reads it"),
         ("link.html", "it belongs to the run "),
-        ("site.html", "there is a recording in it"),
-        ("all.md", "there is a database in it"),
+        ("site.html", "it is a recording"),
+        ("all.md", "it is a database"),
     ],
 )
 def test_what_somebody_has_left_is_refused_by_whatever_name(
