@@ -6,28 +6,6 @@ the file start at the file. Unknown keys and wrong values are refused, all of th
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks
-from badcjobs.model import AlertLimits
-from badcjobs.model import NamePattern
-from badcjobs.model import parse_patterns
-from badcjobs.settings import OPTIONS_ONLY
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import TABLES
-from badcjobs.settings import PlanSettings
-from badcjobs.settings import ProbeSettings
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.settings import absolute_paths
-from badcjobs.settings import check_values
-from badcjobs.settings import contradictions
-from badcjobs.settings import nearest
-from badcjobs.settings import option_words
-from badcjobs.settings import parse_value
-from badcjobs.settings import read_toml
-from badcjobs.settings import refuse
-from badcjobs.settings import value_text
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from badcjobs.errors import BadInput
+from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns
+from badcjobs.settings import (
+    OPTIONS_ONLY,
+    SETTINGS,
+    TABLES,
+    PlanSettings,
+    ProbeSettings,
+    RunSettings,
+    SubmitSettings,
+    absolute_paths,
+    check_values,
+    contradictions,
+    nearest,
+    option_words,
+    parse_value,
+    read_toml,
+    refuse,
+    value_text,
+)
 
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)

@@ -6,14 +6,6 @@ help. A setting with a heading is also an option; one without a heading is only 
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks
-from badcjobs.model import AlertLimits
-from badcjobs.model import Cutting
-from badcjobs.model import NamePattern
-from badcjobs.model import StandIn
-from badcjobs.model import parse_stop_after
-
 import difflib
 import json
 import math
@@ -25,6 +17,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.errors import BadInput
+from badcjobs.model import AlertHooks, AlertLimits, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
     import tomllib

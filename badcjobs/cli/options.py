@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.output import remark
-from badcjobs.errors import BadInput
-from badcjobs.model import StandIn
-from badcjobs.project import Project
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import Setting
-from badcjobs.settings import stand_in
-
 import inspect
 import logging
 import shlex
@@ -20,6 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from badcjobs.cli.output import remark
+from badcjobs.errors import BadInput
+from badcjobs.model import StandIn
+from badcjobs.project import Project
+from badcjobs.settings import SETTINGS, Setting, stand_in
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

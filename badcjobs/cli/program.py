@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs import __version__
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-
-
 import inspect
 import re
 import signal
@@ -23,6 +17,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from badcjobs import __version__
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 
 # Typer has its own copy of click's errors, or uses click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]

@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import find_run
-from badcjobs.cli.options import read_project
-from badcjobs.cli.output import Pace
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import print_document
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.output import shown
-from badcjobs.cli.targets import Target
-from badcjobs.cli.targets import is_stdout
-from badcjobs.cli.targets import refuse_data
-from badcjobs.cli.targets import sources_of
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.errors import ExitCode
-
 import os
 import shlex
 import sys
@@ -30,6 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from badcjobs.cli.options import JsonWanted, find_run, read_project
+from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
+from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob

@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import Sources
-from badcjobs.cli.options import announce_project
-from badcjobs.cli.options import read_project
-from badcjobs.cli.options import require_out
-from badcjobs.cli.options import with_settings
-from badcjobs.cli.output import answer
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import read_world
-from badcjobs.live.text_fit import in_ascii
-from badcjobs.live.text_fit import rate
-from badcjobs.live.text_fit import span
-from badcjobs.report.words import count
-from badcjobs.report.words import plain
-from badcjobs.settings import RunSettings
-from badcjobs.task.progress import TaskProgress
-
 import logging
 import os
 import sys
@@ -30,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
+from badcjobs.cli.output import answer, log_to_stderr, read_world
+from badcjobs.live.text_fit import in_ascii, rate, span
+from badcjobs.report.words import count, plain
+from badcjobs.settings import RunSettings
+from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
     from rich.live import Live

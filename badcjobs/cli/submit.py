@@ -2,67 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.job_signals import BatchTask
-from badcjobs.cli.job_signals import DelayedSignals
-from badcjobs.cli.options import JsonWanted
-from badcjobs.cli.options import Sources
-from badcjobs.cli.options import find_stand_in
-from badcjobs.cli.options import read_project
-from badcjobs.cli.options import require_out
-from badcjobs.cli.options import run_options
-from badcjobs.cli.options import with_settings
-from badcjobs.cli.output import Pace
-from badcjobs.cli.output import colour_wanted
-from badcjobs.cli.output import log_to_stderr
-from badcjobs.cli.output import poll_s
-from badcjobs.cli.output import print_document
-from badcjobs.cli.output import print_json
-from badcjobs.cli.output import read_world
-from badcjobs.cli.output import remark
-from badcjobs.cli.output import say
-from badcjobs.cli.output import shown
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import Emulation
-from badcjobs.cluster.local import LocalScheduler
-from badcjobs.cluster.local import ScriptOrder
-from badcjobs.cluster.local import check_run_folder
-from badcjobs.cluster.local import check_script_folder
-from badcjobs.cluster.local import emulate_order
-from badcjobs.cluster.local import emulate_script
-from badcjobs.cluster.local import script_text
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.slurm import POLL_S
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.cluster.slurm import cancel_line
-from badcjobs.cluster.slurm import has_ended
-from badcjobs.cluster.submit import ArrayPlan
-from badcjobs.cluster.submit import RunCommand
-from badcjobs.cluster.submit import SubmitResult
-from badcjobs.cluster.submit import find_record
-from badcjobs.cluster.submit import make_plan
-from badcjobs.cluster.submit import submit_or_find
-from badcjobs.cluster.wait_for_job import EXIT_CODES
-from badcjobs.cluster.wait_for_job import TaskOutcome
-from badcjobs.cluster.wait_for_job import end_lines
-from badcjobs.cluster.wait_for_job import evaluate_job
-from badcjobs.cluster.wait_for_job import follow
-from badcjobs.cluster.wait_for_job import headline
-from badcjobs.errors import BadInput
-from badcjobs.project import Project
-from badcjobs.project import find_project_file
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
-from badcjobs.report.words import count
-from badcjobs.report.words import plain
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import SubmitSettings
-from badcjobs.settings import refuse
-
 import os
 import shlex
 import sys
@@ -74,6 +13,53 @@ from typing import Annotated, Any
 
 import typer
 
+from badcjobs.cli.job_signals import BatchTask, DelayedSignals
+from badcjobs.cli.options import (
+    JsonWanted,
+    Sources,
+    find_stand_in,
+    read_project,
+    require_out,
+    run_options,
+    with_settings,
+)
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    log_to_stderr,
+    poll_s,
+    print_document,
+    print_json,
+    read_world,
+    remark,
+    say,
+    shown,
+)
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.local import (
+    Emulation,
+    LocalScheduler,
+    ScriptOrder,
+    check_run_folder,
+    check_script_folder,
+    emulate_order,
+    emulate_script,
+    script_text,
+)
+from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
+from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
+from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
+from badcjobs.errors import BadInput
+from badcjobs.project import Project, find_project_file
+from badcjobs.report.summary import Summary
+from badcjobs.report.text import summary_text
+from badcjobs.report.words import count, plain
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 
 # Variables of a job that another job must not inherit, besides those of Slurm.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")

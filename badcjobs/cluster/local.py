@@ -341,7 +341,7 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     Return whether Slurm has answered that it has no array of this run that is not recorded.
     """
     record: records.Record | None = None
-    has = f"a submit with --cluster slurm was interrupted in {out}: there may be a job"
+    has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
     why = "both would process the same chunks"
     try:
         record = records.last_submission(out, query_number)

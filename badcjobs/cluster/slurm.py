@@ -350,7 +350,7 @@ class SlurmScheduler:
         except Unanswered as error:
             raise SubmissionUnknown(
                 "it is not known whether Slurm accepted the array of an interrupted submit",
-                why=f"Slurm does not answer: {error}",
+                why=f"it was killed, or its answer was lost, and now Slurm does not answer: {error}",
                 fix="squeue   (when it answers, the same command)",
             ) from error
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.workers.demo_worker import analyse
-
 import json
 import os
 import signal
@@ -19,6 +17,7 @@ from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
 from support.waiting import wait_for
 
+from badcjobs.workers.demo_worker import analyse
 
 BENCH = Path(__file__).parents[1] / "bench" / "cutting.py"
 RATE, LENGTH_S = 2000, 31.0

@@ -261,7 +261,7 @@ def test_a_list_of_manifests_finds_its_job_before_any_task_has_begun(site: Site,
     (site.folder / "manifests.txt").write_text("a.csv\nb.csv\n")
     assert login.submit("manifests.txt", *RUN).exit_code == 0
     found = login.submit("manifests.txt", *RUN)
-    assert (found.exit_code, "is there already: 2 array tasks for 6 chunks" in found.stdout) == (0, True), found.stderr
+    assert (found.exit_code, "exists already: 2 array tasks for 6 chunks" in found.stdout) == (0, True), found.stderr
 
 
 def test_the_help_says_how_a_job_is_found_again_and_what_again_does(site: Site) -> None:

@@ -160,9 +160,9 @@ def test_interrupted_right_after_sbatch_it_says_its_job_and_the_same_command_fin
     cut, found = story.ends
     assert cut.exit_code == exit_code, cut.stderr
     assert "job 4821 is submitted: 3 array tasks for 6 chunks, merge job 4822" in cut.stdout
-    assert f"SIG{name}: sbatch has the script; waiting for its answer" in cut.stderr
+    assert f"SIG{name}: sbatch is submitting the job; waiting for its answer" in cut.stderr
     assert f"SIG{name}: job 4821 continues; the same command finds it again" in cut.stderr
-    assert "job 4821 is there already: 3 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
+    assert "job 4821 exists already: 3 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array and its merge job, once"
     assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
     assert {path.name for path in story.out.iterdir()} == {"logs", "tasks", "submitted.json"}
@@ -172,11 +172,11 @@ def test_killed_right_after_sbatch_slurm_is_asked_for_the_job_by_its_script(told
     story = told["killed"]
     killed, shown, silent, again, other, found = story.ends
     assert killed.exit_code == -signal.SIGKILL
-    assert (shown.exit_code, "has job 4821 already" in shown.stderr) == (0, True), shown.stderr
+    assert (shown.exit_code, "already has job 4821" in shown.stderr) == (0, True), shown.stderr
     assert_refused(silent, 5, "it is not known whether Slurm accepted the array of an interrupted submit")
     assert_refused(again, 2, "job 4821 has not ended yet")
     assert_refused(other, 2, "already has job 4821", "--sbatch=--array was 0-1, now 0-2")
-    assert "job 4821 is there already: 2 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
+    assert "job 4821 exists already: 2 array tasks for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert story.submitted == 2, "the array, and at last its merge job"
     assert story.names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
 
@@ -191,7 +191,7 @@ def test_where_the_killed_submit_came_to_nothing_the_same_command_submits(told: 
 def test_an_answer_of_sbatch_that_was_lost_is_looked_for_and_the_job_gets_its_merge_job(told: dict[str, Told]) -> None:
     lost, found = told["lost"].ends
     assert_refused(lost, 5, "it is not known whether Slurm accepted the array", "Socket timed out", "the same command")
-    assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
+    assert "job 4821 exists already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
     (at_once,) = told["lost-and-found"].ends
     assert "job 4821 is submitted: 1 array task for 6 chunks, merge job 4822" in at_once.stdout, at_once.stderr
 
@@ -199,7 +199,7 @@ def test_an_answer_of_sbatch_that_was_lost_is_looked_for_and_the_job_gets_its_me
 def test_an_sbatch_that_outlives_its_submit_is_waited_for_and_its_job_found(told: dict[str, Told]) -> None:
     killed, found = told["late"].ends
     assert killed.exit_code == -signal.SIGKILL
-    assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
+    assert "job 4821 exists already: 1 array task for 6 chunks, merge job 4822" in found.stdout, found.stderr
     assert told["late"].names == {"array.pkl", "4821_submission.sh", "4821_merge.sh"}
 
 
@@ -209,10 +209,10 @@ def test_a_job_that_is_found_again_keeps_its_wishes_and_gets_its_merge_job_whoev
     lost, shown, silent, other, same, later = told["other-wish"].ends
     assert_refused(lost, 5, "it is not known whether Slurm accepted the array")
     assert_refused(shown, 2, "already has job 4821", "--time was 5, now 9")
-    assert_refused(silent, 5, "that submit was killed, or its answer was lost, and now Slurm does not answer")
+    assert_refused(silent, 5, "it was killed, or its answer was lost, and now Slurm does not answer")
     assert_refused(other, 2, "already has job 4821", "--time was 5, now 9")
     for end in (same, later):
-        assert "job 4821 is there already: 1 array task for 6 chunks, merge job 4822" in end.stdout, end.stderr
+        assert "job 4821 exists already: 1 array task for 6 chunks, merge job 4822" in end.stdout, end.stderr
     assert told["other-wish"].submitted == 2
     assert {path.name for path in told["other-wish"].out.iterdir()} == {"logs", "submitted.json"}
 
