@@ -405,7 +405,7 @@ def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known name; None: none is similar."""
+    """Return the most similar known name; None: there is no similar one."""
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 

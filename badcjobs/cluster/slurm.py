@@ -175,16 +175,16 @@ def parse_states(text: str, job: Submitted) -> JobStates:
     for line in text.splitlines():
         name, state, status, reason = (*line.split(maxsplit=3), "", "", "", "")[:4]
         number, _, index = name.partition("_")
-        told = reason.strip() if state == "PENDING" and reason.strip() not in _USUAL else None
+        unusual = reason.strip() if state == "PENDING" and reason.strip() not in _USUAL else None
         if not state or not _STATUS.fullmatch(status):
             continue
         if number == job.job_id and index.isascii() and index.isdecimal():
             array[int(index)] = state
-            reasons |= {told} if told else set()
+            reasons |= {unusual} if unusual else set()
             if state not in UNFINISHED and (code := parse_exit_code(status)):
                 codes[int(index)] = code
         elif name == job.merge_job_id:
-            merge, merge_reason = state, told
+            merge, merge_reason = state, unusual
     return JobStates(array, merge, codes, tuple(sorted(reasons)), merge_reason)
 
 
