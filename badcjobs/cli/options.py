@@ -88,7 +88,7 @@ def require_out(
     out: str | Path | None, command: str, option: str = "--out DIR", example: str = "SOURCE --out runs/first"
 ) -> Path:
     """Return the run folder of a command; raise BadInput if neither the command line nor badcjobs.toml has it."""
-    if out is not None:
+    if out:  # not None, and not an empty shell variable
         return Path(out)
     why = "badcjobs.toml, if there is one, has no [run] out"
     raise BadInput(f"{option} is missing", why=why, fix=f"badcjobs {command} {example}")

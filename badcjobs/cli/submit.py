@@ -82,7 +82,7 @@ class SubmitFlags:
 def submit(
     context: typer.Context,
     source: Sources = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder.")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder.")] = None,
     root: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")
     ] = None,
@@ -103,7 +103,7 @@ def submit(
     project = read_project(context)
     mistakes: list[str] = []
     options = with_merge_account(project.make(SubmitSettings, settings, "submit", mistakes), project.site)
-    flags = {**run_options(context), "out": None if out is None else str(out)}
+    flags = {**run_options(context), "out": out}
     flags |= {key: value for key, value in (("source", source), ("root", root)) if value is not None}
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     sources = flags.get("source") or project.get("run", "source") or ()
@@ -117,7 +117,7 @@ def submit(
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
         own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
         return _submit_script(sources, flags, project, own, local, how)
-    require_out(out or project.get("run", "out"), "submit")
+    require_out(project.get("run", "out") if out is None else out, "submit")
     if options.cluster == "local":
         return _submit_here((flags, project), options, local, how, mistakes)
     return _submit_to_slurm((flags, project), options, how, mistakes)

@@ -175,6 +175,7 @@ def test_every_mistake_in_the_options_is_told_at_once(site: Site, login: LoginNo
     assert_refused(wrong, 2, '--time = "soon"', "--mem much", "--array=1,2,5", '--engine = "crow"', "--retries = -1")
     assert_refused(login.submit(), 2, "SOURCE is missing")
     assert_refused(site.badcjobs("submit", "m.csv"), 2, "--out DIR is missing")
+    assert_refused(site.badcjobs("submit", "m.csv", "--out", ""), 2, "--out DIR is missing")  # an empty shell variable
     assert_refused(login.submit("m.csv", "--cluster", "pbs"), 2, '--cluster = "pbs" must be one of slurm, local')
 
 
