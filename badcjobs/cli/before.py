@@ -52,9 +52,8 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
-    from badcjobs.cli.submit import with_merge_account
     from badcjobs.cluster.job_script import is_job_script
-    from badcjobs.planning.check import CheckOrder, Here
+    from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
     from badcjobs.planning.findings import remarks_text
 
@@ -62,25 +61,23 @@ def check(
     project, flags = read_project(context), {**run_options(context), "out": out}
     flags |= {} if root is None else {"root": root}
     sources = tuple(source or project.get("run", "source") or ())
+    script, run_words = None, tuple[str, ...]()
     if sources and is_job_script(sources[0]):
         script, *others = sources
+        run_words = tuple(option_words(flags))
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
-        order = CheckOrder(
-            RunSettings(out=None if out is None else Path(out), source=tuple(others)),  # type: ignore[arg-type]
-            of_line.make(SubmitSettings, settings, "check"),
-            site or project.site,
-            script,
-            tuple(option_words(flags)),
-            quick,
-        )
+        submit = of_line.make(SubmitSettings, settings, "check")
+        of_run = RunSettings(out=None if out is None else Path(out), source=tuple(others))  # type: ignore[arg-type]
     else:
         # A check without SOURCE looks at everything else; the settings would be refused without one.
         of_run = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
-        submit = with_merge_account(project.make(SubmitSettings, settings, "check"), project.site)
-        order = CheckOrder(replace(of_run, source=sources), submit, site or project.site, quick=quick)
-    parse = make_parser(context.find_root().command)
-    here = Here(environ(), SystemClock(), Path.cwd(), Pace("chunks checked"), parse)
-    found = check_all(order, here)
+        of_run = replace(of_run, source=sources)
+        submit = project.make(SubmitSettings, settings, "check")
+    order = CheckOrder(
+        of_run, environ(), SystemClock(), Path.cwd(), submit, site or project.site, script, run_words, quick,
+        Pace("chunks checked"), make_parser(context.find_root().command),
+    )  # fmt: skip
+    found = check_all(order)
     answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))
     return int(found.exit_code)
 

@@ -277,9 +277,9 @@ def init(
     from badcjobs.planning.init import find_here, project_text
     from badcjobs.project import NAME
 
-    found = find_here(environ(), Path.cwd(), site)
-    write_new(Path(NAME), project_text(found), f"less {NAME}")
-    say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found.words)]))
+    found, values = find_here(environ(), Path.cwd(), site)
+    write_new(Path(NAME), project_text(values), f"less {NAME}")
+    say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found)]))
     say("next: edit it, then badcjobs check SOURCE")
     return 0
 

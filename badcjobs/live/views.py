@@ -47,26 +47,22 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunVie
         why = "badcjobs submit, or the first task that starts, creates the run folder"
         raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
-        return RunView(RunFiles(_folder_of(path), None, clock, confined), clock, title=str(path))
+        try:
+            names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
+        except OSError as error:
+            line = shlex.join(["ls", "-ld", str(path)])
+            raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
+        is_tasks = path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names)
+        if names and not is_tasks and not names & set(_RUN_FOLDER_ENTRIES):
+            why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
+            raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
+        folder = RunFolder(path.absolute().parent if is_tasks else path)
+        return RunView(RunFiles(folder, None, clock, confined), clock, title=str(path))
     try:
         read_tasks(path)
     except DatabaseProblem as error:
         raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
     return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
-
-
-def _folder_of(path: Path) -> RunFolder:
-    try:
-        names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
-    except OSError as error:
-        line = shlex.join(["ls", "-ld", str(path)])
-        raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
-    if path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names):
-        return RunFolder(path.absolute().parent)
-    if names and not names & set(_RUN_FOLDER_ENTRIES):
-        why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
-        raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
-    return RunFolder(path)
 
 
 @dataclass(slots=True)

@@ -12,12 +12,13 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, parse_plainly, read_script
+from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
@@ -58,23 +59,17 @@ _OF_SUBMIT = {
 
 @dataclass(frozen=True, slots=True)
 class CheckOrder:
-    """What ``badcjobs check`` looks at."""
+    """What ``badcjobs check`` looks at, and the machine and the folder in which it runs."""
 
     settings: RunSettings  # source (): there is no SOURCE
+    environ: Mapping[str, str]
+    clock: Clock
+    cwd: Path
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     site: str | None = None
     script: str | None = None
     run_words: tuple[str, ...] = ()  # options of run, for the script
     quick: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """The machine and the folder in which the check runs."""
-
-    environ: Mapping[str, str]
-    clock: Clock
-    cwd: Path
     progress: Callable[[int], None] = lambda rows: None
     parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly  # parses the words after badcjobs
 
@@ -110,17 +105,27 @@ class Checked:
         }
 
 
-def check(order: CheckOrder, here: Here) -> Checked:
+def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
-    site = Site("") if order.site is None else find_site(order.site, here.cwd)
-    script, asked = _read_request(order, here)
-    settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order.settings, here)
-    source, findings = _check_sources(settings, order, here, script)
-    facts = _collect_facts(settings, order, here, site, script, asked, source)
+    site = Site("") if order.site is None else find_site(order.site, order.cwd)
+    script, asked = _read_request(order)
+    settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order)
+    source, findings = None, list[Remark]()
+    if settings.source:
+        root = None if settings.root is None else order.cwd / settings.root
+        paths = [order.cwd / path for path in settings.source]
+        source, findings = check_source(
+            paths, root, progress=order.progress, quick=order.quick, cutting=settings.cutting
+        )
+    elif script and (start := script.start) and start.sources != ():
+        why = "is inside an image" if start.sources else "cannot be read from here"
+        line = f"badcjobs check {shlex.quote(script.name)} SOURCE"
+        findings = [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
+    facts = _collect_facts(settings, order, site, script, asked, source)
     findings += apply_rules(place_rules.OUT, facts)
-    if settings.out is not None and (cut_short := find_cut_short(here.cwd / settings.out)) is not None:
+    if settings.out is not None and (cut_short := find_cut_short(order.cwd / settings.out)) is not None:
         findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
-    findings += _check_run_folder(settings, facts, here.cwd)
+    findings += _check_run_folder(settings, facts, order.cwd)
     findings += apply_rules(place_rules.PLACES, facts)
     findings += request_rules.check_request(facts)
     findings += request_rules.SHARES(facts)
@@ -128,7 +133,7 @@ def check(order: CheckOrder, here: Here) -> Checked:
     findings += apply_rules((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
     findings += of_settings
     if not {"config", "settings"} & {one.subject for one in of_settings}:
-        findings += _check_engine(settings, script, here)
+        findings += _check_engine(settings, script, order)
     if script is None:
         findings = [one if one.fix is None else replace(one, fix=_for_submit(one.fix)) for one in findings]
     return Checked(tuple(findings), site.name or None, asked, source)
@@ -149,7 +154,7 @@ def _for_submit(fix: str) -> str:
 # --- what the job asks for, and its settings --------------------------------------------------------------------------
 
 
-def _read_request(order: CheckOrder, here: Here) -> tuple[BatchScript | None, Asked]:
+def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
     """Return the script, if there is one, and what the job asks of Slurm; options of submit win over the script."""
     submit, mistakes = order.submit, list[str]()
     if order.script is None and order.settings.source:  # what submit asks for by itself
@@ -157,7 +162,7 @@ def _read_request(order: CheckOrder, here: Here) -> tuple[BatchScript | None, As
         cpus, mem = submit.cpus or default_cpus(gpus), submit.mem or default_mem(gpus)
         submit = replace(submit, gpus_per_task=gpus, cpus=cpus, mem=mem, time=submit.time or "12:00:00")
     words = sbatch_options.submit_words(submit)
-    given = {"account": here.environ["SBATCH_ACCOUNT"]} if here.environ.get("SBATCH_ACCOUNT") else {}
+    given = {"account": order.environ["SBATCH_ACCOUNT"]} if order.environ.get("SBATCH_ACCOUNT") else {}
     given |= sbatch_options.read_options(words, mistakes)
     asked = sbatch_options.read_asked(given, sbatch_options.read_values(given, mistakes), mistakes)
     if mistakes:
@@ -166,14 +171,14 @@ def _read_request(order: CheckOrder, here: Here) -> tuple[BatchScript | None, As
         if asked.gpus_per_task == 0 and (submit.gpus_per_task is None or order.settings.cpu_workers):
             asked = replace(asked, gpus_per_task=None)  # not set, or not needed
         return None, replace(asked, merge_account=submit.merge_account)
-    script = _open_script(order.script, words, order, here)
+    script = _open_script(order.script, words, order)
     return script, script.asked
 
 
-def _open_script(name: str, words: Sequence[str], order: CheckOrder, here: Here) -> BatchScript:
+def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScript:
     """Read the job script; SOURCE, --out and options of run reach it as variables."""
     try:
-        with (here.cwd / name).open(encoding="utf-8", newline="") as file:  # wrong line ends are a finding
+        with (order.cwd / name).open(encoding="utf-8", newline="") as file:  # wrong line ends are a finding
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the job script {name} cannot be read", why=str(error), fix=f"ls -l {name}") from error
@@ -189,33 +194,34 @@ def _open_script(name: str, words: Sequence[str], order: CheckOrder, here: Here)
         "OUT": None if settings.out is None else str(settings.out),
         _ARGUMENTS: " ".join(order.run_words) or None,
     }
-    environ = {**here.environ, **{key: value for key, value in variables.items() if value is not None}}
-    return read_script(text, name, environ, str(here.cwd), here.parse, words)
+    environ = {**order.environ, **{key: value for key, value in variables.items() if value is not None}}
+    return read_script(text, name, environ, str(order.cwd), order.parse, words)
 
 
-def _read_settings(script: BatchScript, given: RunSettings, here: Here) -> tuple[RunSettings, list[Remark]]:
+def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings, list[Remark]]:
     """Return the settings of the ``badcjobs run`` in a script, as far as they can be read, and what is wrong with them.
 
     SOURCE and --out of the command line win: a script may take its own from variables that are not known.
     """
-    start, findings, mistakes = script.start, list[Remark](), list[str]()
+    given, start, findings, mistakes = order.settings, script.start, list[Remark](), list[str]()
     if start is None:
         return given, []
     where, project = f"{script.name} line {start.line}", Project()
     try:
-        project = Project.read(start.values.get("config", ()), here.cwd)
+        project = Project.read(start.values.get("config", ()), order.cwd)
     except BadInput as error:
         text = f"{error.what}: {error.why}" if error.why else error.what
         findings.append(problem("config", text, error.fix or "badcjobs guide settings"))
-    words = {
-        key: _parse_value(key, value)
-        for key, value in start.values.items()
-        if key in SETTINGS["run"] and (value is not True or SETTINGS["run"][key].kind == "switch")
-    }
+    words = {}
+    for key, value in start.values.items():
+        if key in SETTINGS["run"] and (value is not True or SETTINGS["run"][key].kind == "switch"):
+            words[key] = value
+            with suppress(ValueError):  # a wrong value stays as it is, and is refused below
+                words[key] = _PARSERS.get(SETTINGS["run"][key].kind, lambda same: same)(value)
     known = check_values("run", words, lambda key: SETTINGS["run"][key].option, mistakes)
     values = {**project.values.get("run", {}), **known}
     sources = start.sources or ()
-    if start.contained and not all((here.cwd / one).exists() for one in sources):
+    if start.contained and not all((order.cwd / one).exists() for one in sources):
         sources = ()  # absolute paths may be folders in the image
     named = start.named & SETTINGS["run"].keys()
     if not (start.hidden or script.wrong_calls or named - start.values.keys()):
@@ -235,37 +241,12 @@ def _read_settings(script: BatchScript, given: RunSettings, here: Here) -> tuple
     return RunSettings(**{SETTINGS["run"][key].name: value for key, value in values.items()}), findings
 
 
-def _parse_value(key: str, value: Any) -> Any:
-    """Return the value of an option in its type; a wrong one stays as it is, to be refused later."""
-    try:
-        return _PARSERS.get(SETTINGS["run"][key].kind, lambda same: same)(value)
-    except ValueError:
-        return value
-
-
 # --- sources, places, the run folder ----------------------------------------------------------------------------------
-
-
-def _check_sources(
-    settings: RunSettings, order: CheckOrder, here: Here, script: BatchScript | None
-) -> tuple[SourceFacts | None, list[Remark]]:
-    """Read the sources; if a script names them in a way that cannot be read, say so."""
-    if settings.source:
-        root = None if settings.root is None else here.cwd / settings.root
-        paths = [here.cwd / path for path in settings.source]
-        return check_source(paths, root, progress=here.progress, quick=order.quick, cutting=settings.cutting)
-    start = script.start if script else None
-    if script is None or start is None or start.sources == ():
-        return None, []
-    why = "is inside an image" if start.sources else "cannot be read from here"
-    line = f"badcjobs check {shlex.quote(script.name)} SOURCE"
-    return None, [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
 
 
 def _collect_facts(
     settings: RunSettings,
     order: CheckOrder,
-    here: Here,
     site: Site,
     script: BatchScript | None,
     asked: Asked,
@@ -273,17 +254,17 @@ def _collect_facts(
 ) -> PreflightFacts:
     """Look up what the rules need."""
     start, options = script.start if script else None, script.options if script else {}
-    slurm = preflight_facts.query_slurm(here.environ, here.clock)
+    slurm = preflight_facts.query_slurm(order.environ, order.clock)
     answers = slurm is not None and slurm.trouble is None
     trial = None
     if answers and script is not None and not script.mistakes and not sbatch_options.submit_words(order.submit):
-        trial = preflight_facts.query_sbatch(here.cwd / script.name, here.environ, here.cwd)
+        trial = preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
     modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
     logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
-    temporary = here.environ.get("TMPDIR")
+    temporary = order.environ.get("TMPDIR")
 
     def folder(*path: str, write: bool = False) -> FolderFacts:
-        return preflight_facts.look_at_folder(here.cwd.joinpath(*path), here.clock, write=write)
+        return preflight_facts.look_at_folder(order.cwd.joinpath(*path), order.clock, write=write)
 
     return PreflightFacts(
         asked=asked,
@@ -297,15 +278,15 @@ def _collect_facts(
             folder(options.get("chdir", ""), log) for log in logs if log and "%" not in log and not posixpath.isabs(log)
         ),
         temporary=folder(temporary) if temporary else None,
-        home=os.path.realpath(here.environ.get("HOME") or "/nonexistent"),
+        home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
         on_cluster=bool(site.name) or answers,
         live_mode=settings.live_mode,
         grace_s=settings.grace_s,
         slurm=slurm,
-        cluster=preflight_facts.query_nodes(here.environ) if answers else None,
+        cluster=preflight_facts.query_nodes(order.environ) if answers else None,
         trial=trial,
-        modules=preflight_facts.load_modules(modules, here.environ) if modules else None,
-        gpus=preflight_facts.look_at_gpus(here.environ, here.clock),
+        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
+        gpus=preflight_facts.look_at_gpus(order.environ, order.clock),
     )
 
 
@@ -337,7 +318,7 @@ def _check_run_folder(settings: RunSettings, facts: PreflightFacts, cwd: Path) -
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def _check_engine(settings: RunSettings, script: BatchScript | None, here: Here) -> Iterator[Remark]:
+def _check_engine(settings: RunSettings, script: BatchScript | None, order: CheckOrder) -> Iterator[Remark]:
     """Let the engine look for its program and models; a warning if the script may set up more than is visible here."""
     start = script.start if script else None
     if script is not None and start is None:
@@ -346,23 +327,18 @@ def _check_engine(settings: RunSettings, script: BatchScript | None, here: Here)
         yield fine("engine", f"{settings.engine} is in the image, which is not checked")
         return
     # As a task would, in the virtual environments that the script activates.
-    folders = [str(here.cwd / venv / "bin") for venv in reversed(script.venvs if script else ())]
-    path = os.pathsep.join([*folders, here.environ.get("PATH", os.defpath)])
-    environ, launcher = {**here.environ, "PATH": path}, SubprocessLauncher("check")
+    folders = [str(order.cwd / venv / "bin") for venv in reversed(script.venvs if script else ())]
+    path = os.pathsep.join([*folders, order.environ.get("PATH", os.defpath)])
+    environ, launcher = {**order.environ, "PATH": path}, SubprocessLauncher("check")
     try:
-        choose_engine(settings, environ, launcher, here.clock, cwd=here.cwd, allow_cpu=True).check()
+        choose_engine(settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True).check()
         yield fine("engine", f"{settings.engine} can be started here")
     except BadcjobsError as error:
         fix, why = error.fix or "badcjobs check --help", tuple((error.why or "").splitlines())
-        unseen = _not_visible(script, start)
+        unseen = None  # what may change the engine in the job, and has no effect here
+        if script is not None and script.set_up_by:
+            unseen = f"the script's {script.set_up_by}"
+        elif start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
+            unseen = "the values of the script's variables"
         text = error.what if unseen is None else f"{error.what}; checked here without {unseen}"
         yield (problem if unseen is None else warning)("engine", text, fix, why)
-
-
-def _not_visible(script: BatchScript | None, start: Call | None) -> str | None:
-    """Return what of a script may change which engine there is, and has no effect here; None: nothing."""
-    if script is not None and script.set_up_by:
-        return f"the script's {script.set_up_by}"
-    if start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
-        return "the values of the script's variables"
-    return None

@@ -54,20 +54,19 @@ def rules(subject: str, cases: Callable[[Any], Cases] = lambda _facts: ({},)) ->
     """
 
     def of_rows(*rows: Advice) -> RuleSet:
-        return lambda facts: _apply(subject, cases(facts), rows, vars(facts))
+        def apply(facts: Any) -> Iterator[Remark]:
+            for case in cases(facts):
+                known = {**vars(facts), **case}
+                found = SimpleNamespace(**known)
+                row = next((one for one in rows if one.when(found)), None)
+                if row is not None:
+                    fix = None if row.fix is None else say(row.fix, known) or None
+                    severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))
+                    yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
+
+        return apply
 
     return of_rows
-
-
-def _apply(subject: str, cases: Cases, rows: Sequence[Advice], facts: Mapping[str, Any]) -> Iterator[Remark]:
-    for case in cases:
-        known = {**facts, **case}
-        found = SimpleNamespace(**known)
-        row = next((one for one in rows if one.when(found)), None)
-        if row is not None:
-            fix = None if row.fix is None else say(row.fix, known) or None
-            severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))
-            yield Remark(severity, about, text, fix, tuple(known.get("details", ())))
 
 
 def apply_rules(rule_sets: Iterable[RuleSet], facts: object) -> Iterator[Remark]:

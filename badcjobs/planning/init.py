@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import NotHere
-from badcjobs.planning.site import Site, find_site
+from badcjobs.planning.site import find_site
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, to_toml
 
 _HEAD = """\
@@ -22,36 +21,39 @@ _HEAD = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What is here: sentences for the user, and values by table and key."""
-
-    words: tuple[tuple[str, str], ...]
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+Values = dict[str, dict[str, Any]]  # by table and key
 
 
-def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> Found:
-    """Find the site, Slurm, the GPUs and HawkEars."""
+def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> tuple[list[tuple[str, str]], Values]:
+    """Find the site, Slurm, the GPUs and HawkEars; return sentences for the user, and values of settings."""
     path = environ.get("PATH")
-    values: dict[str, dict[str, Any]] = {"": {}, "run": {}, "submit": {}}
+    values: Values = {"": {}, "run": {}, "submit": {}}
     words = []
     name = site or _known_site()
     if name is not None:
         rules = find_site(name, cwd)
         values[""]["site"] = name
-        values["submit"] |= _from_site(rules)
+        if rules.node_gpus is not None:
+            values["submit"]["gpus_per_task"] = rules.node_gpus
+        if rules.modules:
+            values["submit"]["setup"] = [f"module load {' '.join(rules.modules)}"]
         words.append(("site", rules.name))
     if shutil.which("sbatch", path=path) is not None:
         words.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))
     else:
         values["submit"]["cluster"] = "local"
         words.append(("Slurm", "sbatch not found: badcjobs submit runs the array on this machine"))
-    words.append(("GPUs", _gpu_words(environ)))
+    try:
+        devices = list_granted(environ, SystemClock()).devices
+    except NotHere:
+        devices = ()
+    names = sorted({device.name or "unknown model" for device in devices})
+    words.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
     if (program := shutil.which("hawkears", path=path)) is not None:
         words.append(("HawkEars", f"found: {program}"))
     else:
         words.append(("HawkEars", "not found on PATH: set hawkears_python, or engine"))
-    return Found(tuple(words), values)
+    return words, values
 
 
 def _known_site() -> str | None:
@@ -64,31 +66,12 @@ def _known_site() -> str | None:
     return None
 
 
-def _from_site(rules: Site) -> dict[str, Any]:
-    """Return the keys of [submit] that the rules of a site suggest."""
-    found: dict[str, Any] = {}
-    if rules.node_gpus is not None:
-        found["gpus_per_task"] = rules.node_gpus
-    if rules.modules:
-        found["setup"] = [f"module load {' '.join(rules.modules)}"]
-    return found
-
-
-def _gpu_words(environ: Mapping[str, str]) -> str:
-    try:
-        devices = list_granted(environ, SystemClock()).devices
-    except NotHere:
-        devices = ()
-    names = sorted({device.name or "unknown model" for device in devices})
-    return f"{len(devices)} here: {', '.join(names)}" if devices else "none here"
-
-
-def project_text(found: Found) -> str:
+def project_text(values: Values) -> str:
     """Return the text of a badcjobs.toml: what was found as values, every other key as a comment with its default."""
     lines = [_HEAD]
     for table, settings in SETTINGS.items():
         lines += [f"\n[{table}]"] if table else []
-        given = found.values.get(table, {})
+        given = values.get(table, {})
         for key, setting in settings.items():
             if key not in OPTIONS_ONLY:
                 lines.append(_line(key, setting, given[key]) if key in given else f"# {_line(key, setting)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
-from badcjobs.planning.plan_speed import Speed, at_length, is_below
+from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.planning.plan_tasks import (
     Asking,
@@ -27,7 +27,7 @@ from badcjobs.planning.plan_tasks import (
 )
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
-from badcjobs.sources.mistakes import with_more
+from badcjobs.sources.mistakes import SHOWN, with_more
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
@@ -122,76 +122,70 @@ def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> Campa
 
 
 def _no_audio(survey: Survey) -> BadInput:
-    rows, unknown = survey.lengths.rows, survey.lengths.unknown
-    names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *survey.broken_names]
-    names += survey.left_out_lines
-    fix = survey.unreadable_fix or survey.left_out_fix or "badcjobs check SOURCE"
-    if unknown:
+    rows, mistakes = survey.lengths.rows, survey.mistakes
+    names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *survey.walk.remarks.broken_examples]
+    names += mistakes.examples(SHOWN)[0]
+    fix = survey.unreadable_fix or mistakes.fix or "badcjobs check SOURCE"
+    if survey.lengths.unknown:
         counts = (survey.unreadable, "cannot be read"), (survey.without_length, "without a length in the header")
         reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
         what = f"the length of the audio is not known: {reasons}"
     elif rows:
         what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
     else:
-        what = f"there is nothing to plan: {survey.left_out_words} cannot be used, and there are no others"
+        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     return BadInput(what, why="\n".join(names) or None, fix=fix)
 
 
 # --- remarks about the source -----------------------------------------------------------------------------------------
 
 
-def _examples(many: str, names: str) -> Any:
-    """Return the cases of a rule with examples, which stand in two fields of the survey: how many, and their names."""
-
-    def cases(plan: CampaignPlan) -> Cases:
-        number, known = getattr(plan.survey, many), getattr(plan.survey, names)
-        if number:
-            guess = f"planned with the mean of the others, {plan.survey.lengths.mean_ms / 1000:,.1f} s"
-            yield {"many": number, "details": with_more(known, number), "guess": guess}
-
-    return cases
-
-
 def _left_out(plan: CampaignPlan) -> Cases:
-    many, missing = plan.survey.left_out_all, plan.survey.left_out_missing
-    if many:
-        them = "it" if many == 1 else "them"
-        fate = f"refuse {them}, or fail those whose audio cannot be used"
-        fate = f"fail {them}, for the audio cannot be used" if many == missing else fate
-        yield {"details": plan.survey.left_out_lines, "fix": plan.survey.left_out_fix or "", "fate": fate}
+    left_out = plan.survey.mistakes
+    if many := left_out.rows + left_out.folders + len(left_out.whole):
+        details = with_more(left_out.examples(SHOWN)[0], left_out.count)
+        yield {"left_out": left_out, "many": many, "details": details, "fix": left_out.fix or ""}
+
+
+def _unusual_files(plan: CampaignPlan) -> Cases:
+    """Count the files whose length is not plain, by kind, with examples."""
+    survey, remarks = plan.survey, plan.survey.walk.remarks
+    guess = f"planned with the mean of the others, {survey.lengths.mean_ms / 1000:,.1f} s"
+    failing = f"{count(survey.nothing_there, 'chunk')} without any of it will fail"
+    for subject, many, names, what in (
+        ("unreadable", survey.unreadable, survey.unreadable_names,
+         f"that cannot be read from here; {guess}; files that tasks cannot read will fail"),
+        ("unknown length", survey.without_length, survey.unknown_names, f"without a length in the header; {guess}"),
+        ("empty", survey.empty, survey.empty_names,
+         "without any audio; planned with 0 s, and each will fail: there is nothing to analyse"),
+        ("broken off", remarks.broken, remarks.broken_examples,
+         f"with less audio than the header says; only what is there is planned; {failing}"),
+    ):  # fmt: skip
+        if many:
+            yield {"subject": subject, "many": many, "details": with_more(names, many), "what": what}
 
 
 def _rates(plan: CampaignPlan) -> Cases:
-    rates = sorted(plan.survey.rates_hz.items())
+    rates = sorted(plan.survey.walk.rates_hz.items())
     yield {"rates": [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in rates]}
 
 
 SOURCE_REMARKS = (
     rules("left out", _left_out)(
-        problem_if("{survey.left_out_words} cannot be planned: badcjobs run would {fate}", "{fix}")
-    ),
-    rules("unreadable", _examples("unreadable", "unreadable_names"))(
         problem_if(
-            "{many:count file} that cannot be read from here; {guess}; files that tasks cannot read will fail",
-            "{survey.unreadable_fix}",
-        )
-    ),
-    rules("unknown length", _examples("without_length", "unknown_names"))(
-        note_if("{many:count file} without a length in the header; {guess}")
-    ),
-    rules("empty", _examples("empty", "empty_names"))(
-        note_if(
-            "{many:count file} without any audio; planned with 0 s, and {many:it|each} will fail: there is nothing to"
-            " analyse"
-        )
-    ),
-    rules("broken off", _examples("broken", "broken_names"))(
-        note_if(
-            "{many:count file} with less audio than the header says; only what is there is planned;"
-            " {survey.nothing_there:count chunk} without any of it will fail",
-            when=lambda f: f.survey.nothing_there,
+            "{left_out.words} cannot be planned: badcjobs run would fail {many:it|them}, for the audio cannot be used",
+            "{fix}",
+            lambda f: f.many == f.left_out.missing,
         ),
-        note_if("{many:count file} with less audio than the header says; only what is there is planned"),
+        problem_if(
+            "{left_out.words} cannot be planned: badcjobs run would refuse {many:it|them}, or fail those whose audio"
+            " cannot be used",
+            "{fix}",
+        ),
+    ),
+    rules("{subject}", _unusual_files)(
+        problem_if("{many:count file} {what}", "{survey.unreadable_fix}", lambda f: f.subject == "unreadable"),
+        note_if("{many:count file} {what}"),
     ),
     rules("sample rates", _rates)(
         note_if(
@@ -199,15 +193,15 @@ SOURCE_REMARKS = (
             when=lambda f: len(f.rates) > 1,
         )
     ),
-    rules("audio", lambda plan: [{"details": plan.survey.not_there_names}])(
+    rules("audio", lambda plan: [{"many": len(plan.survey.walk.not_there), "details": plan.survey.walk.not_there[:3]}])(
         note_if(
-            "the first file of {survey.not_there:count folder} is missing or cannot be used; rows with an end are not"
+            "the first file of {many:count folder} is missing or cannot be used; rows with an end are not"
             " checked one by one",
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
-            lambda f: f.survey.not_there,
+            lambda f: f.many,
         )
     ),
-    rules("passed over", lambda plan: [{"text": one} for one in plan.survey.passed_over])(note_if("{text}")),
+    rules("passed over", lambda plan: [{"text": one} for one in plan.survey.walk.remarks.notes()])(note_if("{text}")),
 )
 
 
@@ -254,7 +248,6 @@ def _speed(plan: CampaignPlan) -> Cases:
     ratio = chunk_s / (speed.chunk_s or chunk_s)
     yield {
         "chunk_s": chunk_s,
-        "is_below": is_below(speed.curve, chunk_s),
         "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
         "shortest_s": speed.curve[0][0] if speed.curve else None,
         "again": (speed.remedy or "").replace(
@@ -296,7 +289,7 @@ _FIT_REMARKS = (
             "no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
             " {shortest_s:g} s); probe them, or run one task of this plan first, and plan again --from it",
             "{again}",
-            lambda f: f.is_below,
+            lambda f: f.shortest_s is not None and f.chunk_s < f.shortest_s,
         ),
         note_if(
             "it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"
@@ -341,17 +334,17 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "source": {
             "chunks": lengths.rows,
             "cut": survey.cut,
-            "headers_read": survey.measured,
+            "headers_read": survey.walk.measured,
             "of_unknown_length": lengths.unknown,
             "unreadable": survey.unreadable,
             "empty": survey.empty,
-            "broken_off": survey.broken,
+            "broken_off": survey.walk.remarks.broken,
             "nothing_there": survey.nothing_there,
-            "left_out": survey.left_out,
-            "left_out_folders": survey.left_out_folders,
-            "left_out_sources": survey.left_out_sources,
+            "left_out": survey.mistakes.rows,
+            "left_out_folders": survey.mistakes.folders,
+            "left_out_sources": len(survey.mistakes.whole),
             "longest_s": lengths.longest_ms / 1000,
-            "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.rates_hz.items())},
+            "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.walk.rates_hz.items())},
         },
         "audio_hours": _hours(lengths.total_ms),
         "recording_hours": _hours(lengths.total_ms - survey.shared_ms),

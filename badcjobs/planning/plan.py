@@ -20,7 +20,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -34,7 +34,7 @@ from badcjobs.planning.findings import below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, read_sources
-from badcjobs.planning.plan_tasks import Asking, PlanWish, Sizing, check_wish, clock, make_margin
+from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, say
@@ -45,6 +45,7 @@ from badcjobs.sources.open import open_sources
 from badcjobs.sources.survey import PlannedRow
 
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
+FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +83,24 @@ def plan_sources(
     settings = order.project.make(RunSettings, order.flags, "plan")
     if "workers_per_gpu" not in {*order.flags, *order.project.values.get("run", ())}:
         settings = replace(settings, workers_per_gpu=AUTO)  # as in the scripts
-    scripts = None if order.out is None else _scripts(order, cwd / order.out, site, cwd)
+    fill = _script_filler(order, site, cwd)
+    if order.out is not None:  # as a test, to find mistakes before a long reading
+        numbers = dict.fromkeys(("gpus-per-node", "cpus-per-task"), 1)
+        fill({"array": "0-0", "time": "1:00:00", **numbers, "mem": "1G", "source": "tasks.txt", "out": "out"}, None)
     root = None if settings.root is None else cwd / settings.root
     sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
-    if order.out is None or scripts is None:
+    if order.out is None:
         return Planned(make_plan(read_sources(sources, None, progress), speed, wish, site), descriptions)
     target = cwd / order.out
+    out = cwd / (order.project.get("run", "out") or target / "results")
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
             plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site)
-            written = write_plan(plan, rows, draft, target, scripts)
+            written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
     return Planned(plan, descriptions, target, written, left_out)
 
@@ -184,34 +189,6 @@ def _line(row: Sequence[str]) -> str:
     return text.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
-class Scripts:
-    """How the job scripts are filled in, besides the values of the plan."""
-
-    template: str
-    out: Path  # the folder of all results; each wave has its own below it
-    project: Project  # its [submit] has more values for the template
-    run_arguments: tuple[str, ...] = ()  # of badcjobs run
-
-    def fill(self, array: str, sizing: Sizing, asking: Asking, tasks: Path, out: Path, root: str | None = None) -> str:
-        """Return the script of a wave; raise BadInput if the template does not accept the values."""
-        values = {
-            "array": array, "time": clock(sizing.time_s), "gpus-per-node": sizing.gpus, "cpus-per-task": asking.cpus,
-            "mem": f"{asking.mem_gb}G", "source": tasks, "out": out,
-        }  # fmt: skip
-        words = [*self.run_arguments, *([] if root is None else [f"--root={root}"])]
-        given = [f"{key}={value}" for key, value in values.items()]
-        given += [f"args={shlex.quote(word)}" for word in words]
-        try:
-            return fill_template(self.template, given, self.project, complete=True).text
-        except BadInput as error:
-            if "account" not in error.what:
-                raise
-            why = f"the template {self.template} needs one; {error.what.removeprefix('--set ')}"
-            fix = "the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)"
-            raise BadInput("the job scripts have no valid account", why=why, fix=fix) from None
-
-
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
     """Provide a temporary folder that becomes the target on success, and is removed otherwise."""
@@ -234,7 +211,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 
 def write_plan(
-    plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, scripts: Scripts
+    plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, out: Path, fill: FillScript
 ) -> list[tuple[Path, Path]]:
     """Write shards and scripts to a draft of the folder; return the path of each script and of its results."""
     lines, written = rows.rows(), []
@@ -248,35 +225,45 @@ def write_plan(
             with (draft / name / shard).open("w", encoding="utf-8", newline="") as file:
                 file.write(rows.header)
                 file.writelines(islice(lines, share.rows))
-        tasks, out = target / name / "tasks.txt", scripts.out / name
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
-        array = f"0-{wave.tasks - 1}" + (f"%{plan.parallel}" if plan.parallel else "")
-        text = scripts.fill(array, plan.sizing, plan.asking, tasks, out, rows.root)
-        (draft / f"{name}.sbatch").write_text(text, encoding="utf-8")
-        written.append((target / f"{name}.sbatch", out))
+        values = {
+            "array": f"0-{wave.tasks - 1}" + (f"%{plan.parallel}" if plan.parallel else ""),
+            "time": clock(plan.sizing.time_s), "gpus-per-node": plan.sizing.gpus, "cpus-per-task": plan.asking.cpus,
+            "mem": f"{plan.asking.mem_gb}G", "source": target / name / "tasks.txt", "out": out / name,
+        }  # fmt: skip
+        (draft / f"{name}.sbatch").write_text(fill(values, rows.root), encoding="utf-8")
+        written.append((target / f"{name}.sbatch", out / name))
     text = json.dumps(to_dict(plan), indent=2, ensure_ascii=False)
     (draft / "plan.json").write_text(f"{text}\n", encoding="utf-8")
     return written
 
 
-def _scripts(order: PlanOrder, target: Path, site: Site, cwd: Path) -> Scripts:
-    """Return how scripts are filled in; one is filled in as a test, to find mistakes before a long reading."""
+def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
+    """Return what fills in the script of a wave; it raises BadInput if the template does not accept the values."""
     own = f"{site.name}-array"
     usual = own if (resources.folder("templates") / f"{own}.sbatch").exists() else "array"
-    out = Path(order.project.get("run", "out") or target / "results")
-    scripts = Scripts(order.plan.template or usual, cwd / out, order.project, _run_words(order, cwd))
-    scripts.fill("0-0", Sizing(1, 3600, False, (), 0.0, 0.0, 0.0), Asking(1, "", 1, ""), target, out)
-    return scripts
-
-
-def _run_words(order: PlanOrder, cwd: Path) -> tuple[str, ...]:
-    """Return the options of ``badcjobs run`` that a task needs, besides what is in the rows."""
+    template = order.plan.template or usual
     tables = ("run.", "alerts.", "recordings.")  # those that a task reads
     keys = {key: value for key, value in order.project.keys.items() if key.startswith(tables)}
     others = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     given = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
     workers = order.project.get("run", "workers_per_gpu")  # the templates have auto before it; the last one counts
-    return tuple(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
+    words = list(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
+
+    def fill(values: Mapping[str, object], root: str | None) -> str:
+        arguments = [*words, *([] if root is None else [f"--root={root}"])]
+        pairs = [*values.items(), *(("args", shlex.quote(word)) for word in arguments)]
+        settings = [f"{key}={value}" for key, value in pairs]
+        try:
+            return fill_template(template, settings, order.project, complete=True).text
+        except BadInput as error:
+            if "account" not in error.what:
+                raise
+            why = f"the template {template} needs one; {error.what.removeprefix('--set ')}"
+            fix = "the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)"
+            raise BadInput("the job scripts have no valid account", why=why, fix=fix) from None
+
+    return fill
 
 
 # --- plan words -------------------------------------------------------------------------------------------------------

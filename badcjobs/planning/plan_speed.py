@@ -290,13 +290,8 @@ def at_length(speed: Speed, chunk_s: float) -> Speed:
     return replace(speed, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=chunk_s)
 
 
-def is_below(curve: Curve, chunk_s: float) -> bool:
-    """Return whether all trials had longer chunks."""
-    return bool(curve) and chunk_s < curve[0][0]
-
-
 def _read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
-    if is_below(curve, chunk_s):
+    if chunk_s < curve[0][0]:
         # Each chunk has a fixed cost; with only one trial, all its time counts as fixed cost.
         first_s, first_rate = curve[0]
         took_s, per_second = first_s / first_rate, 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import shlex
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,9 @@ from badcjobs.errors import BadInput
 from badcjobs.report.words import count
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
-from badcjobs.sources.mistakes import SHOWN, Mistakes, with_more
+from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
-from badcjobs.sources.survey import PlannedRow, survey, survey_again
+from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
 
 if TYPE_CHECKING:
     from badcjobs.planning.plan import RowFile
@@ -29,34 +28,26 @@ def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, fol
     """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
         chunks, walk = survey(sources, mistakes)
-        found = _tally(chunks, rows, progress)
+        found = _tally(chunks, Survey(walk, mistakes), rows, progress)
         if (others := survey_again(sources, walk)) is not None:
             if rows is not None:
                 rows.clear()
-            found = _tally(others, rows, progress)
+            found = _tally(others, Survey(walk, mistakes), rows, progress)
     found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
-    found.not_there, found.not_there_names = len(walk.not_there), walk.not_there[:3]
-    found.measured, found.rates_hz = walk.measured, walk.rates_hz
-    found.broken, found.broken_names = walk.remarks.broken, walk.remarks.broken_examples
-    found.passed_over = tuple(walk.remarks.notes())
-    found.left_out, found.left_out_missing = mistakes.rows, mistakes.missing
-    found.left_out_folders, found.left_out_sources = mistakes.folders, len(mistakes.whole)
-    found.left_out_lines = tuple(with_more(mistakes.examples(SHOWN)[0], mistakes.count))
-    try:
-        mistakes.raise_any()
-    except BadInput as error:
-        found.left_out_fix = error.fix
     return found
 
 
-def _tally(rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> Survey:
-    found = Survey()
+def _tally(rows: Iterable[PlannedRow], found: Survey, kept: RowFile | None, progress: Progress) -> Survey:
     add, keep = found.add, None if kept is None else kept.add
     before, from_ms, until_ms = "", 0, 0
     for row_number, row in enumerate(rows, 1):
         start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
         if row.unreadable and end_ms is None:
-            found.add_unreadable(row)
+            found.lengths.add(None)
+            found.unreadable += 1
+            full_path = row.base + row.path.removeprefix("./")
+            found.unreadable_fix = found.unreadable_fix or f"ls -l {shlex.quote(full_path)}"
+            _keep(found.unreadable_names, f"{row.path}: {row.unreadable}")
         elif there_ms is not None and end_ms is not None and there_ms < end_ms:
             end_ms = max(start_ms, there_ms)  # no more will be done
             if end_ms > start_ms:
@@ -149,30 +140,19 @@ EXAMPLES, LONGEST_SHOWN = 20, 3
 class Survey:
     """Counts of a source, chunk by chunk, with a few names as examples."""
 
+    walk: Surveyor  # the headers that were read, and the files that are missing
+    mistakes: LeftOut
     lengths: Lengths = field(default_factory=Lengths)
     empty: int = 0
     cut: int = 0  # chunks that are parts of longer files
     shared_ms: int = 0  # of audio that two neighbours in a recording both have
     rows_alone: bool = False  # all of it is manifests, whose rows --chunk-length does not touch
-    measured: int = 0  # files whose header was read
-    rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
     unknown_names: list[str] = field(default_factory=list)
     unreadable: int = 0  # files that are there, and cannot be read from here; of unknown length, too
     unreadable_names: list[str] = field(default_factory=list)  # each with the reason
     unreadable_fix: str | None = None
     empty_names: list[str] = field(default_factory=list)
-    broken: int = 0  # files with less audio than in the header
-    broken_names: list[str] = field(default_factory=list)
     nothing_there: int = 0  # chunks that will fail: their file breaks off before them
-    not_there: int = 0  # folders whose first file is missing
-    not_there_names: list[str] = field(default_factory=list)
-    passed_over: tuple[str, ...] = ()  # what in folders is ignored
-    left_out: int = 0  # rows that cannot be planned
-    left_out_missing: int = 0  # so many of these because their audio is not there, or cannot be used
-    left_out_folders: int = 0  # folders that cannot be read
-    left_out_sources: int = 0  # sources of which not one row can be
-    left_out_lines: tuple[str, ...] = ()  # the first mistakes
-    left_out_fix: str | None = None
     _longest: list[tuple[int, int, str]] = field(default_factory=list)
     _shortest_shown_ms: int = 0
 
@@ -190,28 +170,10 @@ class Survey:
                 heapq.heappop(self._longest)  # of equal ones the first stay
                 self._shortest_shown_ms = self._longest[0][0]
 
-    def add_unreadable(self, row: PlannedRow) -> None:
-        """Take the next chunk, whose file cannot be read."""
-        self.lengths.add(None)
-        self.unreadable += 1
-        self.unreadable_fix = self.unreadable_fix or f"ls -l {shlex.quote(row.base + row.path.removeprefix('./'))}"
-        _keep(self.unreadable_names, f"{row.path}: {row.unreadable}")
-
     @property
     def without_length(self) -> int:
         """The number of files that can be read but have no length in the header."""
         return self.lengths.unknown - self.unreadable
-
-    @property
-    def left_out_all(self) -> int:
-        """How much cannot be planned: rows, folders and whole sources."""
-        return self.left_out + self.left_out_folders + self.left_out_sources
-
-    @property
-    def left_out_words(self) -> str:
-        """The same as text."""
-        many = {"row": self.left_out, "closed folder": self.left_out_folders, "whole source": self.left_out_sources}
-        return " and ".join(count(number, one) for one, number in many.items() if number)
 
     @property
     def longest(self) -> list[tuple[int, str]]:
@@ -265,6 +227,21 @@ class LeftOut(Mistakes):
             self._file = self._file or self._path.open("w", encoding="utf-8", errors="backslashreplace")
             where = f" line {line}:" if line else ""
             self._file.write(f"{part.name}{where} {text}{f' ({why})' if why else ''}\n")
+
+    @property
+    def words(self) -> str:
+        """How much cannot be planned, as text."""
+        many = {"row": self.rows, "closed folder": self.folders, "whole source": len(self.whole)}
+        return " and ".join(count(number, one) for one, number in many.items() if number)
+
+    @property
+    def fix(self) -> str | None:
+        """A line to paste; None: there are no mistakes."""
+        try:
+            self.raise_any()
+        except BadInput as error:
+            return error.fix
+        return None
 
     def add_unseen(self, count: int) -> None:
         """Count rows that are not read one by one."""

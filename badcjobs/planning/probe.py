@@ -7,7 +7,6 @@ after each trial, so that the same command continues where this one stopped.
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -80,7 +79,9 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     """Find how long a chunk may be on each model of device here."""
     settings, cutter = replace(order.settings, keep_raw=False), AudioCutter(world.environ.get("PATH"))
     allocation = read_allocation(world)
-    with make_work_folder(allocation) as work_folder:
+    with make_work_folder(allocation) as folder:
+        work_folder = Path(folder)
+        (work_folder / "memory").mkdir()
         paths = [world.cwd / path for path in settings.source]
         sounds = prepare_sounds(paths, cutter, work_folder, order.probe.lengths_s[1])
         grant = find_grant(settings, world)
@@ -102,19 +103,13 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         return conclude(searches, store.file, aside, world, others)
 
 
-@contextmanager
-def make_work_folder(allocation: Allocation) -> Iterator[Path]:
+def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
     """Make a temporary folder on the node."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="badcjobs-probe-", dir=allocation.local_dir))
+        return tempfile.TemporaryDirectory("", "badcjobs-probe-", allocation.local_dir, ignore_cleanup_errors=True)
     except OSError as error:
         what = f"no temporary folder can be made in {error.filename}"
         raise BadInput(what, why=error.strerror, fix="export TMPDIR=/a/local/folder") from error
-    try:
-        (folder / "memory").mkdir()
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_grant(settings: RunSettings, world: World) -> Grant:
@@ -289,10 +284,18 @@ class ModelSearch:
 
     def next_step(self, host_bytes: int) -> ProbeStep | None:
         """Return what to try next; never what would fill the memory of the node."""
-        if self.problem is not None:
-            return None
-        self._bounds = self._bounds_by_host(host_bytes)
-        return next_step(self.trials, self._bounds, self.in_flight)
+        greedy = [t for t in self.trials if t.outcome == FITS and t.host_peak_bytes]
+        if greedy:
+            longest = max(greedy, key=lambda trial: trial.length_s)
+            room = _HOST_SHARE * host_bytes / (longest.host_peak_bytes or 1)
+            ceiling_s = max(longest.length_s, round(longest.length_s * room))
+            if ceiling_s < self._bounds.longest_s:
+                self._bounds = replace(self._bounds, longest_s=ceiling_s)
+                self.host_words = (
+                    f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: it might take more than"
+                    f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
+                )
+        return None if self.problem else next_step(self.trials, self._bounds, self.in_flight)
 
     def expected_s(self, step: ProbeStep) -> float:
         """Return about how long a trial will take; 0: not known."""
@@ -329,22 +332,6 @@ class ModelSearch:
             self._start_up_s = run.start_up_s
             self.keep()
         return False
-
-    def _bounds_by_host(self, host_bytes: int) -> Bounds:
-        """Return the bounds, narrower where longer audio would need more memory of the node than there is."""
-        greedy = [t for t in self.trials if t.outcome == FITS and t.host_peak_bytes]
-        if not greedy:
-            return self._bounds
-        longest = max(greedy, key=lambda trial: trial.length_s)
-        room = _HOST_SHARE * host_bytes / (longest.host_peak_bytes or 1)
-        ceiling_s = max(longest.length_s, round(longest.length_s * room))
-        if ceiling_s >= self._bounds.longest_s:
-            return self._bounds
-        self.host_words = (
-            f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: it might take more than"
-            f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
-        )
-        return replace(self._bounds, longest_s=ceiling_s)
 
 
 def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +39,13 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
 
 def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
     """Return the page."""
-    code, script, places = _draw(probes)
+    code, script, places = "", "", dict[str, str]()
+    with suppress(ImportError):  # Bokeh is not installed
+        from badcjobs.report import chart_figures as figures
+
+        drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
+        if drawn:
+            code, (script, places) = figures.chart_code(), figures.as_parts(drawn)
     sections = [_section(number_, probed, places) for number_, probed in enumerate(probes)]
     notes_html = "".join(paragraph(note) for note in notes)
     header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
@@ -46,16 +53,6 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
     title = "How long a chunk may be"
     data: dict[str, str] | None = {} if places else None
     return whole_page(title, header + notes_html, sections, footer, code=code, script=script, data=data)
-
-
-def _draw(probes: Sequence[Probed]) -> tuple[str, str, Mapping[str, str]]:
-    """Return Bokeh itself, what draws the charts, and the place of each; nothing where it is not installed."""
-    try:
-        from badcjobs.report import chart_figures as figures
-    except ImportError:
-        return "", "", {}
-    drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
-    return (figures.chart_code(), *figures.as_parts(drawn)) if drawn else ("", "", {})
 
 
 def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:
@@ -89,25 +86,23 @@ def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:
 
 
 def _table(place: int, probed: Probed) -> Table:
-    rows = [_row(trial, probed) for trial in _curve_of(probed)]
+    total, best_s = probed.key.memory_bytes, None if probed.result is None else probed.result.best_s
+    rows: list[Row] = []
+    for trial in _curve_of(probed):
+        rate, peak_bytes = trial.times_real_time, trial.peak_bytes
+        full = None if peak_bytes is None or not total else peak_bytes / total
+        words = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
+        words += ["← best"] if not trial.lean and trial.outcome == FITS and trial.length_s == best_s else []
+        cells = (
+            Cell(f"{trial.length_s:g} s", trial.length_s),
+            Cell(memory(peak_bytes), peak_bytes),
+            Cell(percent(None if full is None else 100 * full), full),
+            Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
+            ", ".join(filter(None, words)) or "fits",
+        )
+        rows.append(cells)
     heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
     return Table(f"trials-{place}", f"Every length that was tried on {device_words(probed.key)}", heads, rows)
-
-
-def _row(trial: Trial, probed: Probed) -> Row:
-    total, rate = probed.key.memory_bytes, trial.times_real_time
-    full = None if trial.peak_bytes is None or not total else trial.peak_bytes / total
-    words = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
-    best_s = None if probed.result is None else probed.result.best_s
-    if not trial.lean and trial.outcome == FITS and trial.length_s == best_s:
-        words.append("← best")
-    return (
-        Cell(f"{trial.length_s:g} s", trial.length_s),
-        Cell(memory(trial.peak_bytes), trial.peak_bytes),
-        Cell(percent(None if full is None else 100 * full), full),
-        Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
-        ", ".join(filter(None, words)) or "fits",
-    )
 
 
 def _curve_of(probed: Probed) -> list[Trial]:

@@ -87,7 +87,7 @@ def run(folder: Path, rows: int, files: int, slack: float, latency_ms: float) ->
     assert written.json["source"] == read.json["source"]
     print(f"plan: a folder of {files:,} WAV files, their headers just written")
     wavs = write_wavs(folder / "wavs", files)
-    for name, more in (("one chunk each", ()), ("cut into chunks of 15 s", ("--chunk-length", 15))):
+    for name, more in (("one chunk each", ()), ("cut into chunks of 15 s", ("--", "--chunk-length", 15))):
         headers = measure("plan", wavs, *told, *more, cwd=folder)
         promises.just(f"read and planned, {name}", headers.seconds, "s")
         promises.at_most("peak memory", headers.memory_mb, MOST_MB, "MB")

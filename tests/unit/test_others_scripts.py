@@ -16,7 +16,7 @@ from badcjobs.cli.before import make_parser
 from badcjobs.cli.program import app
 from badcjobs.clock import SystemClock
 from badcjobs.paths import folder
-from badcjobs.planning.check import Checked, CheckOrder, Here, check
+from badcjobs.planning.check import Checked, CheckOrder, check
 from badcjobs.planning.findings import Remark
 from badcjobs.settings import RunSettings, SubmitSettings
 
@@ -61,8 +61,9 @@ class Sockeye:
         (work / "job.sbatch").write_text(text, newline="")
         known = {"HOME": str(self.root / "home"), "PATH": str(self.root / "bin"), **environ}
         site = str(self.root / "site.toml")
-        order = CheckOrder(RunSettings(), submit or SubmitSettings(), site, script="job.sbatch")
-        return check(order, Here(known, SystemClock(), work, parse=PARSE))
+        of_submit = submit or SubmitSettings()
+        order = CheckOrder(RunSettings(), known, SystemClock(), work, of_submit, site, "job.sbatch", parse=PARSE)
+        return check(order)
 
     def findings(self, text: str, **environ: str) -> list[Remark]:
         return [one for one in self.check(text, **environ).findings if one.severity != "fine"]

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from support.summaries import TASK, device
 
 from badcjobs.errors import BadInput
+from badcjobs.model import NO_CUTTING
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.plan_speed import Speed, at_length, speed_of
-from badcjobs.planning.plan_survey import Lengths, Survey
+from badcjobs.planning.plan_survey import LeftOut, Lengths, Survey
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin, round_up, share_out, size_tasks
 from badcjobs.planning.site import Site
 from badcjobs.settings import PlanSettings, SubmitSettings
+from badcjobs.sources.audio_files import read_header
+from badcjobs.sources.survey import Surveyor
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import JobFacts, TaskFacts
 
@@ -38,9 +41,16 @@ def lengths_of(many: Sequence[int | None]) -> Lengths:
     return lengths
 
 
+def empty_survey(rows: int = 0, sources: int = 0) -> Survey:
+    """Return the survey of a source of which so much is left out."""
+    left_out = LeftOut(())
+    left_out.rows, left_out.whole = rows, set(range(sources))
+    return Survey(Surveyor(left_out, NO_CUTTING, read_header), left_out)
+
+
 def survey_of(*runs: tuple[int | None, int]) -> Survey:
     """Return the survey of chunks, given as length in milliseconds and how many of it."""
-    survey = Survey()
+    survey = empty_survey()
     for length_ms, many in runs:
         for _ in range(many):
             survey.add(length_ms, f"r{survey.lengths.rows}.wav", f"c{survey.lengths.rows}")
@@ -358,8 +368,8 @@ def test_one_task_that_is_larger_than_the_cap_is_refused_with_the_time_that_fits
     [
         (survey_of((None, 2)), "the length of the audio is not known: 2 files without a length"),
         (survey_of((0, 3)), "there is no audio in the source: its 3 chunks have none"),
-        (Survey(left_out=4), "nothing to plan: 4 rows cannot be used"),
-        (Survey(left_out=1, left_out_sources=2), "nothing to plan: 1 row and 2 whole sources cannot be used"),
+        (empty_survey(4), "nothing to plan: 4 rows cannot be used"),
+        (empty_survey(1, 2), "nothing to plan: 1 row and 2 whole sources cannot be used"),
     ],
 )
 def test_a_source_without_any_length_cannot_be_planned(survey: Survey, words: str) -> None:
@@ -370,7 +380,7 @@ def test_a_source_without_any_length_cannot_be_planned(survey: Survey, words: st
 
 def test_what_is_odd_about_a_source_is_said_with_examples() -> None:
     survey = survey_of((30_000, 5), (None, 23), (0, 1))
-    survey.rates_hz.update({48_000: 3, 44_100: 7})
+    survey.walk.rates_hz.update({48_000: 3, 44_100: 7})
     said = {remark.subject: remark for remark in plan_of(survey).remarks}
     assert said["unknown length"].details == (*(f"r{number}.wav" for number in range(5, 25)), "… and 3 more")
     assert "planned with the mean of the others, 30.0 s" in said["unknown length"].text

@@ -140,7 +140,7 @@ def test_what_cannot_be_measured_is_counted_named_and_planned(tmp_path: Path) ->
     (audio / "nothing.flac").write_bytes(b"")
     planned = plan(tmp_path, audio, out=Path("p"))
     survey = planned.plan.survey
-    assert (survey.lengths.rows, survey.lengths.unknown, survey.empty, survey.left_out) == (5, 1, 2, 0)
+    assert (survey.lengths.rows, survey.lengths.unknown, survey.empty, survey.mistakes.rows) == (5, 1, 2, 0)
     text = text_of(planned)
     assert "cut short.wav\n" in text
     assert "2 files without any audio" in text
@@ -156,7 +156,7 @@ def test_files_with_different_sample_rates_are_counted_by_rate(tmp_path: Path) -
     for number, rate_hz in enumerate((1000, 2000, 2000)):
         make_wav(tmp_path / "audio" / f"{number}.wav", 8, rate_hz, tone_hz=100)
     survey = plan(tmp_path, "audio", flags={"chunk_length": 4.0}).plan.survey
-    assert (survey.measured, dict(survey.rates_hz)) == (3, {1000: 1, 2000: 2})
+    assert (survey.walk.measured, dict(survey.walk.rates_hz)) == (3, {1000: 1, 2000: 2})
     remarks = plan(tmp_path, "audio").plan.remarks
     assert ["1 file with 1,000 Hz, 2 files with 2,000 Hz" in one.text for one in remarks] == [True]
 
@@ -206,8 +206,9 @@ def test_of_files_that_break_off_what_is_there_is_planned_and_what_is_not_will_f
 def test_a_row_without_an_end_whose_file_breaks_off_is_planned_as_a_file_of_a_folder_is(tmp_path: Path) -> None:
     break_off(tmp_path / "audio" / "a.wav", 3)
     made = plan(tmp_path, write_manifest(tmp_path / "m.csv", "a,a,audio/a.wav,,,0,,", "b,b,audio/a.wav,,,0,,")).plan
-    assert (made.survey.lengths.total_ms, made.survey.measured, dict(made.survey.rates_hz)) == (6000, 1, {1000: 1})
-    assert made.survey.broken_names == ["audio/a.wav (its header says 8 s, the file has 3 s)"]
+    assert (made.survey.lengths.total_ms, made.survey.walk.measured) == (6000, 1)
+    assert dict(made.survey.walk.rates_hz) == {1000: 1}
+    assert made.survey.walk.remarks.broken_examples == ["audio/a.wav (its header says 8 s, the file has 3 s)"]
 
 
 def test_there_is_nothing_to_plan_where_every_file_is_a_header_alone(tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_rows_are_counted_and_not_mistakes_and_a_broken_manifest_is_named_with_i
     broken.write_text(f"{HEADER.replace(',', ';')}\n" + "a;b;c;0;1;0;;\n" * 3)
     planned = plan(tmp_path, good, broken, out=Path("p"))
     survey = planned.plan.survey
-    assert (survey.lengths.rows, survey.left_out, survey.left_out_sources) == (3, 1, 1)
+    assert (survey.lengths.rows, survey.mistakes.rows, len(survey.mistakes.whole)) == (3, 1, 1)
     (remark,) = (one for one in planned.plan.remarks if one.subject == "left out")
     assert remark.text.startswith("1 row and 1 whole source cannot be planned")
     assert remark.details[-1].startswith(f"{broken} lacks the columns recording_id, chunk_id, source_path (its header")
@@ -330,16 +331,16 @@ def test_a_folder_whose_name_is_no_text_costs_only_itself(tmp_path: Path) -> Non
     bad = tmp_path / "audio" / b"\xff".decode(errors="surrogateescape")
     make_wav(bad / "x.wav", 4, 1000)
     planned = plan(tmp_path, "audio", out=Path("p"))
-    assert (planned.plan.survey.lengths.rows, planned.plan.survey.left_out) == (1, 1)
-    assert "not UTF-8" in planned.plan.survey.left_out_lines[0]
+    assert (planned.plan.survey.lengths.rows, planned.plan.survey.mistakes.rows) == (1, 1)
+    assert "not UTF-8" in planned.plan.survey.mistakes.examples(1)[0][0]
 
 
 def test_equal_names_in_two_folders_are_named_and_planned_once(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         make_wav(tmp_path / folder / "a.wav", 4, 1000)
     planned = plan(tmp_path, "one", "two")
-    assert (planned.plan.survey.lengths.rows, planned.plan.survey.left_out) == (1, 1)
-    assert "already in" in planned.plan.survey.left_out_lines[0]
+    assert (planned.plan.survey.lengths.rows, planned.plan.survey.mistakes.rows) == (1, 1)
+    assert "already in" in planned.plan.survey.mistakes.examples(1)[0][0]
 
 
 @pytest.mark.parametrize(

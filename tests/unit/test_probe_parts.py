@@ -171,7 +171,7 @@ def test_the_page_draws_memory_and_speed_of_every_model_and_escapes_names() -> N
         (signal.SIGTERM, False, "stopped by SIGTERM before the first trial ended; nothing is stored,"
          " so the same command starts again"),
         (None, False, "the time is over before the first trial ended; nothing is stored, so the same"
-         " command begins anew: give it more time with --time"),
+         " command starts again: give it more time with --time"),
     ],
 )  # fmt: skip
 def test_a_probe_that_is_not_finished_says_what_is_really_kept(

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from badcjobs.cli.options import explain_moved_option
+from badcjobs.cli.start import settings_text
+from badcjobs.errors import BadInput
+from badcjobs.planning.init import project_text
+from badcjobs.project import NAME
+from badcjobs.project import Project
+from badcjobs.settings import OPTIONS_ONLY
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import TABLES
+from badcjobs.settings import ProbeSettings
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+
 import json
 import re
 from dataclasses import fields
@@ -10,12 +23,6 @@ from typing import Any
 
 import pytest
 
-from badcjobs.cli.options import explain_moved_option
-from badcjobs.cli.start import settings_text
-from badcjobs.errors import BadInput
-from badcjobs.planning.init import Found, project_text
-from badcjobs.project import NAME, Project
-from badcjobs.settings import OPTIONS_ONLY, SETTINGS, TABLES, ProbeSettings, RunSettings, SubmitSettings
 
 EMPTY = Path(__file__).parent / "no-project-file"  # a folder with no badcjobs.toml in it or above
 
@@ -108,7 +115,7 @@ def test_every_field_of_a_table_is_a_setting_and_one_with_an_option_carries_no_u
 def test_the_page_of_settings_and_a_new_project_file_name_every_key(tmp_path: Path) -> None:
     page = settings_text()
     new = tmp_path / NAME
-    new.write_text(project_text(Found(())))
+    new.write_text(project_text({}))
     assert read(new).values["run"] == {}  # comments only
     new.write_text(re.sub("(?m)^# (?=[a-z_]+ = )", "", new.read_text()))  # every default and every example is accepted
     project = read(new)
