@@ -52,6 +52,7 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
+    from badcjobs.cli.submit import with_merge_account
     from badcjobs.cluster.job_script import is_job_script
     from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
@@ -72,7 +73,7 @@ def check(
         # A check without SOURCE looks at everything else; the settings would be refused without one.
         of_run = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
         of_run = replace(of_run, source=sources)
-        submit = project.make(SubmitSettings, settings, "check")
+        submit = with_merge_account(project.make(SubmitSettings, settings, "check"), project.site)
     order = CheckOrder(
         of_run, environ(), SystemClock(), Path.cwd(), submit, site or project.site, script, run_words, quick,
         Pace("chunks checked"), make_parser(context.find_root().command),
