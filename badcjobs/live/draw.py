@@ -368,7 +368,16 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     if task is None:
         return [[Part(f"{name} is no longer the newest attempt of its array task", "yellow")]]
     devices = [device for device in snapshot.devices if device.task == name]
-    lines = [*_task_identity(task, width), *_task_progress(snapshot, task, width)]
+    facts = [
+        task.node and f"on {task.node}",
+        task.engine,
+        None if task.devices is None else count(task.devices, "GPU"),
+        None if task.workers is None else count(task.workers, "worker"),
+        f"restart {task.restart}" if task.restart else None,
+        None if task.exit_code is None else f"exit code {task.exit_code}",
+    ]
+    parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
+    lines = [*fitting.wrap_parts(parts, _DOT, width), *_task_progress(snapshot, task, width)]
     lines += [_alert_line(snapshot, alert, width) for alert in snapshot.alerts if alert.task == name]
     lines.append([])
     for device in devices:
@@ -379,19 +388,6 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
         log = f"tail -f {snapshot.title}/tasks/{task.name}.log"
         lines += [[], *fitting.labelled("log", log, _NAMES, width, "dim")]
     return lines
-
-
-def _task_identity(task: TaskFacts, width: int) -> list[Line]:
-    facts = [
-        task.node and f"on {task.node}",
-        task.engine,
-        None if task.devices is None else count(task.devices, "GPU"),
-        None if task.workers is None else count(task.workers, "worker"),
-        f"restart {task.restart}" if task.restart else None,
-        None if task.exit_code is None else f"exit code {task.exit_code}",
-    ]
-    parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
-    return fitting.wrap_parts(parts, _DOT, width)
 
 
 def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
-from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, ProbeResult, Trial
+from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, Trial
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
 from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
@@ -110,37 +109,28 @@ def _curve_of(probed: Probed) -> list[Trial]:
     return sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
 
 
-# --- what it means ----------------------------------------------------------------------------------------------------
-
-
-# Sentences about the result, each with its condition.
-_SENTENCES: tuple[tuple[str, Callable[[ProbeResult], bool]], ...] = (
-    ("longest: nothing fits with the usual threads",
-     lambda r: r.longest_s is None and r.too_long_s is None),
-    ("longest: nothing fits with the usual threads, not even {too_long_s:g} s",
-     lambda r: r.longest_s is None and r.too_long_s is not None),
-    ("longest: all that was tried fits, up to {longest_s:g} s",
-     lambda r: r.longest_s is not None and r.too_long_s is None),
-    ("longest: {longest_s:g} s fits, {too_long_s:g} s does not; safe, with a margin of {margin_percent:g} %:"
-     " {safe_s:g} s",
-     lambda r: r.longest_s is not None and r.too_long_s is not None),
-    ("with one thread: nothing fits, not even {lean_too_long_s:g} s",
-     lambda r: r.lean_longest_s is None and r.lean_too_long_s is not None),
-    ("with one thread: up to {lean_longest_s:g} s, the longest that was tried",
-     lambda r: r.lean_longest_s is not None and r.lean_too_long_s is None),
-    ("with one thread: {lean_longest_s:g} s fits, {lean_too_long_s:g} s does not; safe: {lean_safe_s:g} s. Runs cut"
-     " what is longer",
-     lambda r: r.lean_longest_s is not None and r.lean_too_long_s is not None),
-    ("best: {best_s:g} s ({rate} × real time), the shortest within 2 % of the fastest that is safe",
-     lambda r: r.best_s is not None),
-)  # fmt: skip
-
-
 def _sentences(probed: Probed) -> Iterator[str]:
+    """Yield what the trials mean."""
     if not probed.finished:
         yield "not finished: the same command continues"
-    if probed.result is not None:
-        values = {**asdict(probed.result), "rate": number(probed.result.times_real_time, 0)}
-        yield from (template.format(**values) for template, when in _SENTENCES if when(probed.result))
-        if all(trial.peak_bytes is None for trial in probed.trials):
-            yield "peak memory is not known: it could not be read; the lengths are valid all the same"
+    if (result := probed.result) is None:
+        return
+    margin = f"safe, with a margin of {result.margin_percent:g} %: {result.safe_s or 0:g} s"
+    lean = f"safe: {result.lean_safe_s or 0:g} s. Runs cut what is longer"
+    for name, longest_s, too_long_s, safe in (
+        ("longest", result.longest_s, result.too_long_s, margin),
+        ("with one thread", result.lean_longest_s, result.lean_too_long_s, lean),
+    ):
+        if longest_s is not None and too_long_s is not None:
+            yield f"{name}: {longest_s:g} s fits, {too_long_s:g} s does not; {safe}"
+        elif longest_s is not None:
+            yield f"{name}: all that was tried fits, up to {longest_s:g} s"
+        elif too_long_s is not None:
+            yield f"{name}: nothing fits, not even {too_long_s:g} s"
+        elif name == "longest":
+            yield "longest: nothing fits with the usual threads"
+    if result.best_s is not None:
+        rate = number(result.times_real_time, 0)
+        yield f"best: {result.best_s:g} s ({rate} × real time), the shortest within 2 % of the fastest that is safe"
+    if all(trial.peak_bytes is None for trial in probed.trials):
+        yield "peak memory is not known: it could not be read; the lengths are valid all the same"
