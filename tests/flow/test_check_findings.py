@@ -167,7 +167,7 @@ CASES = {
         "problem account", "does not end in -gpu", "#SBATCH --account=st-lab-1-gpu", ("-1-gpu", "-1")
     ),
     "option too late": Case(
-        "problem script", "line 11: #SBATCH", "sed -i -e '11d' -e '1a #SBATCH --qos=x' ",
+        "problem script", "line 11: sbatch ignores #SBATCH", "sed -i -e '11d' -e '1a #SBATCH --qos=x' ",
         ("exec", "#SBATCH --qos=x\nexec"),
     ),
     "lines that end as on Windows": Case("problem script", "Windows line ends", r"sed -i 's/\r$//' a", ("\n", "\r\n")),

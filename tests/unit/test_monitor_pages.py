@@ -186,7 +186,7 @@ def test_the_page_of_a_task_shows_four_metrics_of_each_device_and_where_its_log_
 
 def test_a_task_that_another_attempt_has_followed_says_so(frame: Snapshot) -> None:
     shown = text(draw(frame, UiState(page=TASK, opened="4821_0.r9.gpu1"), width=100))
-    assert "is not the newest attempt" in shown
+    assert "is no longer the newest attempt" in shown
 
 
 # --- orders and filters -----------------------------------------------------------------------------------------------

@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.options import explain_moved_option
-from badcjobs.cli.start import settings_text
-from badcjobs.errors import BadInput
-from badcjobs.planning.init import project_text
-from badcjobs.project import NAME
-from badcjobs.project import Project
-from badcjobs.settings import OPTIONS_ONLY
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import TABLES
-from badcjobs.settings import ProbeSettings
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-
 import json
 import re
 from dataclasses import fields
@@ -23,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from badcjobs.cli.options import explain_moved_option
+from badcjobs.cli.start import settings_text
+from badcjobs.errors import BadInput
+from badcjobs.planning.init import project_text
+from badcjobs.project import NAME, Project
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, TABLES, ProbeSettings, RunSettings, SubmitSettings
 
 EMPTY = Path(__file__).parent / "no-project-file"  # a folder with no badcjobs.toml in it or above
 
