@@ -1,11 +1,11 @@
-"""badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, write down what happened.
+"""badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, record what happened.
 
-For other people's Python: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide export`).
+The Python interface: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide export`).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers read it as true; importing it would cost more than the rest of this module
+TYPE_CHECKING = False  # type checkers treat it as true; importing it takes longer than the rest of this module
 if TYPE_CHECKING:
     from badcjobs.api.python import Recorder, list_devices, open_job
     from badcjobs.model import AlertLimits
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is asked for: every command imports this module, and few need any of it."""
+    """Import a name when it is first used: every command imports this module, and few need these names."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Our own errors: what, why and a line to paste, each with an exit code."""
+"""The errors of badcjobs: what, why and a line to paste, each with an exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BadcjobsError(Exception):
 
 
 class BadInput(BadcjobsError):
-    """Wrong usage, or a source or settings file that cannot be used as it is."""
+    """Wrong usage, or a source or settings file that cannot be used."""
 
     exit_code = ExitCode.USAGE
 

@@ -17,7 +17,7 @@ LIVE_PREFIX = ".live-"  # hidden folders of live files; only their owners may op
 
 
 def is_there(path: Path) -> bool:
-    """Say whether a path exists; raise BadInput if that is not known, because a parent folder cannot be read."""
+    """Return whether a path exists; raise BadInput if a parent folder cannot be read."""
     try:
         return path.exists()
     except OSError as error:
@@ -45,7 +45,7 @@ class RunFolder:
         return self.tasks / f"{key.name}.log"
 
     def create(self) -> None:
-        """Make the folder; raise BadInput if that is not possible."""
+        """Create the folder; raise BadInput if that is not possible."""
         try:
             self.tasks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -84,10 +84,10 @@ class RunFolder:
                 return  # not empty: other tasks use it
 
     def earlier_databases(self, key: TaskKey, merged: set[str]) -> list[Path]:
-        """Return the task databases in which to look for work already done.
+        """Return the task databases that may contain work already done.
 
-        Not those that are merged into job.sqlite, and not those of our own array with another index: their shards are
-        disjoint from ours. Lists the folder once, however large the array is.
+        Databases that are merged into job.sqlite are left out, and those of other indices of our array: their shards
+        are disjoint from ours. The folder is listed once, for an array of any size.
         """
         found = []
         for path in sorted(self.tasks.glob("*.sqlite")):
@@ -111,7 +111,7 @@ class LocalFolder:
 
     @classmethod
     def create(cls, parent: Path, prefix: str) -> LocalFolder:
-        """Make a new folder in ``parent``."""
+        """Create a new folder in ``parent``."""
         try:
             return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=parent)))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Starts programs so that none of them outlives the task, and ends them with all their descendants.
+"""Start programs that never outlive the task, and end them with all their descendants.
 
 ``--engine-prefix`` puts a program before an engine: a profiler, numactl, a container. Such a program may print on its
 stdout, start the engine in a new session or leave helpers running. So the pipes of a worker bypass the prefix, and its
@@ -6,6 +6,11 @@ processes are found by a mark in their environment.
 """
 
 from __future__ import annotations
+
+from badcjobs.errors import BadInput
+from badcjobs.errors import NotHere
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Process
 
 import ctypes
 import itertools
@@ -21,9 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import WorkerPlan
-from badcjobs.seams import Process
 
 if TYPE_CHECKING:
     import psutil
@@ -34,7 +36,7 @@ _PREFIX_MARK = "BADCJOBS_PREFIX"  # every process started by one prefix has this
 
 _CONTAINERS = ("", "APPTAINERENV_", "SINGULARITYENV_")  # the container removes the prefix inside
 _ROCR = "ROCR_VISIBLE_DEVICES"
-# Numbers in these count only the devices that ROCR shows, so they would be wrong with one device.
+# Their numbers count only the devices that ROCR shows, so they would be wrong with one device.
 _COUNT_WITHIN_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 _PR_SET_PDEATHSIG = 1
@@ -136,7 +138,7 @@ class SubprocessLauncher:
 
 
 def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
-    """Return the environment of a worker: the task's own, with only one visible device, inside a container too."""
+    """Return the environment of a worker: the task's own, with only one visible device, even in a container."""
     device, env = plan.device, dict(environ)
     if device is not None and device.vendor == "amd":
         lists = {_ROCR: device.pin}
@@ -239,7 +241,7 @@ def end_leftovers(mark: str, name: str = TASK_MARK) -> int:
                 process.kill()
                 ended += 1
         except (psutil.Error, OSError):
-            continue  # gone meanwhile, or of another user
+            continue  # it has ended, or belongs to another user
     return ended
 
 

@@ -102,7 +102,7 @@ class SessionBroken(Exception):
     """The engine process is dead or unusable: open a new session.
 
     Chunks that had started and have no result are suspects: a single one is blamed, several are retried in smaller
-    groups. If the engine does not report starts, the first chunk is blamed. All other chunks go back to the queue.
+    groups. If the engine does not report starts, the first chunk is blamed. All other chunks return to the queue.
     ``at_start``: the engine was not ready yet, so no chunk is the cause.
     """
 

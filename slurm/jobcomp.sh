@@ -4,8 +4,8 @@
 # JobCompLoc=/path/to/jobcomp.sh). For jobs in which badcjobs has requested it, it records the state from Slurm
 # (TIMEOUT, NODE_FAIL, PREEMPTED, CANCELLED, …): one line per end in SPOOL/ends/<job>.jsonl. `badcjobs merge` reads it.
 #
-# It writes only to SPOOL/ends, which belongs to SlurmUser; of the files that users create in SPOOL/wanted it checks
-# only names and owners. It always exits with 0.
+# It writes only to SPOOL/ends, which belongs to SlurmUser. It checks only the names and owners of the files that users
+# create in SPOOL/wanted. It always exits with 0.
 
 # EDIT: the shared folder, the same as in task_prolog.sh (see README.md).
 SPOOL=

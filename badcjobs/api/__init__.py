@@ -1,1 +1,1 @@
-"""What other people's Python calls; the names are given out by ``badcjobs`` itself."""
+"""The Python interface; import its names from ``badcjobs``."""

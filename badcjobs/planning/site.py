@@ -73,7 +73,7 @@ _TABLES: dict[str, dict[str, str]] = {
 }
 _FIELDS = Site.__dataclass_fields__
 _KINDS = {
-    "int": "a whole number above 0", "float": "a number above 0", "str": "a text", "tuple": "a list of texts",
+    "int": "a whole number above 0", "float": "a number above 0", "str": "a string", "tuple": "a list of strings",
     "rule": f"one of {', '.join(RULES)}",
 }  # fmt: skip
 
@@ -103,7 +103,7 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     for table, content in document.items():
         if table in ("name", "about"):
             if not isinstance(content, str) or not content:
-                mistakes.append(f"{table} must be a text")
+                mistakes.append(f"{table} must be a string")
         elif table not in _TABLES:
             mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_TABLES)}]")
         elif not isinstance(content, dict):

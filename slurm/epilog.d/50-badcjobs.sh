@@ -4,7 +4,7 @@
 # task_epilog.sh could not write because Slurm's step daemon died or the node was lost for some time. Optional.
 #
 # Nothing is read or written as root: it switches to the user of the job first, without supplementary groups and
-# without a way to regain privileges, and has ten seconds. It always exits with 0, because a failing Epilog drains the
+# without a way to regain privileges. It takes at most ten seconds and always exits with 0: a failing Epilog drains the
 # node.
 
 # EDIT: the folder of task_epilog.sh.

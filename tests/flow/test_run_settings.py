@@ -135,7 +135,7 @@ def test_all_mistakes_of_file_and_flags_are_named_at_once(site: Site) -> None:
     assert_refused(
         refused, 2, "line 2: speed: unknown key", "retrys: unknown key; did you mean run.retries?",
         'line 5: [run] retries = "three" must be a whole number',
-        'engine_arg = "--burn-s=1" must be a list of texts', "simulate = true must be a text",
+        'engine_arg = "--burn-s=1" must be a list of strings', "simulate = true must be a string",
         "interval = 0.0 must be at least 0.01", "--config run.grace_s = -1.0",
     )  # fmt: skip
     options = site.run(site.manifest(1), "--engine", "fax", "--interval", 0)

@@ -195,7 +195,7 @@ def test_all_mistakes_of_a_config_are_named_at_once(tmp_path: Path) -> None:
 def test_a_table_of_the_wrong_kind_is_refused(tmp_path: Path, text: str) -> None:
     config = tmp_path / "lab.toml"
     config.write_text(text)
-    with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of texts"):
+    with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of strings"):
         Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run")
 
 
