@@ -7,11 +7,6 @@ processes are found by a mark in their environment.
 
 from __future__ import annotations
 
-from badcjobs.errors import BadInput
-from badcjobs.errors import NotHere
-from badcjobs.model import WorkerPlan
-from badcjobs.seams import Process
-
 import ctypes
 import itertools
 import os
@@ -26,6 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import WorkerPlan
+from badcjobs.seams import Process
 
 if TYPE_CHECKING:
     import psutil

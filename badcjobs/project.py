@@ -217,7 +217,7 @@ class _Source:
         """Return the patterns of the table [recordings]."""
         texts = (self.in_file("recordings") | self.alone("recordings")).get("patterns", [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of texts"))
+            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of strings"))
             return ()
         found, wrong = parse_patterns(texts)
         mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]

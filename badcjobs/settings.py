@@ -33,8 +33,8 @@ _TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
 
 # kind: the type of its values, and its name in messages
 _KINDS: dict[str, tuple[type, str]] = {
-    "text": (str, "a text"),
-    "texts": (tuple, "a list of texts"),
+    "text": (str, "a string"),
+    "texts": (tuple, "a list of strings"),
     "count": (int, "a whole number"),
     "number": (float, "a number"),
     "numbers": (tuple, "a list of two numbers"),
@@ -156,7 +156,7 @@ class RunSettings:
     telemetry: bool = _setting(True, "switch", "Record the GPUs [on].", _GPUS, "emit_gpu_telemetry")
     retry_failed: bool = _setting(True, "switch", "false: skip chunks that failed for good in earlier tasks")
     cut: bool | None = _setting(
-        None, "switch", 'are manifest rows parts of longer files? "auto" (look), true, false', unset=AUTO, frozen=True
+        None, "switch", 'manifest rows are parts of longer files: "auto" (check), true, false', unset=AUTO, frozen=True
     )
     stage: str = _setting(
         AUTO, "text", "copy audio to node-local disk before use: auto, always, never", among=(AUTO, "always", "never")
@@ -166,7 +166,7 @@ class RunSettings:
         "local", "shared"),
     )  # fmt: skip
     stop_after: str | None = _setting(
-        None, "text", 'orderly stop after this time, as in sbatch; "": when the Slurm job ends', check=_check_time,
+        None, "text", 'stop cleanly after this time, as in sbatch; "": when the Slurm job ends', check=_check_time,
         unset="",
     )  # fmt: skip
     min_memory_mib: int = _setting(
@@ -236,7 +236,7 @@ class SubmitSettings:
         (), "texts", "Any other sbatch option; repeatable.", _TASK, metavar="OPTION", example=["--qos=high"]
     )
     setup: tuple[str, ...] = _setting((), "texts", "shell lines before the work", example=["module load gcc cuda"])
-    requeues: int = _setting(10, "count", "restarts of a task that stopped in an orderly way with work left", least=0)
+    requeues: int = _setting(10, "count", "restarts of a task that stopped cleanly with work left", least=0)
     merge_account: str | None = _setting(
         None, "text", "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
     )

@@ -137,9 +137,9 @@ def test_a_command_alone_chooses_the_command_engine() -> None:
         ("resume", "1", "= 1 must be true or false"),
         ("interval", '"1"', '= "1" must be a number'),
         ("interval", "true", "= true must be a number"),
-        ("engine_arg", '"--x"', '= "--x" must be a list of texts: ["--x"]'),
-        ("engine_arg", "[1, 2]", "= [1, 2] must be a list of texts"),
-        ("root", "3", "= 3 must be a text"),
+        ("engine_arg", '"--x"', '= "--x" must be a list of strings: ["--x"]'),
+        ("engine_arg", "[1, 2]", "= [1, 2] must be a list of strings"),
+        ("root", "3", "= 3 must be a string"),
         ("interval", "0.001", "= 0.001 must be at least 0.01"),
         ("interval", "nan", "= nan must be a finite number"),
         ("interval", "inf", "= inf must be a finite number"),
@@ -242,7 +242,7 @@ def test_an_empty_command_is_refused() -> None:
 
 def test_a_text_in_place_of_a_list_is_shown_as_a_list(config: Path) -> None:
     config.write_text('[run]\nsource = "m.csv"\n')
-    assert refusal(config).what.endswith('source = "m.csv" must be a list of texts: ["m.csv"]')
+    assert refusal(config).what.endswith('source = "m.csv" must be a list of strings: ["m.csv"]')
 
 
 def test_keys_of_other_tables_can_be_given_alone_as_well(config: Path) -> None:
@@ -253,7 +253,7 @@ def test_keys_of_other_tables_can_be_given_alone_as_well(config: Path) -> None:
     refused = refusal(config, "alerts.temperature_c=0", "recordings.patterns=3")
     assert (refused.why or "").splitlines() == [
         "--config alerts.temperature_c = 0 must be a number above 0",
-        "--config recordings.patterns = 3 must be a list of texts",
+        "--config recordings.patterns = 3 must be a list of strings",
     ]
 
 
