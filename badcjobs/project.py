@@ -6,6 +6,7 @@ the file start at the file. Unknown keys and wrong values are refused, all of th
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +140,8 @@ class Project:
 def find_project_file(cwd: Path) -> Path | None:
     """Return the nearest badcjobs.toml, from a folder upwards; None: there is none."""
     folder = cwd.absolute()
-    return next((one / NAME for one in (folder, *folder.parents) if (one / NAME).is_file()), None)
+    # Unlike Path.is_file, os.path.isfile does not raise where a folder above cannot be searched.
+    return next((one / NAME for one in (folder, *folder.parents) if os.path.isfile(one / NAME)), None)  # noqa: PTH113
 
 
 def is_config_file(word: str) -> bool:

@@ -111,7 +111,7 @@ class FixedSite(Site):
 
     def say_json(self, *words: object, env: dict[str, str] | None = None) -> str:
         """Run a command and return its JSON document, a value on a line."""
-        done = self.badcjobs(*words, "--json", env=env)
+        done = self.badcjobs(words[0], "--json", *words[1:], env=env)  # options of run follow --
         if not done.stdout.startswith("{"):
             return self.plain(f"// exit code {done.exit_code}\n{done.stdout}{done.stderr}")
         return self.plain(f"// exit code {done.exit_code}\n{pretty(json.loads(done.stdout))}")
