@@ -209,7 +209,7 @@ def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path: Path) -> Non
     lock.unlink()
     merged(tmp_path)
     before = canonical(tmp_path / "job.sqlite")
-    TaskFile(tmp_path, index=1, states={"b": "done"}).write()  # a few more: in place
+    TaskFile(tmp_path, index=1, states={"b": "done"}).write()
     with pytest.raises(DatabaseProblem, match="another merge has taken over"):
         merge(MergeOrder([tmp_path], tmp_path / "job.sqlite", progress=steal), SystemClock())
     assert canonical(tmp_path / "job.sqlite") == before
