@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from badcjobs.report.headlines import news_words
@@ -13,7 +13,6 @@ from badcjobs.report.job_tables import flat_settings
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, finite, ratio
 from badcjobs.report.tables import Table, ending
 from badcjobs.report.words import UNKNOWN, count, duration, energy, moment, number, share_words
-from badcjobs.store.read_model import Freshness
 
 COMPARISON_VERSION = 1
 _SAME = 0.005  # a smaller relative difference is "the same"
@@ -156,7 +155,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``badcjobs report --compare --json``."""
-        return finite(asdict(self))  # type: ignore[no-any-return]
+        return finite(self)  # type: ignore[no-any-return]
 
 
 def compare(this: Summary, this_title: str, other: Summary, other_title: str) -> Comparison:
@@ -182,21 +181,20 @@ def _about(summary: Summary, title: str) -> dict[str, Any]:
     models = sorted({device.name for device in summary.devices if device.name})
     engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
     started = {"started_at_ms": summary.started_at_ms, "last_sign_ms": summary.last_sign_ms}
-    found = {"models": models, "engines": engines, "merged": asdict(summary.merged)}
-    cut_short = None if summary.cut_short is None else asdict(summary.cut_short)
-    return {"title": title, "verdict": summary.verdict, **started, **found, "cut_short": cut_short}
+    found = {"models": models, "engines": engines, "merged": summary.merged, "cut_short": summary.cut_short}
+    return {"title": title, "verdict": summary.verdict, **started, **found}
 
 
 def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
     """Return a remark for each job that is out of date or has an interrupted submit, with the command to run."""
     found = []
     for about in (comparison.this, comparison.other):
-        merged = Freshness(**about["merged"])
+        merged = about["merged"]
         if news := news_words(merged):
             ending = "" if merged.command is None else "; to include that:"
             found.append((f"The merge of {about['title']}: {news}{ending}", merged.command))
         if (cut_short := about["cut_short"]) is not None:
-            found.append((f"The run {about['title']}: {cut_short['what']}:", cut_short["command"]))
+            found.append((f"The run {about['title']}: {cut_short.what}:", cut_short.command))
     return found
 
 
@@ -229,7 +227,7 @@ def comparison_tables(
 
 def _described(about: dict[str, Any], longest: int | None) -> dict[str, str]:
     """Return a description of a job, in words."""
-    merged = Freshness(**about["merged"])
+    merged = about["merged"]
     as_of = "out of date" if merged.as_of_ms is None else moment(merged.as_of_ms)
     return {
         "started": UNKNOWN if about["started_at_ms"] is None else moment(about["started_at_ms"]),

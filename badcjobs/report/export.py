@@ -7,7 +7,7 @@ import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,18 +68,6 @@ class ExportOrder:
         """Whether several files are wanted."""
         return self.by_study_area or self.everything or len(self.tables) > 1 or self.form == "badc"
 
-    def command_line(self) -> str:
-        """Return the command for this export, ready to paste."""
-        values = (
-            ("--table", self.tables),
-            ("--species", (",".join(self.wanted.species),) if self.wanted.species else ()),
-            ("--min-score", () if self.wanted.min_score is None else (f"{self.wanted.min_score:g}",)),
-        )
-        words = ["badcjobs", "export", str(self.source), "--format", self.form]
-        words += [word for option, given in values for value in given for word in (option, value)]
-        words += ["--by-study-area"] if self.by_study_area else []
-        return shlex.join([*words, "--out", str(self.output or "-")])
-
 
 def form_of(out: Path) -> str:
     """Return the format that a file's ending stands for; csv where it stands for none."""
@@ -130,24 +118,17 @@ def _check(order: ExportOrder, database: Path) -> None:
         mistakes.append("--species contains an empty name")
     if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
         mistakes.append(f"--min-score {order.wanted.min_score} is not a finite number")
-    if output is None and order.needs_folder and not order.by_study_area:
-        mistakes.append("several files cannot go to stdout: --out must be a folder")
     if output is not None and output.exists() and output.samefile(database):
         mistakes.append(f"--out {output} is the database itself")
     if mistakes:
         raise BadInput("; ".join(mistakes), fix="badcjobs export --help")
-    if order.by_study_area and (output is None or output.suffix.lower() in ENDINGS):
+    one_file = output is None or (not output.is_dir() and (output.exists() or output.suffix.lower() in ENDINGS))
+    if order.needs_folder and one_file:
         said = "to stdout" if output is None else f"one file ({output})"
-        folder = Path("detections") if output is None else output.with_suffix("")
+        all_in_one = f"; {ALL}.{order.form} in it has all detections in one file" if order.by_study_area else ""
+        folder = "FOLDER" if output is None else shlex.quote(f"{output}-files")
         raise BadInput(
-            f"--by-study-area writes several files, not {said}",
-            why=f"--out must be a folder; {ALL}.{order.form} in it has all detections in one file",
-            fix=replace(order, output=folder).command_line(),
-        )
-    if order.needs_folder and output is not None and output.exists() and not output.is_dir():
-        elsewhere = replace(order, output=output.with_name(f"{output.name}-tables"))
-        raise BadInput(
-            f"{output} cannot be written", why="it is a file; this needs a folder", fix=elsewhere.command_line()
+            f"this writes several files, not {said}", why=f"--out must be a folder{all_in_one}", fix=f"--out {folder}"
         )
 
 

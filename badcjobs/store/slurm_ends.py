@@ -47,15 +47,14 @@ def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
 def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path) -> Iterator[SlurmEnd]:
     """Yield the ends that a job database does not have yet; the paths of the files are relative to ``folder``."""
     databases = {file.task_id: folder / file.path for file in files if file.status in HOLDING}
-    listing, ends_of = cache(_records_in), cache(_read_ends)
+    ends_of = cache(_read_ends)
     for task_id, job_id, array_index, started_at_ms, spool in db.execute(_WITHOUT_END).fetchall():
         from_controller: dict[str, Any] = {}
         if spool is not None and str(job_id).isdecimal():
             ends = ends_of(Path(spool), job_id)
             from_controller = _nearest([*ends.get(array_index, []), *ends.get(None, [])], started_at_ms / 1000)
-        database, from_node = databases.get(task_id), dict[str, Any]()  # or from the emulation
-        if database is not None and end_beside(database).name in listing(database.parent):
-            from_node = next(_read_lines(end_beside(database)), {})
+        database = databases.get(task_id)
+        from_node = {} if database is None else next(_read_lines(end_beside(database)), {})  # or from the emulation
         if from_controller or from_node:
             names = ("state", "exit_code", "written_by")
             state, code, writer = (_text(from_controller, name) or _text(from_node, name) for name in names)
@@ -102,14 +101,6 @@ def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]
         if times and isinstance(index := line.get("array_index"), int | None):
             ends.setdefault(index, []).append(line)
     return ends
-
-
-def _records_in(folder: Path) -> frozenset[str]:
-    """Return the names of the end records in a folder."""
-    try:
-        return frozenset(path.name for path in folder.iterdir() if path.name.endswith(".slurm.json"))
-    except OSError:
-        return frozenset()
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -183,6 +183,6 @@ def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: 
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
     ])  # fmt: skip
     assert_refused(task, 4, f"badcjobs merge {job.out}")
-    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--by-study-area --out detections")
-    assert_refused(file, 2, "writes several files, not one file", f"--by-study-area --out {site.folder / 'july'}")
+    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--out FOLDER")
+    assert_refused(file, 2, "writes several files, not one file", f"--out {site.folder / 'july.csv'}-files")
     assert not (site.folder / "july.csv").exists()

@@ -2,34 +2,6 @@
 
 from __future__ import annotations
 
-from badcjobs.cli.results import files_text
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
-from badcjobs.model import CHARTED
-from badcjobs.model import ChartData
-from badcjobs.model import Envelope
-from badcjobs.model import Stretches
-from badcjobs.report.chart_figures import STATES
-from badcjobs.report.charts import choose
-from badcjobs.report.charts import draw
-from badcjobs.report.charts import find_runs
-from badcjobs.report.charts import make_histogram
-from badcjobs.report.charts import over_all
-from badcjobs.report.job import finish_job
-from badcjobs.report.job import summarize_database
-from badcjobs.report.job import write_page
-from badcjobs.report.job_tables import shortened
-from badcjobs.report.page import page
-from badcjobs.report.progress import over_time
-from badcjobs.report.tables import FOLD
-from badcjobs.report.tables import Cell
-from badcjobs.report.tables import Table
-from badcjobs.report.tables import columns
-from badcjobs.report.tables import table_html
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.read_tasks import read_chart_data
-
 import json
 import math
 import os
@@ -50,6 +22,19 @@ from support.task_files import TaskFile
 from support.trace_files import TraceWriter
 from support.trace_task import Story
 
+from badcjobs.cli.results import files_text
+from badcjobs.clock import SystemClock
+from badcjobs.errors import BadInput
+from badcjobs.model import CHARTED, ChartData, Envelope, Stretches
+from badcjobs.report.chart_figures import STATES
+from badcjobs.report.charts import choose, draw, find_runs, make_histogram, over_all
+from badcjobs.report.job import finish_job, summarize_database, write_page
+from badcjobs.report.job_tables import shortened
+from badcjobs.report.page import page
+from badcjobs.report.progress import over_time
+from badcjobs.report.tables import FOLD, Cell, Table, columns, table_html
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.read_tasks import read_chart_data
 
 
 @pytest.fixture(scope="module")
