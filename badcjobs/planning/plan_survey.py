@@ -152,7 +152,7 @@ class Survey:
     unreadable_names: list[str] = field(default_factory=list)  # each with the reason
     unreadable_fix: str | None = None
     empty_names: list[str] = field(default_factory=list)
-    nothing_there: int = 0  # chunks that will fail: their file breaks off before them
+    nothing_there: int = 0  # chunks that will fail: their file ends before them
     _longest: list[tuple[int, int, str]] = field(default_factory=list)
     _shortest_shown_ms: int = 0
 

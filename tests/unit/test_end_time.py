@@ -27,7 +27,7 @@ def eight_hours_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("text", "seconds"),
     [
         ("0", 0), ("90", 5400), ("0.5", 30), ("5:00", 300), ("0:59", 59), ("1:30:00", 5400),
-        ("100:00:00", 360_000), ("1-02:03:04", 93_784),
+        ("100:00:00", 360_000), ("1-02:03:04", 93_784), ("1-06", 108_000), ("1-06:30", 109_800),
     ],
 )  # fmt: skip
 def test_a_time_is_read_as_sbatch_takes_it(text: str, seconds: float) -> None:
@@ -35,7 +35,7 @@ def test_a_time_is_read_as_sbatch_takes_it(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "abc", "-5", "1e3", "nan", "inf", "1:2:3:4", "1-30", "UNLIMITED", "2h", "٣", ":30"]
+    "text", ["", "abc", "-5", "1e3", "nan", "inf", "1:2:3:4", "1-30:60", "UNLIMITED", "2h", "٣", ":30"]
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     assert parse_stop_after(text) is None

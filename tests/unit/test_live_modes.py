@@ -100,7 +100,7 @@ def test_a_mode_that_is_asked_for_is_taken(target: Path, node: Path) -> None:
     with small_disk(node):
         local = choose_live_folder("local", str(node), KEY, target)
         assert (local.shared, local.is_risky) == (False, False)
-    with pytest.raises(BadInput, match="no folder to work in"):
+    with pytest.raises(BadInput, match="no folder can be created in"):
         choose_live_folder("local", str(node / "gone"), KEY, target)
 
 
