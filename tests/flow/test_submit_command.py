@@ -54,7 +54,7 @@ def test_the_same_command_finds_its_job_and_submits_nothing_until_it_has_ended(s
     assert_refused(
         login.submit(manifest, "--config", "run.backoff_s=3", *RUN),
         2,
-        "it was submitted with other options",
+        "was submitted with other options",
         "--config=run.backoff_s=3",
     )
     assert len(login.calls) == 2
