@@ -16,7 +16,7 @@ from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
 from badcjobs.project import Project
-from badcjobs.settings import SETTINGS, Setting, stand_in
+from badcjobs.settings import SETTINGS, Setting, stand_in, to_toml
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -90,7 +90,7 @@ def require_out(
     """Return the run folder of a command; raise BadInput if neither the command line nor badcjobs.toml has it."""
     if out:  # not None, and not an empty shell variable
         return Path(out)
-    why = "badcjobs.toml, if there is one, has no [run] out"
+    why = "no settings file with [run] out was found, or it does not have that key"
     raise BadInput(f"{option} is missing", why=why, fix=f"badcjobs {command} {example}")
 
 
@@ -135,8 +135,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     value = given_value([option], words)
     of_run = SETTINGS["run"].get(bare)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
-        said = option if of_run.kind == "switch" else f"{option} {shlex.quote(value or of_run.metavar)}"
-        return "it is an option of run, which must be given after --", f"badcjobs {command} … -- {said}"
+        return "it is an option of run, which must be given after --", _with_dashes(words)
     if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
         return "it is an option of submit", f"badcjobs submit … {option} {shlex.quote(value or '…')}"
     for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
@@ -145,9 +144,26 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
             if setting is not None and (setting.heading is None or setting.default is False):
                 if setting.kind == "switch":
                     value = "false" if option.startswith("--no-") else "true"
-                fix = f"--config {table}.{key}={shlex.quote(value or '…')}"
+                if setting.kind in ("texts", "numbers"):
+                    value = to_toml([value or "…"]) if setting.kind == "texts" else to_toml(setting.default)
+                word = f"{table}.{key}={value or '…'}"
+                fix = f"--config {shlex.quote(word)}"
                 return f"it is a key of the table [{table}] of badcjobs.toml", fix
     return None
+
+
+def _with_dashes(words: Sequence[str]) -> str:
+    """Return a command line with all its options of run after --, ready to paste."""
+    at = words.index("--") if "--" in words else len(words)
+    own, moved, waiting = list[str](), list[str](), False
+    for word in words[:at]:
+        setting = SETTINGS["run"].get(word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_"))
+        of_run = (
+            word.startswith("--") and setting is not None and setting.heading and setting.key not in ("out", "root")
+        )
+        (moved if of_run or waiting else own).append(word)
+        waiting = bool(of_run and setting and setting.kind != "switch" and "=" not in word)
+    return shlex.join(["badcjobs", *own, "--", *moved, *words[at + 1 :]])
 
 
 def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:

@@ -108,6 +108,8 @@ def report(
         for target, make in zip(targets, (found.to_html, found.to_markdown, found.to_prometheus), strict=True):
             if target.path is not None:
                 _write(target.path, make())
+                if not is_stdout(target.path):
+                    remark(f"{target.path} is written")
     if json_wanted:
         print_json(found.to_dict())
     elif not to_stdout:

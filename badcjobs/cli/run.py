@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
 from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
-from badcjobs.cli.output import answer, log_to_stderr, read_world
+from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world
 from badcjobs.live.text_fit import in_ascii, rate, span
 from badcjobs.report.words import count, plain
 from badcjobs.settings import RunSettings
@@ -56,9 +57,13 @@ def run(
     chosen = project.make(RunSettings, {"source": source, **settings}, "run")
     require_out(chosen.out, "run")
     log_to_stderr()
-    announce_project(project, settings["simulate"])
+
+    def log_to(path: Path) -> None:
+        log_to_file(path)
+        announce_project(project, settings["simulate"])  # in the task's own log, too
+
     with ProgressBars(wanted=not json_wanted) as bars:
-        end = run_task(chosen, replace(read_world(), show=bars.show))
+        end = run_task(chosen, replace(read_world(), show=bars.show, log_to=log_to))
     answer(json_wanted, lambda: end, lambda: task_end_text(end))
     return int(end["exit_code"])
 

@@ -235,8 +235,8 @@ def settings_text() -> str:
             if key in OPTIONS_ONLY:
                 continue
             about = one.help if one.help.endswith("...") else one.help.rstrip(".")
-            if one.default not in (None, ()):
-                about = f"{about.partition(' [')[0]} [{to_toml(one.default)}]"
+            if " [" not in about and one.default not in (None, ()):
+                about += f" [{one.default:g}]" if isinstance(one.default, float) else f" [{to_toml(one.default)}]"
             lines.append(f"    {f'{key} *' if one.heading else key:<21} {about}")
     return "\n".join(lines).strip()
 

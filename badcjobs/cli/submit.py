@@ -97,7 +97,7 @@ def submit(
     The same command finds its job again and never submits it twice. With --cluster local, SOURCE may be a job script.
 
     Example:
-      badcjobs submit july.csv --out runs/july --tasks 20 -- --chunk-length 294
+      badcjobs submit july/ --out runs/july --tasks 20 -- --chunk-length 294
     """
     log_to_stderr(quiet=True)
     project = read_project(context)

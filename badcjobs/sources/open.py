@@ -161,9 +161,7 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
     kinds = {isinstance(part, Manifest) for part in sources.parts}
     if cutting.cuts_recordings and kinds == {True}:
         name = sources.parts[0].name
-        log.warning(
-            "--chunk-length has no effect: %s is a manifest, which defines where each chunk starts and ends", name
-        )
+        log.info("--chunk-length has no effect: %s is a manifest, which defines where each chunk starts and ends", name)
     if cutting.rows is not None and kinds == {False}:
         raise BadInput(
             f"run.cut = {'true' if cutting.rows else 'false'} needs a manifest",
