@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ ENGINES = ("hawkears", "hawkears1", "command", "demo")
 AUTO = "auto"
 OPTIONS_ONLY = ("shard",)  # of no use in a file: different in every call
 _MOST_WORKERS = 64  # per device; each is a process with its own models
+_MEMORY = re.compile(r"[0-9]+(?:[KMGT]B?)?", re.IGNORECASE)  # as sbatch takes it
 _TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
 
 # kind: the type of its values, and its name in messages
@@ -78,6 +80,10 @@ def _setting(default: Any, kind: str, help: str, heading: str | None = None, key
 
 def _check_time(text: str) -> str | None:
     return None if parse_stop_after(text) is not None else f"must be {_TIME}"
+
+
+def _check_memory(text: str) -> str | None:
+    return None if _MEMORY.fullmatch(text) else "must be an amount of memory, such as 16G or 16000M"
 
 
 def _check_workers(text: str) -> str | None:
@@ -224,7 +230,9 @@ class SubmitSettings:
     parallel: int | None = _setting(None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, least=1)
     gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, least=0)
     cpus: int | None = _setting(None, "count", "CPU cores [2 per GPU].", _TASK, example=2, least=1)
-    mem: str | None = _setting(None, "text", "Memory [4G per GPU].", _TASK, example="4G", metavar="SIZE")
+    mem: str | None = _setting(
+        None, "text", "Memory [4G per GPU].", _TASK, example="4G", metavar="SIZE", check=_check_memory
+    )
     time: str | None = _setting(
         None, "text", "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
     )
@@ -240,7 +248,9 @@ class SubmitSettings:
     merge_account: str | None = _setting(
         None, "text", "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
     )
-    merge_mem: str | None = _setting(None, "text", "memory of the merge job; default: 4G", example="4G")
+    merge_mem: str | None = _setting(
+        None, "text", "memory of the merge job; default: 4G", example="4G", check=_check_memory
+    )
     merge_time: str | None = _setting(
         None, "text", "time limit of the merge job; default: 1:00:00", example="1:00:00", check=_check_time
     )

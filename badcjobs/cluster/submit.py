@@ -20,7 +20,6 @@ from badcjobs.cluster.sbatch_options import (
     ArraySpec,
     extra_options,
     parse_array,
-    parse_memory,
     parse_minutes,
     suggest_range,
 )
@@ -286,12 +285,6 @@ def _choose_array(
 
 def _check_options(options: SubmitSettings, wrong: Wrong) -> dict[str, str | bool]:
     """Add the mistakes in single options; return the other options of sbatch."""
-    for key in ("mem", "merge_mem"):
-        value = getattr(options, key)
-        try:
-            parse_memory("0" if value is None else value)
-        except ValueError:
-            wrong.append((f"{_place(key)} {value} is not an amount of memory; write 16G or 16000M", None))
     for key in ("account", "constraint", "merge_account"):
         value = getattr(options, key)
         if value is not None and (not value or not value.isprintable()):

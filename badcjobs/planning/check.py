@@ -254,7 +254,8 @@ def _collect_facts(
 ) -> PreflightFacts:
     """Look up what the rules need."""
     start, options = script.start if script else None, script.options if script else {}
-    slurm = preflight_facts.query_slurm(order.environ, order.clock)
+    here = script is None and order.submit.cluster == "local"  # then Slurm is not used
+    slurm = None if here else preflight_facts.query_slurm(order.environ, order.clock)
     answers = slurm is not None and slurm.trouble is None
     trial = None
     if answers and script is not None and not script.mistakes and not sbatch_options.submit_words(order.submit):
@@ -286,7 +287,7 @@ def _collect_facts(
         cluster=preflight_facts.query_nodes(order.environ) if answers else None,
         trial=trial,
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
-        gpus=preflight_facts.look_at_gpus(order.environ, order.clock),
+        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
     )
 
 

@@ -224,10 +224,10 @@ def load_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleF
     return ModuleFacts(wanted, command=True, loaded=tuple(loaded), said=said)
 
 
-def look_at_gpus(environ: Mapping[str, str], clock: Clock) -> GpuFacts:
-    """Read the devices of this machine."""
+def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> GpuFacts:
+    """Read the devices of this machine, or those that replace them."""
     in_job = is_in_slurm(environ)
-    with open_devices(environ, clock, StandIn()) as sight:
+    with open_devices(environ, clock, stand_in) as sight:
         granted = sight.grant.devices if in_job else ()
         names = [device.name or "GPU" for device in granted or (() if in_job else sight.inventory)]
         backend = "none" if sight.trouble else sight.reader.backend

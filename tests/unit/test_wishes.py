@@ -112,13 +112,13 @@ def test_of_a_run_that_began_a_part_may_be_submitted_again_and_keeps_its_shape()
         ({"tasks": 4, "array": "0-2"}, known_of(), "--tasks 4 and --sbatch=--array=0-2 differ"),
         ({"array": "0-3%2", "parallel": 3}, known_of(), "differ"),
         ({"array": "3-1"}, known_of(), "'3-1' is empty, has step 0, or has an index above"),
-        ({"mem": "a lot"}, known_of(), "--mem a lot is not an amount of memory"),
+        ({"mem": "a lot"}, known_of(), '--mem = "a lot" must be an amount of memory'),
         ({"account": "a\nb"}, known_of(), "--account 'a\\nb'"),
         ({"sbatch": ("--signal=USR1",)}, known_of(), "--signal is set by badcjobs itself"),
         ({"sbatch": ("qos=high",)}, known_of(), "is not a long option of sbatch"),
         ({"sbatch": ("--nodes=2",)}, known_of(), "each array task is one badcjobs on one node"),
-        ({"mem": "16GiB"}, known_of(), "--mem 16GiB is not an amount of memory"),
-        ({"mem": "1.5G"}, known_of(), "--mem 1.5G is not an amount of memory"),
+        ({"mem": "16GiB"}, known_of(), '--mem = "16GiB" must be an amount of memory'),
+        ({"mem": "1.5G"}, known_of(), '--mem = "1.5G" must be an amount of memory'),
         ({"out": Path("/scratch/a\nb")}, known_of(), "--out '/scratch/a\\nb' has a line break in its name"),
     ],
 )
@@ -176,13 +176,11 @@ def test_a_list_of_manifests_has_a_task_for_each() -> None:
 def test_all_mistakes_of_one_command_are_told_together() -> None:
     with pytest.raises(BadInput) as refused:
         make_order(
-            SubmitSettings(time="soon", mem="much", account="", merge_time="x", merge_mem="?"),
+            SubmitSettings(time="soon", account="", merge_time="x"),
             out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
         )  # fmt: skip
     assert (refused.value.why or "").splitlines() == [
         "--engine foo is not known",
-        "--mem much is not an amount of memory; write 16G or 16000M",
-        "[submit] merge_mem = ? is not an amount of memory; write 16G or 16000M",
         "--account '' cannot be written in a line of a script",
         "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
         "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
