@@ -438,7 +438,7 @@ def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read
     write_page(summarize_database(tmp_path / "job.sqlite"), tmp_path / "report.html", tmp_path / "job.sqlite")
     bare = browser.open((tmp_path / "report.html").as_uri(), ready=READY)
     bare.wait_for(f"({_PAINTED % 'timeline'}) > 500")
-    assert "No device was read" in bare.evaluate("document.getElementById('load').textContent")
+    assert "There are no readings" in bare.evaluate("document.getElementById('load').textContent")
     # One device in one task: there is nothing to choose from.
     assert bare.evaluate("document.getElementById('by').parentElement.getBoundingClientRect().height") == 0
     assert bare.errors == []

@@ -289,7 +289,7 @@ def test_a_folder_with_another_run_in_it_is_a_problem(answers: dict[str, Outcome
         ("no such engine", ("kazoo", "hawkears")),
         ("no such time", ("--time", "noon", "H:M:S")),
         ("no variable", ("good.sbatch does not use BADCJOBS_ARGS", "--engine=demo")),
-        ("before the dashes", ("No such option: --engine", "badcjobs check … -- --engine demo")),
+        ("before the dashes", ("No such option: --engine", "badcjobs check manifest.csv -- --engine demo")),
         ("wrong site", ("birds", "array_tasks")),
     ],
 )

@@ -400,7 +400,6 @@ def test_a_merge_without_its_page_says_so_in_json_too(copied: Site) -> None:
 def test_report_without_a_merged_job_says_how_to_get_one(copied: Site) -> None:
     refused = copied.badcjobs("report", copied.out)
     assert_refused(refused, 4, "job.sqlite does not exist", f"badcjobs merge {copied.out}")
-    assert_refused(copied.badcjobs("report", copied.task_databases()[0]), 4, "task database")
 
 
 def test_a_page_that_cannot_be_written_is_answered_with_a_line_to_paste(merged: Outcome, finished: Site) -> None:

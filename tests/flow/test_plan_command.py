@@ -104,7 +104,7 @@ def test_wrong_input_gets_one_clear_answer_and_nothing_is_written(site: Site) ->
         ((manifest, "--rate", 400, "--time", "late"), ("--time", "late", "H:M:S")),
         ((manifest, "--rate", 400, "--account", "x"), ("No such option: --account",)),
         ((manifest, "--rate", 400, "--margin", 2), ("No such option: --margin", "--config plan.margin=2")),
-        ((manifest, "--rate", 400, "--chunk-length", 9), ("badcjobs plan … -- --chunk-length 9",)),
+        ((manifest, "--rate", 400, "--chunk-length", 9), (f"badcjobs plan {manifest} --rate 400 -- --chunk-length 9",)),
         ((manifest, "--rate", 400, "--site", "odd.toml"), ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'")),
         (("none", "--rate", 400, "--out", "plan"), ("contains no audio",)),
     ]

@@ -119,7 +119,7 @@ def test_a_live_folder_that_a_dead_node_left_is_no_task_database(site: Site) -> 
 def test_a_mode_that_does_not_exist_is_refused(site: Site) -> None:
     refused = site.run(site.manifest(1), *ENGINE, "--config", "run.live_mode=fast")
     assert refused.exit_code == 2
-    assert "--config run.live_mode = 'fast' must be one of auto, local, shared" in refused.stderr
+    assert '--config run.live_mode = "fast" must be one of auto, local, shared' in refused.stderr
 
 
 # --- samples on time --------------------------------------------------------------------------------------------------

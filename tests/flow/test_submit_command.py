@@ -124,7 +124,7 @@ def test_a_job_script_is_refused_for_slurm_and_options_that_stand_elsewhere_with
     manifest = site.manifest(3)
     assert_refused(login.submit(manifest, "--share-gpus", *RUN), 2, "try: --config submit.share_gpus=true")
     assert_refused(login.submit(manifest, "--kill-wait", 30, *RUN), 2, "try: --config submit.kill_wait_s=30")
-    assert_refused(login.submit(manifest, "--engine", "demo"), 2, "try: badcjobs submit … -- --engine demo")
+    assert_refused(login.submit(manifest, "--engine", "demo"), 2, " -- --engine demo")
     assert_refused(login.submit(manifest, *RUN, "--shard", "0/2"), 2, "--shard cannot be given after --")
     assert_refused(login.submit("a.sbatch"), 2, "a.sbatch is a job script", "try: sbatch a.sbatch")
     assert login.calls == []
@@ -172,7 +172,9 @@ def test_every_mistake_in_the_options_is_told_at_once(site: Site, login: LoginNo
         site.manifest(3), "--time", "soon", "--mem", "much", "--sbatch=--array=1,2,5", "--", "--engine", "crow",
         "--retries", -1,
     )  # fmt: skip
-    assert_refused(wrong, 2, '--time = "soon"', "--mem much", "--array=1,2,5", '--engine = "crow"', "--retries = -1")
+    assert_refused(
+        wrong, 2, '--time = "soon"', '--mem = "much"', "--array=1,2,5", '--engine = "crow"', "--retries = -1"
+    )
     assert_refused(login.submit(), 2, "SOURCE is missing")
     assert_refused(site.badcjobs("submit", "m.csv"), 2, "--out DIR is missing")
     assert_refused(site.badcjobs("submit", "m.csv", "--out", ""), 2, "--out DIR is missing")  # an empty shell variable

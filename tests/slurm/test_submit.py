@@ -454,7 +454,7 @@ def test_a_wait_that_was_interrupted_finds_its_job_again_and_submits_none(
     assert found["code"] == 130
     assert "the same command waits for it again" in found["said"]
     assert found["other"].returncode == 2
-    assert "it was submitted with other options" in found["other"].stderr
+    assert "which was submitted with other options" in found["other"].stderr
     finished(user, 8, found["ended"])
     assert "exists already" in found["ended"].stdout
     assert len(found["jobs"]) == 1

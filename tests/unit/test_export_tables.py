@@ -142,7 +142,7 @@ def test_quotes_commas_line_breaks_markup_and_any_script_come_back_unchanged(tmp
 def test_a_number_that_json_has_no_word_for_is_null(tmp_path: Path) -> None:
     database = task_file(tmp_path)
     change(database, "UPDATE detection SET score = 9e999")
-    write(database, "json", tmp_path / "d.json")
+    write(database, "json", tmp_path / "d.json", "detection")
     assert json.loads((tmp_path / "d.json").read_text())[0]["score"] is None
 
 
@@ -178,8 +178,13 @@ def test_a_long_parquet_file_is_written_in_row_groups(tmp_path: Path) -> None:
 # --- what is chosen ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_name_it_is_the_detections(tmp_path: Path) -> None:
-    assert [(row["chunk_id"], row["label"]) for row in as_csv(task_file(tmp_path), tmp_path)] == [("a", "LOUD")]
+def test_without_a_name_it_is_the_detections_on_the_clock_of_their_recordings(tmp_path: Path) -> None:
+    task = task_file(tmp_path)
+    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    found = as_csv(tmp_path / "job.sqlite", tmp_path)
+    assert [(row["chunk_id"], row["species_code"]) for row in found] == [("a", "LOUD")]
+    with pytest.raises(DatabaseProblem, match="has no detections in the time of the recordings"):
+        as_csv(task, tmp_path)
 
 
 def test_several_tables_are_a_file_each_in_a_folder_that_is_made_and_added_to(tmp_path: Path) -> None:
@@ -199,7 +204,7 @@ def test_one_table_goes_into_a_folder_that_is_there_under_its_own_name(tmp_path:
 
 def test_everything_is_every_table_and_view(tmp_path: Path) -> None:
     job = make_job(tmp_path / "run")
-    exported = write(job, "csv", tmp_path / "all", everything=True)
+    exported = write(job, "csv", tmp_path / "all", "all")
     with closing(open_sealed(job)) as db:
         assert [file.table for file in exported] == list_tables(db)
     assert {"detection", "source_file", "job_summary"} <= {file.table for file in exported}
@@ -214,7 +219,7 @@ def test_a_run_folder_means_its_job_database(tmp_path: Path) -> None:
 def test_the_database_is_not_touched(tmp_path: Path) -> None:
     database = task_file(tmp_path)
     before = (database.read_bytes(), database.stat().st_mtime_ns, sorted(database.parent.iterdir()))
-    write(database, "csv", tmp_path / "out", everything=True)
+    write(database, "csv", tmp_path / "out", "all")
     write(database, "badc", tmp_path / "badc")
     assert (database.read_bytes(), database.stat().st_mtime_ns, sorted(database.parent.iterdir())) == before
 
@@ -249,7 +254,7 @@ def test_the_database_itself_is_never_the_output(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(database)
     for output in (database, tmp_path / "link"):
         with pytest.raises(BadInput, match="is the database itself"):
-            write(database, "csv", output)
+            write(database, "csv", output, "chunk")
     assert rows_of(database, "task")
 
 
@@ -301,11 +306,11 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     database = task_file(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cannot be written") as refused:
-        write(database, "csv", tmp_path / "no" / "folder.csv")
+        write(database, "csv", tmp_path / "no" / "folder.csv", "chunk")
     assert refused.value.fix == f"mkdir -p {tmp_path / 'no'}"
     for output in (tmp_path / "file" / "x.csv", Path("/dev/full")):
         with pytest.raises(BadInput, match="cannot be written") as refused:
-            write(database, "csv", output)
+            write(database, "csv", output, "chunk")
         look = f"ls -ld {output.parent} {output}" if output.suffix else "df -h /dev"
         assert refused.value.fix == look
 
@@ -326,7 +331,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
 
     def notes_of(source: Path) -> list[str]:
-        return export(ExportOrder(source, form, tmp_path / "exported"), io.BytesIO())[1]
+        return export(ExportOrder(source, form, tmp_path / "exported", ("detection",)), io.BytesIO())[1]
 
     assert (notes_of(tmp_path), notes_of(task)) == ([], [])
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
@@ -338,5 +343,5 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
 
 
 def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    assert write(task_file(tmp_path), "csv", Path("/dev/null"))[0].rows == 1
+    assert write(task_file(tmp_path), "csv", Path("/dev/null"), "task")[0].rows == 1
     assert Path("/dev/null").is_char_device()

@@ -233,10 +233,11 @@ def test_lengths_that_make_no_sense_are_refused(
     assert refusal.value.what.startswith(words)
 
 
-def test_a_chunk_length_has_no_effect_on_a_manifest_and_a_warning_says_so(
+def test_a_chunk_length_has_no_effect_on_a_manifest_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_wav(tmp_path / "a.wav", 5)
+    caplog.set_level("INFO")
     sources = open_sources([manifest(tmp_path, ("a.wav", 0, 5000))], root=None, cutting=Cutting(None, 2.0))
     assert [(one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)] == [(0, 5000)]
     assert "is a manifest, which defines where each chunk starts and ends" in caplog.text
