@@ -331,7 +331,8 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
 
     def notes_of(source: Path) -> list[str]:
-        return export(ExportOrder(source, form, tmp_path / "exported", ("detection",)), io.BytesIO())[1]
+        tables = () if form == "badc" else ("detection",)
+        return export(ExportOrder(source, form, tmp_path / "exported", tables), io.BytesIO())[1]
 
     assert (notes_of(tmp_path), notes_of(task)) == ([], [])
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
