@@ -112,8 +112,10 @@ def find_stand_in(project: Project, simulate: str | None) -> StandIn:
 def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[str, Any]:
     """Parse the words after -- with the parser of ``badcjobs run``; return the options that are given, by key."""
     for word in words:
-        if (name := word.partition("=")[0]) in _NOT_AFTER_DASHES:
-            why = "an array divides SOURCE itself" if name == "--shard" else f"it is an option of {command} itself"
+        name = word.partition("=")[0]
+        of_submit = SETTINGS["submit"].get(name.removeprefix("--").replace("-", "_"))
+        if name in _NOT_AFTER_DASHES or (of_submit is not None and of_submit.heading):
+            why = "an array divides SOURCE itself" if name == "--shard" else "only options of run can be given there"
             fix = f"badcjobs {command} … {name} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
             raise BadInput(f"{name} cannot be given after --", why=why, fix=fix)
     values = run.make_context(f"badcjobs {command} … --", list(words)).params
