@@ -20,7 +20,7 @@ from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.job import find_job_database, summarize_database
-from badcjobs.store.connect import as_sqlite_utils, open_sealed, sealed_uri
+from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri
 from badcjobs.store.figures import describe
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -103,7 +103,7 @@ class Job:
     @cached_property
     def db(self) -> Database:
         """The sqlite-utils database: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
-        return as_sqlite_utils(open_sealed(self.path))
+        return as_sqlite_utils(open_job_database(self.path))
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Job:
     def query(self, sql: str, *values: object) -> list[dict[str, Any]]:
         """Return the rows of a query as dictionaries; raises BadInput if SQLite rejects the query."""
         try:
-            with closing(open_sealed(self.path)) as db:
+            with closing(open_job_database(self.path)) as db:
                 cursor = db.execute(sql, values)
                 names = [column[0] for column in cursor.description or ()]
                 return [dict(zip(names, row, strict=True)) for row in cursor]
@@ -291,7 +291,7 @@ class RecordingSession:
             return self._last_stats
         ended_at_ms = self._ended_at_ms or self._clock.now_ms()
         published = self._ended_at_ms is not None and self._path.exists()
-        uri = sealed_uri(self._path) if published else self._records.readings_at_hand()
+        uri = read_only_uri(self._path, sealed=True) if published else self._records.readings_at_hand()
         return read_stats(uri, self._devices, (ended_at_ms - self._records.started_at_ms) / 1000)
 
     def close(self, *, failed: bool) -> None:

@@ -26,7 +26,7 @@ from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count
 from badcjobs.seams import Clock, Scheduler, Unanswered
-from badcjobs.store.connect import open_sealed
+from badcjobs.store.connect import open_job_database, open_sealed
 from badcjobs.store.merge import MergeOrder
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int
     if not job_database.exists():
         return found
     try:
-        with closing(open_sealed(job_database)) as db:
+        with closing(open_job_database(job_database)) as db:
             for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job_id,)):
                 known = None if slurm_state == "ENDED" else slurm_state
                 found[index] = known or _BY_VERDICT.get(verdict), exit_code

@@ -26,6 +26,8 @@ Numbers = npt.NDArray[np.float64]
 Inner = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # metric → lower and upper edge; see _middle
 
 _PLACES = {state: place for place, state in enumerate(STATES)}
+_LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # the usual order of the states of a worker
+_USUAL_ORDER: Mapping[str | None, int] = {state: place for place, state in enumerate(_LIFE)}
 MOST_RUNS = 40_000
 _COLUMNS = 400
 _FEWEST_BARS, _MOST_BARS = 8, 60
@@ -36,8 +38,8 @@ _GIB = 2**30
 _STEPS, _NOTHING = 60_000, 65_535  # a figure takes two bytes: finer than a pixel on any screen
 _NOTES = (  # how the data were reduced, and what was left out; see rules.say
     "Each device is shown in at most 120 intervals of equal length. An interval keeps its smallest, mean and largest"
-    " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; the table"
-    " below counts every second.",
+    " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; an interval of"
+    " one second or less shows all its states, in their likely order. The table below counts every second.",
     "With this many devices, the timeline merges {joined} neighbouring intervals into one.",
     "There are no data over time for {unknown}.",
     "You can select {shown:whole} of {known:whole} devices below: the least busy, the slowest, the hottest, those with"
@@ -173,7 +175,7 @@ def _text(values: Any) -> str:
 
 def find_runs(devices: Sequence[Stretches | None]) -> Runs:
     """Return what the devices did: each stretch by the state that lasted longest in it, equal neighbours joined."""
-    rows = [(row, device) for row, device in enumerate(devices) if device is not None]
+    rows = [(row, _cut_mixed(device)) for row, device in enumerate(devices) if device is not None]
     for joined in [2**power for power in range(7)]:
         parts = [_runs_of(row, device, joined) for row, device in rows]
         nothing = (np.array([], dtype=np.int64),) * 4
@@ -182,6 +184,30 @@ def find_runs(devices: Sequence[Stretches | None]) -> Runs:
         if len(runs.row) <= MOST_RUNS:
             break
     return runs
+
+
+def _cut_mixed(device: Stretches) -> Stretches:
+    """Cut short stretches with several states into one stretch per state.
+
+    Their order is not known: a state that a neighbour has comes next to it, others are in the usual order.
+    """
+    if not device.mixed:
+        return device
+    from_ms: list[int] = []
+    to_ms: list[int] = []
+    states: list[str] = []
+    for place, (begin_ms, end_ms) in enumerate(zip(device.from_ms, device.to_ms, strict=True)):
+        parts = device.mixed.get(place, {device.states[place]: 1.0})
+        before = device.states[place - 1] if place else None
+        after = device.states[place + 1] if place + 1 < len(device.states) else None
+        rank = {**_USUAL_ORDER, after: len(_USUAL_ORDER), before: -1}
+        spent_s, total_s = 0.0, sum(parts.values())
+        for state in sorted(parts, key=lambda state: rank[state]):
+            from_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
+            spent_s += parts[state]
+            to_ms.append(begin_ms + round((end_ms - begin_ms) * spent_s / total_s))
+            states.append(state)
+    return Stretches(from_ms, to_ms, states, {})
 
 
 def _runs_of(row: int, device: Stretches, joined: int) -> tuple[Whole, Whole, Whole, Whole]:

@@ -22,7 +22,7 @@ from badcjobs.report.headlines import news_words
 from badcjobs.report.words import index_ranges
 from badcjobs.run_toml import FrozenRun
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.connect import sealed_uri
+from badcjobs.store.connect import published_uri
 from badcjobs.store.read_job import known_lengths, read_freshness
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
@@ -200,7 +200,7 @@ def _compare(
             one.read_identities(note, lengths)
         flush()
         db.execute("COMMIT")
-        db.execute("ATTACH ? AS job", (sealed_uri(database),))
+        db.execute("ATTACH ? AS job", (published_uri(database),))
         for index, state, many in db.execute(_STATES):
             states[state] += many
             indices.setdefault(state, set()).add(index)

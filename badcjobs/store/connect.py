@@ -136,10 +136,10 @@ def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
 
 
 @contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
+def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
     """Commit all that the block writes, or roll it back; inside another transaction, use a savepoint."""
     inside = db.in_transaction
-    db.execute("SAVEPOINT part" if inside else "BEGIN")
+    db.execute("SAVEPOINT part" if inside else begin)
     try:
         yield
         db.execute("RELEASE part" if inside else "COMMIT")
@@ -169,12 +169,13 @@ def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
     return found
 
 
-def sealed_uri(path: Path) -> str:
-    """Return the URI that opens a published file or a snapshot for reading.
+def read_only_uri(path: Path, *, sealed: bool) -> str:
+    """Return the URI that opens a file for reading only.
 
-    These files never change in place, so SQLite needs no locks, which some shared filesystems do not support.
+    ``sealed`` files are complete and never change in place, so SQLite needs no locks, which some shared filesystems
+    do not support.
     """
-    return file_uri(path, "mode=ro&immutable=1")
+    return file_uri(path, "mode=ro&immutable=1" if sealed else "mode=ro")
 
 
 def file_uri(path: Path, how: str) -> str:
@@ -184,7 +185,7 @@ def file_uri(path: Path, how: str) -> str:
 
 def open_sealed(path: Path) -> sqlite3.Connection:
     """Open a published task or job database for reading."""
-    return sqlite3.connect(sealed_uri(path), uri=True, isolation_level=None)
+    return sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
 
 
 def is_job_database(db: sqlite3.Connection) -> bool:
@@ -204,6 +205,20 @@ def schema_problem(connection: sqlite3.Connection) -> str | None:
     return f"schema {version}, written by {writer}; this badcjobs ({__version__}) reads schema {SCHEMA_VERSION}"
 
 
+_MERGE_PATIENCE_S = 60.0
+
+
+def open_job_database(path: Path) -> sqlite3.Connection:
+    """Open a job database for reading."""
+    return sqlite3.connect(_reading_uri(path), uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)
+
+
+def published_uri(path: Path) -> str:
+    """Return the URI under which a database of a run folder can be attached."""
+    with closing(open_sealed(path)) as db:
+        return _reading_uri(path) if is_job_database(db) else read_only_uri(path, sealed=True)
+
+
 @contextmanager
 def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
     """Open a published task or job database; an SQLite error, also one in the block, becomes a DatabaseProblem.
@@ -211,7 +226,8 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
     ``suggest_fix`` returns the command to paste for an error message.
     """
     try:
-        with closing(open_sealed(path)) as db:
+        uri = published_uri(path)
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
             if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
                 raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
             if problem := schema_problem(db):
@@ -219,3 +235,17 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
             yield db
     except sqlite3.Error as error:
         raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=suggest_fix(str(error))) from error
+
+
+def _reading_uri(path: Path) -> str:
+    """Return the URI of a job database.
+
+    On a shared filesystem a merge replaces it by a rename, and locks are not reliable. On a local disk a merge may
+    change it in place; after a killed merge, SQLite restores the old content from the journal.
+    """
+    if read_filesystem(path.parent).shared:
+        return read_only_uri(path, sealed=True)
+    if path.with_name(f"{path.name}-journal").exists():
+        with closing(sqlite3.connect(path, timeout=_MERGE_PATIENCE_S)) as db:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return read_only_uri(path, sealed=False)

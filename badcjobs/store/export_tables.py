@@ -44,6 +44,7 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
     run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
+        # Opening a job database has already rolled back a journal of its own.
         for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
             if beside.exists() and beside.stat().st_size:
                 raise sqlite3.DatabaseError(

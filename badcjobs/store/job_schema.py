@@ -234,7 +234,7 @@ ORDERED_BY = {
     "device_stretch": "task_id, device_id, from_ms",
 }
 _CACHE_KIB = 4_000  # a small cache makes appending faster: it fits into the cache of the processor
-_SORT_CACHE_KIB = 32_000
+SORT_CACHE_KIB = 32_000
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
@@ -325,7 +325,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
 
 def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
     """Create the indexes of the job database that do not exist yet."""
-    db.execute(f"PRAGMA cache_size = -{_SORT_CACHE_KIB}")
+    db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
     tool = as_sqlite_utils(db)
     for name in names:
         table, columns = INDEXES[name]

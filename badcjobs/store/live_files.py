@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.store.atomic_write import replacing
-from badcjobs.store.connect import create_live, file_uri, sealed_uri, transaction, unshared_uri
+from badcjobs.store.connect import create_live, file_uri, read_only_uri, transaction, unshared_uri
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class LiveHalf:
         if self.kind == "left":
             return unshared_uri(self.path)
         if self.kind == "sealed":
-            return sealed_uri(self.path)
+            return read_only_uri(self.path, sealed=True)
         uri = file_uri(self.path, "mode=ro&vfs=unix")
         try:
             with closing(sqlite3.connect(uri, uri=True)) as db:

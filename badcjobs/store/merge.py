@@ -22,8 +22,8 @@ from pathlib import Path
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.connect import open_sealed, transaction
-from badcjobs.store.merge_target import damaged_name, merge_lock, read_old_job, write_new_file
+from badcjobs.store.connect import open_job_database, read_filesystem, transaction
+from badcjobs.store.merge_target import damaged_name, merge_lock, read_old_job, write_in_place, write_new_file
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.schema import DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
@@ -41,6 +41,7 @@ from badcjobs.store.source_files import (
     salvage_instead,
 )
 
+_MOST_IN_PLACE = 10  # SQLite attaches at most 10 files at a time
 _LOOK_AHEAD = 3
 _TRIES = 10
 _THREADS = 1  # measured: more threads slow down the copying more than they help
@@ -98,14 +99,7 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
     if state != "current" or changed or len(old) < len(known) or has_new_ends(order.target, files):
-        # In the order of the key of the largest tables, so that rows are appended.
-        changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
-        aside = damaged_name(order.target) if state == "damaged" else None
-        with (
-            tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch,
-            write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db,
-        ):
-            files = _write(db, order, old, _examined(changed, Path(scratch)), of=len(changed))
+        files = _bring_up_to_date(order, state, old, changed, check)
     return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
 
 
@@ -116,6 +110,33 @@ def _has_changed(file: Intake, known: SourceFile | None) -> bool:
         return not known.is_same(file.file.stat())
     except OSError:
         return known.size_bytes is not None  # no longer readable: keep its rows, and record that
+
+
+def _bring_up_to_date(
+    order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
+) -> tuple[SourceFile, ...]:
+    """Write the changed files into the job database itself or, where that is not possible, into a new one."""
+    # In the order of the key of the largest tables, so that rows are appended.
+    changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
+    with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
+        intakes = _examined(changed, Path(scratch))
+        if state == "current" and len(changed) <= _MOST_IN_PLACE:
+            few = list(intakes)
+            # In place only if every file is sealed, nothing must be combined, and the disk is local.
+            unproven = {file.task_id for file in old.values() if file.status in HOLDING and file.checksum is None}
+            all_sealed = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
+            if all_sealed and not read_filesystem(order.target.parent).shared:
+                try:
+                    with write_in_place(order.target, check=check) as db:
+                        return _write(db, order, old, few, of=len(few))
+                except sqlite3.OperationalError as error:
+                    # Another program keeps reading it; or a file was published meanwhile and attached once more.
+                    if "locked" not in str(error) and "attached" not in str(error):
+                        raise
+            intakes = iter(few)
+        aside = damaged_name(order.target) if state == "damaged" else None
+        with write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
+            return _write(db, order, old, intakes, of=len(changed))
 
 
 def _write(
@@ -205,7 +226,7 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
     """
     removed, left = [], []
     try:
-        with closing(open_sealed(job_database)) as db:
+        with closing(open_job_database(job_database)) as db:
             files = read_source_files(db)
             holders = {file.task_id: file for file in files if file.status == "merged"}
             for file in (file for file in files if file.path in given):

@@ -16,8 +16,8 @@ import psutil
 from badcjobs.errors import DatabaseProblem
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
-from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_sealed, schema_problem
-from badcjobs.store.job_schema import open_draft
+from badcjobs.store.connect import SQLITE_MAGIC, is_job_database, open_job_database, schema_problem, transaction
+from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.schema import APPLICATION_ID
 from badcjobs.store.source_files import SourceFile, read_source_files
 
@@ -132,7 +132,7 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             if file.read(16) != SQLITE_MAGIC:
                 _refuse_if(target.suffix not in (".sqlite", ".db"), f"{target} is not a database")
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
-        with closing(open_sealed(target)) as db:
+        with closing(open_job_database(target)) as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             what = "a task database" if application == APPLICATION_ID else "another program's database"
             is_ours = application == APPLICATION_ID and is_job_database(db)
@@ -158,7 +158,10 @@ def damaged_name(target: Path) -> Path:
 
 
 # --- writing the new one ----------------------------------------------------------------------------------------------
-# A new file with a hidden name is renamed when it is complete. This works on every filesystem; readers need no lock.
+# ``write_new_file``: a new file with a hidden name, renamed when it is complete. This works on every filesystem, but
+# writes the complete file. ``write_in_place``: one SQLite transaction, for a few more files on a local disk.
+
+_READERS_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -177,3 +180,17 @@ def write_new_file(
         check()
         if keep_old_as is not None:
             os.replace(target, keep_old_as)  # noqa: PTH105
+
+
+@contextmanager
+def write_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
+    """Give the job database itself; after a kill, the next reader restores the old content from the journal."""
+    db = sqlite3.connect(target, isolation_level=None, uri=True, timeout=_READERS_TIMEOUT_S)
+    try:
+        db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
+        db.execute("PRAGMA synchronous = FULL")
+        with transaction(db, "BEGIN EXCLUSIVE"):  # fails if another program reads for longer than the timeout
+            yield db
+            check()
+    finally:
+        db.close()

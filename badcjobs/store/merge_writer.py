@@ -23,7 +23,7 @@ from pathlib import Path
 from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import ROWS, SEAL
-from badcjobs.store.connect import create_tables, file_uri, sealed_uri, transaction
+from badcjobs.store.connect import create_tables, file_uri, read_only_uri, transaction
 from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
@@ -38,15 +38,15 @@ _OWN = tuple(table.name for table in TABLES if table.name not in ("meta", *DERIV
 _WHERE_ROWS_ARE = (*_PLAIN, "chunk", "rival_chunk", "rival_detection")
 
 
-def insert_task(db: sqlite3.Connection, task_id: int, *, add_up: bool) -> None:
+def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -> None:
     """Copy the rows of a task from the database attached as ``source``, inside the caller's transaction.
 
     Detections of rivals stay in ``detection`` until ``settle_detections``. ``add_up``: compute the task's figures from
     its rows, because the file is not sealed.
     """
     for table in _PLAIN:
-        copy_table(db, table)
-    ours, task = "SELECT * FROM source.chunk WHERE task_id = :task", {"task": task_id}
+        copy_table(db, source, table)
+    ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
     inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
     if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # other tasks have some, too
         met = f"FROM ({ours}) s JOIN main.chunk m ON {_SAME_CHUNK.format('m', 's')} WHERE m.task_id != s.task_id"
@@ -56,18 +56,18 @@ def insert_task(db: sqlite3.Connection, task_id: int, *, add_up: bool) -> None:
         replace_row = f"ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_replace_columns('chunk')}"
         wins = f"{STRENGTH.format('excluded')} > {STRENGTH.format('chunk')}"
         db.execute(f"INSERT INTO main.chunk {ours} {replace_row} WHERE {wins}", task)
-    facts = "SELECT ?, key, value FROM source.meta WHERE key NOT IN (?, ?)"
+    facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
     db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
     if add_up:
         index_samples(db)
         write_figures(db, task_id)
 
 
-def copy_table(db: sqlite3.Connection, table: str) -> None:
-    """Copy the rows of one table from the database attached as ``source``."""
+def copy_table(db: sqlite3.Connection, source: str, table: str) -> None:
+    """Copy the rows of one table."""
     # With exactly this statement SQLite copies the samples page by page, without decoding them.
     verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
-    db.execute(f"{verb} INTO main.{table} SELECT * FROM source.{table}")
+    db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
 
 
 def _replace_columns(table: str) -> str:
@@ -167,7 +167,7 @@ def add_missing_rows(ours: Path, other: Path) -> None:
     has ended.
     """
     with closing(sqlite3.connect(file_uri(ours, "mode=rw"), uri=True, isolation_level=None)) as db:
-        db.execute("ATTACH ? AS other", (sealed_uri(other),))
+        db.execute("ATTACH ? AS other", (read_only_uri(other, sealed=True),))
         with transaction(db):
             for table, columns in _SAME.items():
                 db.execute(f"CREATE INDEX same_{table} ON {table} ({', '.join(columns)})")
@@ -222,6 +222,7 @@ class JobWriter:
         self._files = dict(files)
         self._holders = {file.task_id: path for path, file in files.items() if file.status in HOLDING}
         self._expected: dict[int, Mapping[str, int]] = {}  # task → rows by table
+        self._attachments = 0
 
     def add_file(self, intake: Intake) -> None:
         """Add the rows of a file, or record why they are not needed."""
@@ -292,27 +293,30 @@ class JobWriter:
         """Replace the rows of a task by those of a file; return their number."""
         assert intake.database is not None and intake.task_id is not None
         db, task_id, counts = self._db, intake.task_id, dict(intake.counts)
-        db.execute("ATTACH ? AS source", (sealed_uri(intake.database),))
+        self._attachments += 1
+        source = f"source{self._attachments}"
+        db.execute(f"ATTACH ? AS {source}", (read_only_uri(intake.database, sealed=True),))
         try:
             with transaction(db):
                 if task_id in self._holders:
                     remove_task(db, task_id)
-                insert_task(db, task_id, add_up=intake.checksum is None or intake.database != intake.file)
+                insert_task(db, source, task_id, add_up=intake.checksum is None or intake.database != intake.file)
                 if intake.was_replaced:
                     raise FileChanged(intake.file)
                 for table in (table for table in ORDERED_BY if table in counts):
-                    counts[table] = self._count_keyed(table, task_id, counts[table])
+                    counts[table] = self._count_keyed(source, table, task_id, counts[table])
         finally:
-            db.execute("DETACH source")
+            if not db.in_transaction:  # SQLite cannot detach inside a transaction
+                db.execute(f"DETACH {source}")
         self._expected[task_id] = counts
         return total(counts)
 
-    def _count_keyed(self, table: str, task_id: int, wanted: int) -> int:
+    def _count_keyed(self, source: str, table: str, task_id: int, wanted: int) -> int:
         """Count and check the rows of a table with a key: two readings of one instant are one row."""
         ours = f"{table} WHERE task_id = ?"
         (many,) = self._db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
         if many != wanted and table not in DERIVED:
-            keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM source.{ours})"
+            keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM {source}.{ours})"
             _check(table, task_id, self._db.execute(keys, (task_id,)).fetchone()[0], many)
         return int(many)
 

@@ -15,7 +15,7 @@ from typing import Any
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, silent_after_s
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped, is_job_database, open_sealed, read_as, reading
+from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
@@ -317,5 +317,5 @@ def known_lengths(job_database: Path) -> dict[str, float]:
     """
     sql = """SELECT recording_id, min(duration_s) FROM recording WHERE duration_s IS NOT NULL
              GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""
-    with closing(open_sealed(job_database)) as db:
+    with closing(open_job_database(job_database)) as db:
         return dict(db.execute(sql))

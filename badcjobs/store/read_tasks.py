@@ -9,7 +9,7 @@ import json
 import sqlite3
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -363,6 +363,8 @@ _FIGURES = tuple(
     for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
     for part in ("min", "mean", "max")
 )
+_ROUNDING_S = 0.0005
+_SHORT_MS = 1000  # stretches up to this length show each of their states; a short task has only such stretches
 
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
@@ -388,6 +390,7 @@ def read_chart_data(path: Path) -> ChartData:
                 array("q", to_ms),
                 tuple(map(intern, states)),
                 {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+                _mixed(from_ms, to_ms, seconds),
             )
             if alone.get(device_id):
                 given_up[task, token] = _with_lost_time(device, seconds, alone[device_id])
@@ -400,6 +403,18 @@ def read_chart_data(path: Path) -> ChartData:
         )
 
 
+def _mixed(
+    begins: Sequence[int], ends: Sequence[int], seconds: Sequence[Mapping[str, float]]
+) -> dict[int, dict[str, float]]:
+    """Return the short stretches with several states: position → seconds in each state."""
+    found = {}
+    for place, (from_ms, to_ms, times) in enumerate(zip(begins, ends, seconds, strict=True)):
+        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
+        if to_ms - from_ms <= _SHORT_MS and len(parts) > 1:
+            found[place] = parts
+    return found
+
+
 def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], times: Times) -> Stretches:
     """Return the stretches of a device with the time of its tries in progress in the state lost."""
     states = list(device.states)
@@ -408,4 +423,4 @@ def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], time
         if lost_s > 0:
             parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
             states[place] = max(parts, key=parts.__getitem__)
-    return replace(device, states=tuple(states))
+    return replace(device, states=tuple(states), mixed=_mixed(device.from_ms, device.to_ms, seconds))

@@ -20,7 +20,7 @@ from typing import Any
 
 from badcjobs.model import TaskKey
 from badcjobs.store.atomic_write import SEAL, read_sealed_rows
-from badcjobs.store.connect import create_tables, file_uri, sealed_uri
+from badcjobs.store.connect import create_tables, file_uri, read_only_uri
 from badcjobs.store.schema import DERIVED, TABLES, Column, columns_of
 
 _PAGE_BYTES = 4096  # SQLite's default, which we never change
@@ -126,7 +126,7 @@ def _restore_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) ->
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(sealed_uri(path), uri=True, isolation_level=None)
+    db = sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
     db.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
     db.execute("PRAGMA cell_size_check = ON")
     return db

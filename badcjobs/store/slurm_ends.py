@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from badcjobs.store.connect import open_sealed
+from badcjobs.store.connect import open_job_database
 from badcjobs.store.source_files import HOLDING, SourceFile
 
 SPOOL_KEY = "slurm_spool"  # in a task's meta
@@ -38,7 +38,7 @@ def wanted_file(spool: Path, job_id: str) -> Path:
 def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
     """Say whether there is an end that a job database does not have yet."""
     try:
-        with closing(open_sealed(job_database)) as db:
+        with closing(open_job_database(job_database)) as db:
             return next(find_ends(db, files, job_database.parent), None) is not None
     except sqlite3.Error:
         return False

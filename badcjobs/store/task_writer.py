@@ -26,7 +26,7 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import CHUNK_NAME, grouped, reading, sealed_uri, transaction
+from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only_uri, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -198,7 +198,7 @@ class TaskWriter:
         """
         db, skipped, last = self._db.now, 0, 0  # stays valid if the disk fills up meanwhile
         with reading(database):
-            db.execute("ATTACH ? AS other", (sealed_uri(database),))
+            db.execute("ATTACH ? AS other", (published_uri(database),))
             try:
                 while found := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
                     same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
@@ -356,7 +356,7 @@ class TaskWriter:
         """Write a scratch copy of everything written so far and return its URI; may be called from any thread."""
         copy = workplace / "own.sqlite"
         self._db.snapshot(copy)
-        return sealed_uri(copy)
+        return read_only_uri(copy, sealed=True)
 
     def close(self) -> None:
         """Close the file."""

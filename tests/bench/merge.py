@@ -49,7 +49,7 @@ def merge_all(folder: Path) -> dict[str, float]:
 
 def merge_samples(folder: Path, part: str) -> dict[str, float]:
     """Copy the samples of a part of the files alone, by the same statements, and index them as merge does."""
-    from badcjobs.store.connect import sealed_uri
+    from badcjobs.store.connect import read_only_uri
     from badcjobs.store.job_schema import index_samples, open_draft
     from badcjobs.store.merge_writer import copy_table
 
@@ -57,9 +57,9 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
     started_s = time.perf_counter()
     with closing(open_draft(folder / "samples.sqlite", new=True)) as db:
         for path in files:
-            db.execute("ATTACH ? AS source", (sealed_uri(path),))
+            db.execute("ATTACH ? AS source", (read_only_uri(path, sealed=True),))
             db.execute("BEGIN")
-            copy_table(db, "sample")
+            copy_table(db, "source", "sample")
             db.execute("COMMIT")
             db.execute("DETACH source")
         index_samples(db)

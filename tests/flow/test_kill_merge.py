@@ -29,7 +29,7 @@ def content(job: Path) -> str:
     return hashlib.sha256(canonical(job).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("new", [4, 20])
+@pytest.mark.parametrize("new", [4, 20], ids=["a few more: changed in place", "many more: drafted and renamed"])
 def test_a_killed_merge_leaves_the_old_content_or_the_new(
     site: Site, new: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

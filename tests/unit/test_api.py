@@ -16,7 +16,7 @@ import badcjobs
 from badcjobs.api.python import read_stats
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import Device, HostReading, Reading
-from badcjobs.store.connect import file_uri
+from badcjobs.store.connect import read_only_uri
 from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert
 from badcjobs.telemetry.recorder import TelemetryWriter
@@ -59,7 +59,7 @@ def write_samples(path: Path, readings: list[tuple[int, Reading]]) -> str:
         with writer.batch():
             writer.write_tick(1000 * number, [(device_id, reading)], HostReading(1.0, 1, 2))
     writer.close()
-    return file_uri(path, "mode=ro")
+    return read_only_uri(path, sealed=False)
 
 
 def test_stats_have_exactly_the_promised_shape(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from support.databases import query
+from support.mounts import lie_about_filesystem
 from support.task_files import START_MS, TaskFile, make_device
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import Reading
+from badcjobs.store.connect import open_job_database
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.source_files import SourceFile, find_task_databases
 
@@ -218,13 +220,20 @@ def losing_rows(database: Path, table: str) -> None:
         db.execute(f"CREATE TRIGGER lose AFTER INSERT ON {table} BEGIN DELETE FROM {table} WHERE {same}; END")
 
 
-@pytest.mark.parametrize("table", ["host_sample", "attempt", "sample", "chunk", "detection", "gap"])
-def test_rows_that_do_not_arrive_are_an_error_and_the_old_file_stays(run: Path, table: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "more"),
+    [
+        *((table, 1) for table in ("host_sample", "attempt", "sample", "chunk", "detection", "gap")),
+        *((table, 11) for table in ("attempt", "gap")),  # too many to be added where the job database lies
+    ],
+)
+def test_rows_that_do_not_arrive_are_an_error_and_the_old_file_stays(run: Path, table: str, more: int) -> None:
     TaskFile(run, index=0, states={"a": "done"}).write()
     merged(run)
     losing_rows(run / "job.sqlite", table)
     before = (run / "job.sqlite").read_bytes()
-    TaskFile(run, index=1, states={"b": "done"}, gaps=[(1, 2, "x")]).write()
+    for index in range(1, more + 1):
+        TaskFile(run, index=index, states={f"b{index}": "done"}, gaps=[(1, 2, "x")]).write()
     with pytest.raises(
         DatabaseProblem, match=f"the row check of .* failed: {table} rows in its file: .*, in job.sqlite: 0"
     ) as refused:
@@ -248,16 +257,38 @@ def test_rows_that_arrive_twice_are_an_error_too(run: Path) -> None:
         merged(run)
 
 
-def test_a_reader_keeps_the_old_content_because_a_merge_replaces_the_file(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "in_place"), [("xfs", True), ("tmpfs", True), ("lustre", False), ("nfs4", False), ("shinyfs", False)]
+)
+def test_a_job_database_is_changed_in_place_only_on_a_disk_that_is_known_to_be_local(
+    run: Path, monkeypatch: pytest.MonkeyPatch, kind: str, in_place: bool
+) -> None:
+    lie_about_filesystem(monkeypatch, run.parent, kind)
     TaskFile(run, index=0, states={"a": "done"}).write()
     merged(run)
-    with (run / "job.sqlite").open("rb") as still_open:
+    before = (run / "job.sqlite").stat().st_ino
+    with (run / "job.sqlite").open("rb") as still_open:  # its number is not given to another file meanwhile
         content = still_open.read()
         TaskFile(run, index=1, states={"b": "done"}).write()
         merged(run)
         still_open.seek(0)
-        assert still_open.read() == content
+        assert (still_open.read() == content) is not in_place
+    assert ((run / "job.sqlite").stat().st_ino == before) is in_place
     assert sorted(chunk_states(run)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("kind", "is_rolled_back"), [("xfs", True), ("lustre", False)])
+def test_who_reads_a_job_database_changes_nothing_on_a_filesystem_that_others_see(
+    run: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_rolled_back: bool
+) -> None:
+    lie_about_filesystem(monkeypatch, run.parent, kind)
+    TaskFile(run, index=0, states={"a": "done"}).write()
+    merged(run)
+    journal = run / "job.sqlite-journal"
+    journal.write_bytes(b"left by a merge on another node")
+    with closing(open_job_database(run / "job.sqlite")) as db:
+        assert db.execute("SELECT count(*) FROM chunk").fetchone() == (1,)
+    assert journal.exists() is not is_rolled_back
 
 
 # --- which files ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from support.task_files import START_MS, TaskFile
 from badcjobs.cli.start import read_topic
 from badcjobs.clock import SystemClock
 from badcjobs.model import METRICS, HostReading, Reading, TaskKey, stable_id
-from badcjobs.store.connect import create_live, sealed_uri
+from badcjobs.store.connect import create_live, read_only_uri
 from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.publish import join_files
@@ -193,13 +193,14 @@ def busy_reading(second: int, chance: random.Random) -> Reading:
 def test_a_path_with_any_letters_can_be_opened(tmp_path: Path) -> None:
     path = tmp_path / "a b?c#d%e ü.sqlite"
     create_live(path).close()
-    with closing(sqlite3.connect(sealed_uri(path), uri=True)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    for sealed in (True, False):
+        with closing(sqlite3.connect(read_only_uri(path, sealed=sealed), uri=True)) as db:
+            assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_a_file_opened_for_reading_cannot_be_written(task_database: Path) -> None:
     with (
-        closing(sqlite3.connect(sealed_uri(task_database), uri=True)) as db,
+        closing(sqlite3.connect(read_only_uri(task_database, sealed=True), uri=True)) as db,
         pytest.raises(sqlite3.OperationalError, match="readonly"),
     ):
         db.execute("DELETE FROM task")
