@@ -211,9 +211,16 @@ def judge_flatness(report: Report, per_file_s: dict[int, float]) -> None:
 
 def judge_more_files(report: Report, folder: Path, full_s: float, more: int, files: int) -> None:
     """Add a hundredth of the files to a merged job."""
-    again = measure("merge_all", folder / "all")
-    assert again["read"] == more
-    share, allowed = again["merge_s"] / full_s, 3 * more / files
+    job, before = folder / "all" / "job.sqlite", folder / "before.sqlite"
+    shutil.copyfile(job, before)
+    seconds = []
+    for _ in range(3 if files < 100 else 1):  # a short merge three times, of which the best counts, like the full one
+        shutil.copyfile(before, job)
+        again = measure("merge_all", folder / "all")
+        assert again["read"] == more
+        seconds.append(again["merge_s"])
+    before.unlink()
+    share, allowed = min(seconds) / full_s, 3 * more / files
     report.at_most(f"{more} more on top of {files:,}, of the full merge", share, allowed, "{:.1%}")
     idle = measure("merge_all", folder / "all")
     report.just("nothing new, of the full merge", idle["merge_s"] / full_s, "{:.1%}")
