@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail, not skip, tests that need NAME (slurm, cc, hawkears, chromium, …) where missing; repeatable",
     )
     parser.addoption("--count", type=int, default=6, metavar="N", help="how many kills a kill campaign has")
-    parser.addoption("--update-behaviour", action="store_true", help="record anew what the behaviour pack compares")
+    parser.addoption("--update-pages", action="store_true", help="rewrite the pages that tests compare")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,6 +8,9 @@ import signal
 import pytest
 from hypothesis import settings
 from support.order_of_tests import by_folder, runs_against_the_clock
+from support.pages import Pages
+
+MOST_RETRIES = 2  # of a run: more than that is not a busy machine, but a test that is not steady
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,11 +34,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which many tests needed their second try."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and len(reporter.stats.get("rerun", ())) > MOST_RETRIES and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show why a test needed its second try: it may be more than a busy machine."""
-    for report in terminalreporter.stats.get("rerun", ()):
+    tried_again = terminalreporter.stats.get("rerun", ())
+    for report in tried_again:
         terminalreporter.section(f"first try of {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
+    if len(tried_again) > MOST_RETRIES:
+        terminalreporter.section(f"FAILED: {len(tried_again)} tests needed a second try, at most {MOST_RETRIES} may")
+
+
+@pytest.fixture
+def pages(request: pytest.FixtureRequest) -> Pages:
+    """Compare texts with the files of this test in tests/pages; ``--update-pages`` rewrites them."""
+    return Pages(request.path.stem, request.node.name, update=request.config.getoption("--update-pages"))
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.job import find_job_database, summarize_database
 from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri
-from badcjobs.store.figures import describe
+from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.record_command import check_target, start_recording
@@ -363,4 +363,4 @@ def _rows(db: sqlite3.Connection, sql: str, *values: object) -> list[tuple[Any, 
 
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
     names = ("samples", "min", "mean", "p50", "p95", "max")
-    return dict(zip(names, describe(counts) if counts else (0, None, None, None, None, None), strict=True))
+    return dict(zip(names, distribution(counts) if counts else (0, None, None, None, None, None), strict=True))

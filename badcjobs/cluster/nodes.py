@@ -152,7 +152,7 @@ def parse_sinfo(text: str) -> Cluster:
             name=name,
             state=state,
             partitions=tuple(dict.fromkeys((*(before.partitions if before else ()), part.name))),
-            gpus=count_gpus(gres, gres_used),
+            gpus=gpus_of_node(gres, gres_used),
             cores_idle=int(counts[1]) if counts else None,
             features=tuple(word for word in features.split(",") if word and word != "(null)"),
             reachable=part.up or (before is not None and before.reachable),
@@ -165,7 +165,7 @@ def parse_sinfo(text: str) -> Cluster:
     return Cluster(tuple(sorted(listed, key=lambda node: natural(node.name))), tuple(in_order))
 
 
-def count_gpus(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
+def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
     """Count a node's GPUs by kind, from ``gpu:a100:3,gpu:v100:1`` and ``gpu:a100:2(IDX:0-1),gpu:v100:0(IDX:N/A)``.
 
     Shards and MPS shares are parts of GPUs, which are already counted.

@@ -84,7 +84,7 @@ def _or_none(digits: int) -> Callable[[float], str]:
     return lambda value: number(value, digits) if value else "none"
 
 
-KINDS = (
+FIGURES = (
     Kind("times_real_time", "speed (× real time)", _plain(1), FAST, 1, of_work=True),
     Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", _plain(1), MUCH, 1, of_work=True),
     Kind("devices_at_once", "GPUs in use, on average", _or_none(1), MANY),
@@ -160,7 +160,7 @@ class Comparison:
 
 def compare(this: Summary, this_title: str, other: Summary, other_title: str) -> Comparison:
     """Compare a job with another one."""
-    figures = tuple(_figure(kind, this, other) for kind in KINDS)
+    figures = tuple(_figure(kind, this, other) for kind in FIGURES)
     # A setting that one job does not have (another version ran it) is not a difference.
     ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
     both = sorted(key for key in ours if key in theirs and key not in _OF_ONE_RUN)

@@ -11,7 +11,7 @@ from typing import Any
 from badcjobs.model import CutShort
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
-from badcjobs.store.figures import describe, percentile
+from badcjobs.store.figures import distribution, percentile
 from badcjobs.store.read_model import (
     UNKNOWN_STATE,
     AlertFacts,
@@ -216,7 +216,7 @@ def summarize(
         # Wh per hour are kWh per 1,000 hours; devices without energy readings, and their audio, are left out.
         kwh_per_1000_audio_hours=ratio(sum(energies), audio_s) if energies else None,
         states=states,
-        chunk_s=MetricFacts(*describe({ms / 1000: many for ms, many in job.durations.items()}))
+        chunk_s=MetricFacts(*distribution({ms / 1000: many for ms, many in job.durations.items()}))
         if job.durations
         else None,
         chunk_cost=_cost(job, states),

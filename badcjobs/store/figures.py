@@ -109,7 +109,7 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
         counted = (to_j - from_j, (to_ms - from_ms) / 1000)
     total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
     db.execute(insert_sql("device_total"), total)
-    figures = [(task_id, device_id, metric, *describe(found)) for metric, found in counts.items() if found]
+    figures = [(task_id, device_id, metric, *distribution(found)) for metric, found in counts.items() if found]
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
@@ -174,7 +174,7 @@ _TASK_TOTAL = f"""
         (SELECT max(memory_used_bytes) FROM host_sample WHERE task_id = :task)"""
 
 
-def describe(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
+def distribution(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
     """Return samples, minimum, mean, p50, p95 and maximum of values, given how often each occurs."""
     total = sum(counts.values())
     mean = sum(value * many for value, many in sorted(counts.items())) / total

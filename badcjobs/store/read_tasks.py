@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
-from badcjobs.store.figures import UNDER_WAY, describe
+from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.read_model import (
     DeviceFacts,
@@ -338,7 +338,7 @@ def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
     for device_id, done, failed, lost, *ends in db.execute(_WORK):
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
-            _, _, _, p50_s, p95_s, longest_s = describe(dict(durations[device_id]))
+            _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
         counts = (workers.get(device_id, 0), done, failed, lost)
         found[device_id] = DeviceWork(*counts, audio_s.get(device_id, 0.0), p50_s, p95_s, longest_s, *ends)
     return found

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import Chunk
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.workers.chunk_audio import cut_chunk
-from badcjobs.workers.staging import Copy, make_copy
+from rooms.model import Chunk
+from rooms.sources import AudioCutter
+from rooms.workers import Copy, cut_chunk, make_copy
 
 RATE = 48_000
 

@@ -12,12 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from badcjobs.clock import SystemClock
-from badcjobs.devices.choose import open_reader
-from badcjobs.model import InventoryDevice, Reading, StandIn
-from badcjobs.seams import GpuReader
-from badcjobs.telemetry.recorder import Followed, LinePipe, SidecarOrder
-from badcjobs.telemetry.recorder_process import run_recorder
+from rooms.devices import open_reader
+from rooms.model import InventoryDevice, Reading, StandIn
+from rooms.root import GpuReader, SystemClock
+from rooms.telemetry import Followed, LinePipe, SidecarOrder, run_recorder
 
 DEVICES = 4
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from badcjobs.store.job_schema import create_indexes, open_draft
+from rooms.store import create_indexes, open_draft
 
 _PER_RECORDING = 100
 _CHUNK_MS, _OVERLAP_MS, _CALL_MS = 36_000, 6_000, 3_000

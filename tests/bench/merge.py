@@ -35,9 +35,9 @@ FILES, BASELINE_FILES, ROUNDS = 1000, 20, 5
 
 def merge_all(folder: Path) -> dict[str, float]:
     """Merge a folder as the command does: rows, chunks, detections, figures, row check; then summarise."""
-    from badcjobs.clock import SystemClock
-    from badcjobs.report.job import summarize_database
-    from badcjobs.store.merge import MergeOrder, merge
+    from rooms.report import summarize_database
+    from rooms.root import SystemClock
+    from rooms.store import MergeOrder, merge
 
     started_s = time.perf_counter()
     outcome = merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
@@ -49,9 +49,7 @@ def merge_all(folder: Path) -> dict[str, float]:
 
 def merge_samples(folder: Path, part: str) -> dict[str, float]:
     """Copy the samples of a part of the files alone, by the same statements, and index them as merge does."""
-    from badcjobs.store.connect import read_only_uri
-    from badcjobs.store.job_schema import index_samples, open_draft
-    from badcjobs.store.merge_writer import copy_table
+    from rooms.store import copy_table, index_samples, open_draft, read_only_uri
 
     files = sorted((folder / "tasks").glob("*.sqlite"), key=task_id_of)[int(part) :: ROUNDS]
     started_s = time.perf_counter()
@@ -70,7 +68,7 @@ def merge_samples(folder: Path, part: str) -> dict[str, float]:
 
 
 def task_id_of(path: Path) -> int:
-    from badcjobs.model import stable_id
+    from rooms.model import stable_id
 
     return stable_id(path.stem)
 

@@ -24,11 +24,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rooms.live import open_run_view
+from rooms.root import SystemClock
 from support.live_run import write_live_run
 from support.terminal import Terminal
-
-from badcjobs.clock import SystemClock
-from badcjobs.live.views import open_run_view
 
 _STRETCH_S = 2.5  # a refresh, sometimes two
 

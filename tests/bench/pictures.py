@@ -28,17 +28,13 @@ try:
     from rich.console import Console
     from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
     from rich.text import Text
+    from rooms.live import DEVICES, TASK, Snapshot, UiState, draw, open_run_view
+    from rooms.root import SystemClock
     from support.browser import Browser, Page
     from support.live_server import LiveServer
     from support.mid_run import write_mid_run
     from support.synthetic_job import write_job, write_source
     from support.task_files import TaskFile
-
-    from badcjobs.clock import SystemClock
-    from badcjobs.live.draw import draw
-    from badcjobs.live.snapshot import Snapshot
-    from badcjobs.live.ui_state import DEVICES, TASK, UiState
-    from badcjobs.live.views import open_run_view
 except ModuleNotFoundError as error:
     sys.exit(f"pictures: there is no package {error.name} here\n  try: {sys.executable} -m pip install -e '.[test]'")
 

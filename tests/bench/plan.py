@@ -22,12 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rooms.model import AudioHeader
+from rooms.sources import WHOLE, open_sources, read_header
 from support.measured import Promises, measure
-
-from badcjobs.model import AudioHeader
-from badcjobs.sources.audio_files import read_header
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import WHOLE
 
 ROWS, FILES = 1_000_000, 100_000
 MOST_S, MOST_WRITE_S, MOST_MB = 15.0, 20.0, 300.0  # for a million rows

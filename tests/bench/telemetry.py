@@ -149,8 +149,8 @@ def time_it(call: Callable[[], object], rounds: int, rest_s: float = 0.0) -> flo
 
 
 def judge_cost(report: Report) -> None:
-    from badcjobs.clock import SystemClock
-    from badcjobs.devices.nvml import NvmlReader
+    from rooms.devices import NvmlReader
+    from rooms.root import SystemClock
 
     reader = NvmlReader(SystemClock())
     uuid = reader.inventory()[0].uuid

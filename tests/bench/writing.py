@@ -23,11 +23,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import Allocation, HostReading, Reading, TaskKey, publish_interval_s
-from badcjobs.store.live_files import LiveHalf
-from badcjobs.store.publish import publish
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.recorder import TelemetryWriter
+from rooms.model import Allocation, HostReading, Reading, TaskKey, publish_interval_s
+from rooms.store import LiveHalf, TaskWriter, publish
+from rooms.telemetry import TelemetryWriter
 
 KEY = TaskKey("4821", 7, 0, "bench")
 DEVICES, TICK_S, BASE_INTERVAL_S = 8, 0.1, 30.0

@@ -8,12 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rooms.report import find_job_database, summarize_database, write_page
+from rooms.root import SystemClock
+from rooms.store import MergeOrder, merge
 from support.browser import Browser
 from support.synthetic_job import write_job
-
-from badcjobs.clock import SystemClock
-from badcjobs.report.job import find_job_database, summarize_database, write_page
-from badcjobs.store.merge import MergeOrder, merge
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 READY = "document.documentElement.dataset.ready === 'yes'"

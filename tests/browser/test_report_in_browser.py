@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooms.report import ASSETS, summarize_database, write_page
+from rooms.report import page as make_page
+from rooms.root import SystemClock
+from rooms.store import MergeOrder, merge
 from support.browser import Browser, BrowserError, Page
 from support.task_files import TaskFile
-
-from badcjobs.clock import SystemClock
-from badcjobs.report.job import summarize_database, write_page
-from badcjobs.report.page import ASSETS
-from badcjobs.report.page import page as make_page
-from badcjobs.store.merge import MergeOrder, merge
 
 CHARTS = ("timeline", "utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "histogram")
 READY = "document.documentElement.dataset.ready === 'yes'"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from rooms.root import Clock, SystemClock
 from support.hand_clock import HandClock
-
-from badcjobs.clock import SystemClock
-from badcjobs.seams import Clock
 
 
 @pytest.fixture(params=[SystemClock, HandClock])

@@ -18,6 +18,33 @@ from typing import Protocol
 
 import psutil
 import pytest
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
+from rooms.root import (
+    TASK_MARK,
+    BadcjobsError,
+    Engine,
+    ExitCode,
+    Launcher,
+    More,
+    Session,
+    SessionBroken,
+    SubprocessLauncher,
+    SystemClock,
+    nothing_more,
+)
+from rooms.sources import AudioCutter
+from rooms.workers import (
+    AudioSteps,
+    CommandEngine,
+    DemoEngine,
+    EngineStart,
+    HawkEars1Engine,
+    HawkEarsEngine,
+    MemoryLimit,
+    MemoryLimits,
+    SessionFeed,
+    Stager,
+)
 from support.audio import make_wav
 from support.fake_hawkears import hear, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
@@ -25,19 +52,6 @@ from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
 from support.scripted_engine import audio_steps, open_feed
 from support.waiting import wait_for
-
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadcjobsError, ExitCode
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from badcjobs.processes import TASK_MARK, SubprocessLauncher
-from badcjobs.seams import Engine, Launcher, More, Session, SessionBroken, nothing_more
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.engines import DemoEngine, HawkEars1Engine, HawkEarsEngine
-from badcjobs.workers.feed import AudioSteps, SessionFeed
-from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits
-from badcjobs.workers.staging import Stager
-from badcjobs.workers.stream_session import EngineStart
 
 CLOCK = SystemClock()
 DEVICE = Device("1", "test", index=1, uuid="GPU-1b2c", name="Tesla V100", backend="nvml")

@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from rooms.devices import AmdReader, NvidiaSmiReader, NvmlReader, ReplayReader, SimulatedDevice, SimulatedReader
+from rooms.model import METRICS, Reading
+from rooms.root import DeviceUnreadable, GpuReader, SystemClock
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml
 from support.hand_clock import HandClock
 from support.recorded_tape import Said, write_recording
-
-from badcjobs.clock import SystemClock
-from badcjobs.devices.amd import AmdReader
-from badcjobs.devices.nvidia_smi import NvidiaSmiReader
-from badcjobs.devices.nvml import NvmlReader
-from badcjobs.devices.replay import ReplayReader
-from badcjobs.devices.simulated import SimulatedDevice, SimulatedReader
-from badcjobs.model import METRICS, Reading
-from badcjobs.seams import DeviceUnreadable, GpuReader
 
 COUNT = 4
 RANGES: Mapping[str, tuple[type, float, float]] = {

@@ -9,15 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from badcjobs.clock import SystemClock
-from badcjobs.cluster.job_script import read_request
-from badcjobs.cluster.local import LocalScheduler
-from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.slurm import SlurmScheduler, cancel_line
-from badcjobs.model import ArrayOrder, Submitted
-from badcjobs.seams import Scheduler
-from badcjobs.task.startup import StopRequest, World
+from rooms.cluster import LocalScheduler, LocalSettings, SlurmScheduler, cancel_line, read_request
+from rooms.model import ArrayOrder, Submitted
+from rooms.root import Scheduler, SystemClock
+from rooms.task import StopRequest, World
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 

@@ -18,14 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
+from rooms.root import TASK_MARK
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.live_files import committed, live_folders
 from support.waiting import wait_for
-
-from badcjobs.processes import TASK_MARK
 
 DEVICES = 2
 CHUNKS_PER_KILL = 9

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rooms.workers import query_hawkears
 from support.badcjobs_program import Program, Site, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
-
-from badcjobs.workers.engines import query_hawkears
 
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM

@@ -1,7 +1,7 @@
 """The behaviour pack: what badcjobs says and writes for fixed inputs, compared with what it said and wrote before.
 
 Everything goes through the command line, so that it holds whatever becomes of the modules. A difference that is wanted
-is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-behaviour``.
+is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-pages``.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from rooms.api import list_devices, open_job
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, QUICK, array_task, rows
 from support.behaviour import (
-    RECORDED,
     START_MS,
     FixedSite,
-    compare,
     csv_rows,
     key_paths,
     lay_out,
@@ -28,13 +27,10 @@ from support.behaviour import (
     pretty,
     some_rows,
     tables,
-    tree,
 )
 from support.live_server import LiveServer
+from support.pages import Pages, tree
 
-from badcjobs.api.python import list_devices, open_job
-
-Pinned = Callable[[Mapping[str, str]], None]
 DAY_S = 86400
 # job → seconds after the start of its first task at which it is looked at
 JOBS = {
@@ -42,19 +38,6 @@ JOBS = {
     "no-telemetry": DAY_S, "on-cpu": DAY_S, "power": DAY_S, "requeued": DAY_S, "silent": DAY_S, "slice": DAY_S,
     "start-up": DAY_S, "tail": DAY_S, "time-limit": DAY_S, "troubled": DAY_S, "waiting": DAY_S, "live": 110,
 }  # fmt: skip
-
-
-@pytest.fixture
-def pinned(request: pytest.FixtureRequest) -> Pinned:
-    """Give a test the function that compares its texts with the recorded ones."""
-    name = request.node.name.removeprefix("test_").replace("[", "/").rstrip("]")
-    update = request.config.getoption("--update-behaviour")
-
-    def check(said: Mapping[str, str]) -> None:
-        difference = compare(RECORDED / name, said, update=update)
-        assert not difference, f"what is recorded in {name} is not what is said now:\n{difference}"
-
-    return check
 
 
 @pytest.fixture
@@ -68,10 +51,10 @@ def site() -> Iterator[FixedSite]:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_findings(site: FixedSite, pinned: Pinned, job: str) -> None:
+def test_findings(site: FixedSite, pages: Pages, job: str) -> None:
     site.after_s = JOBS[job]
     lay_out(job, site.out)
-    pinned({"merge.txt": site.say("merge", site.out), "findings.json": findings(site)})
+    pages({"merge.txt": site.say("merge", site.out), "findings.json": findings(site)})
 
 
 def findings(site: FixedSite) -> str:
@@ -79,7 +62,7 @@ def findings(site: FixedSite) -> str:
 
 
 @pytest.mark.parametrize("job", ["array", "troubled", "live"])
-def test_reports(site: FixedSite, pinned: Pinned, job: str) -> None:
+def test_reports(site: FixedSite, pages: Pages, job: str) -> None:
     site.after_s = JOBS[job]
     lay_out(job, site.out)
     site.merged()
@@ -99,7 +82,7 @@ def test_reports(site: FixedSite, pinned: Pinned, job: str) -> None:
         site.badcjobs("merge", "other")
         said["compare.txt"] = site.say("report", site.out, "--compare", "other")
         said["compare.json"] = site.say_json("report", site.out, "--compare", "other")
-    pinned(said)
+    pages(said)
 
 
 # which files of the job, which of them are damaged
@@ -110,13 +93,13 @@ MERGES = {
 
 
 @pytest.mark.parametrize("case", MERGES)
-def test_merges(site: FixedSite, pinned: Pinned, case: str) -> None:
+def test_merges(site: FixedSite, pages: Pages, case: str) -> None:
     which, damaged = MERGES[case]
     lay_out("small", site.out, which)
     if damaged:
         damage(site.out / "tasks")
     said = site.say("merge", site.out)
-    pinned({"merge.txt": said, "tables.txt": site.plain(tables(site.out / "job.sqlite"))})
+    pages({"merge.txt": said, "tables.txt": site.plain(tables(site.out / "job.sqlite"))})
 
 
 def damage(folder: Path) -> None:
@@ -132,7 +115,7 @@ def damage(folder: Path) -> None:
         os.utime(path, (START_MS / 1000,) * 2)
 
 
-def test_merged_again(site: FixedSite, pinned: Pinned) -> None:
+def test_merged_again(site: FixedSite, pages: Pages) -> None:
     """A job that grows from merge to merge is the same as one that is merged at once."""
     said = {}
     for step, which in enumerate(("4821_0*", "4821_[12].r0*", "*", "*")):
@@ -150,10 +133,10 @@ def test_merged_again(site: FixedSite, pinned: Pinned) -> None:
     said["remove.txt"] = site.say("merge", site.out, "--remove-merged")
     said["left.txt"] = "\n".join(sorted(path.name for path in (site.out / "tasks").iterdir()))
     assert tables(site.out / "job.sqlite") == again
-    pinned({**said, "tables.txt": site.plain(again)})
+    pages({**said, "tables.txt": site.plain(again)})
 
 
-def test_exports(site: FixedSite, pinned: Pinned) -> None:
+def test_exports(site: FixedSite, pages: Pages) -> None:
     lay_out("array", site.out)
     site.merged()
     said = {}
@@ -181,17 +164,17 @@ def test_exports(site: FixedSite, pinned: Pinned) -> None:
     badc = tree(export("--format", "badc", "-o", "badc"))
     said |= {f"badc/{name}": text for name, text in badc.items() if name.startswith("plot00-0002/c0000")}
     said["badc.txt"] = some_rows(["file", "text"], [(name, text[:160]) for name, text in badc.items()])
-    pinned(said)
+    pages(said)
 
 
-def test_python(site: FixedSite, pinned: Pinned) -> None:
+def test_python(site: FixedSite, pages: Pages) -> None:
     lay_out("healthy", site.out)
     site.merged()
     job = open_job(site.out)
     many = "SELECT status, count(*) AS many FROM chunk GROUP BY status"
     said = {"tables": job.tables, "summary": key_paths(job.summary()), "chunks": job.query(many)}
     said["devices"] = [device.name for device in list_devices(simulate=2)]
-    pinned({"said.json": pretty(said)})
+    pages({"said.json": pretty(said)})
 
 
 # --- before a job -----------------------------------------------------------------------------------------------------
@@ -205,7 +188,7 @@ def write_source(site: FixedSite) -> Path:
     return path
 
 
-def test_plans(site: FixedSite, pinned: Pinned) -> None:
+def test_plans(site: FixedSite, pages: Pages) -> None:
     write_source(site)
     make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, tone_hz=100)
     make_wav(site.folder / "audio" / "st1" / "r2.wav", 3.2, 1000, tone_hz=100)
@@ -229,7 +212,7 @@ def test_plans(site: FixedSite, pinned: Pinned) -> None:
     said["write.txt"] = site.say("plan", *small, *write)
     said["write-waves.txt"] = site.say("plan", *asked["waves"], "--out", "written/waves")
     said |= {f"written/{name}": site.plain(text) for name, text in tree(site.folder / "written").items()}
-    pinned(said)
+    pages(said)
 
 
 SCRIPT = """#!/bin/bash
@@ -255,7 +238,7 @@ badcjobs run manifest.csv --out "$HOME/results" --engine demo
 """
 
 
-def test_checks(site: FixedSite, pinned: Pinned) -> None:
+def test_checks(site: FixedSite, pages: Pages) -> None:
     site.after_s = None  # its own clock is one of the things it looks at
     site.manifest(6)
     write_source(site)
@@ -276,10 +259,10 @@ def test_checks(site: FixedSite, pinned: Pinned) -> None:
     said = {f"{name}.json": site.say_json("check", *words) for name, words in asked.items()}
     said |= {f"{name}.txt": site.say("check", *asked[name]) for name in ("bad-on-sockeye",)}
     said["no-such-script.txt"] = site.say("check", "nowhere.sbatch")
-    pinned(said)
+    pages(said)
 
 
-def test_scripts(site: FixedSite, pinned: Pinned) -> None:
+def test_scripts(site: FixedSite, pages: Pages) -> None:
     """What sbatch would get: from submit, and from each template."""
     site.manifest(6)
     submit, demo = ("submit", "manifest.csv", "--out", "out", "--dry-run"), ("--", "--engine", "demo")
@@ -301,7 +284,7 @@ def test_scripts(site: FixedSite, pinned: Pinned) -> None:
     for one in json.loads(site.badcjobs("template", "--json").stdout)["templates"]:
         filled = [f"--set={key}={values[key]}" for key in one["open"] if key in values]
         said[f"template-{one['name']}.txt"] = site.say("template", one["name"], *filled)
-    pinned(said)
+    pages(said)
 
 
 # --- devices and what runs on them ------------------------------------------------------------------------------------
@@ -316,7 +299,7 @@ def steady(site: FixedSite, many: int) -> tuple[object, ...]:
     return ("--simulate", "loads.toml")
 
 
-def test_devices(site: FixedSite, pinned: Pinned) -> None:
+def test_devices(site: FixedSite, pages: Pages) -> None:
     uuid = "GPU-51a0d000-0000-4000-8000-{:012d}".format
     visible = ["", "2", "3,0", f"{uuid(3)},{uuid(0)}", "GPU-51a0", "0,9,1", "NoDevFiles", "1,1"]
     four = ("gpus", *steady(site, 4))
@@ -331,10 +314,10 @@ def test_devices(site: FixedSite, pinned: Pinned) -> None:
         "free.json": site.say_json(*four, "--free", 2),
         "too-many.txt": site.say(*four, "--free", 9),
     }
-    pinned(said)
+    pages(said)
 
 
-def test_live(site: FixedSite, pinned: Pinned) -> None:
+def test_live(site: FixedSite, pages: Pages) -> None:
     site.after_s = JOBS["live"] - 0.3  # the clock runs on from there: no figure is at the edge of two
     lay_out("live", site.out)
     (site.out / "tasks" / "4821_1.r0.gpu02.log").write_text("08:00:00 first line\n08:00:01 second line\n")
@@ -350,7 +333,7 @@ def test_live(site: FixedSite, pinned: Pinned) -> None:
             said[f"serve-{path.replace('/', '-')}.json"] = site.plain(pretty(server.get(f"/api/{path}").json()))
         said["serve-log.txt"] = server.get("/api/tasks/4821_1.r0.gpu02/log").text
         said["serve-metrics.txt"] = site.plain(server.get("/metrics").text)
-    pinned(said)
+    pages(said)
 
 
 # What a task database says that is the same in every run of the same work.
@@ -374,7 +357,7 @@ COLUMNS = "SELECT t.name, group_concat(c.name, ', ') FROM sqlite_master t, pragm
 
 
 @pytest.mark.parametrize("mode", ["devices", "cut"])
-def test_runs(site: FixedSite, pinned: Pinned, mode: str) -> None:
+def test_runs(site: FixedSite, pages: Pages, mode: str) -> None:
     """Two array tasks of a real run: a broken file among good ones; or recordings that are cut."""
     site.after_s = None
     source = site.manifest(8)
@@ -406,4 +389,4 @@ def test_runs(site: FixedSite, pinned: Pinned, mode: str) -> None:
     report = site.badcjobs("report", site.out, "--json").json
     figures = ("done", "failed", "tries", "chunks", "detections", "labels", "completeness", "recording_names")
     said["report.json"] = site.plain(pretty({key: report[key] for key in figures if key in report}))
-    pinned(said)
+    pages(said)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooms.cluster import list_templates
+from rooms.root import folder
 from support.badcjobs_program import Outcome, Site
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
-
-from badcjobs.cluster.templates import list_templates
-from badcjobs.paths import folder
 
 RUN = "exec badcjobs run manifest.csv --out results --engine demo"
 SCRIPT = f"""#!/bin/bash

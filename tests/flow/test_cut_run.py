@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from rooms.workers import analyse
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
 from support.waiting import wait_for
-
-from badcjobs.workers.demo_worker import analyse
 
 BENCH = Path(__file__).parents[1] / "bench" / "cutting.py"
 RATE, LENGTH_S = 2000, 31.0

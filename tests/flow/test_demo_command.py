@@ -9,9 +9,8 @@ from array import array
 from pathlib import Path
 
 import pytest
+from rooms.cli import write_chunk
 from support.badcjobs_program import Outcome, Site, rows
-
-from badcjobs.cli.start import write_chunk
 
 
 @pytest.fixture(scope="module")

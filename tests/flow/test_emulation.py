@@ -19,12 +19,10 @@ from typing import Any
 
 import psutil
 import pytest
+from rooms.devices import DeviceLocks, simulated_uuid
+from rooms.root import SystemClock
 from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
 from support.waiting import wait_for
-
-from badcjobs.clock import SystemClock
-from badcjobs.devices.locks import DeviceLocks
-from badcjobs.devices.simulated import simulated_uuid
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from rooms.root import SystemClock
+from rooms.store import MergeOrder, merge
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
-
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge import MergeOrder, merge
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rooms.model import InventoryDevice, Reading
 from support.badcjobs_program import Outcome, Site, array_task, assert_refused
 from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_slice_uuid, fake_uuid
 from support.recorded_tape import write_recording
-
-from badcjobs.model import InventoryDevice, Reading
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 KEYS = {

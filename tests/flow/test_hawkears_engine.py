@@ -15,19 +15,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from rooms.model import Chunk, ChunkResult, Device, WorkerPlan
+from rooms.root import BadInput, NotHere, SessionBroken, SubprocessLauncher, SystemClock
+from rooms.workers import (
+    EngineStart,
+    HangTimeout,
+    HawkEars1Engine,
+    HawkEarsEngine,
+    hawkears_environment,
+    parse_detections_csv,
+    python_of,
+)
 from support.audio import make_wav
 from support.fake_hawkears import hear
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.needs import missing
-
-from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Chunk, ChunkResult, Device, WorkerPlan
-from badcjobs.processes import SubprocessLauncher
-from badcjobs.seams import SessionBroken
-from badcjobs.workers.command import parse_detections_csv
-from badcjobs.workers.engines import HawkEars1Engine, HawkEarsEngine, hawkears_environment, python_of
-from badcjobs.workers.stream_session import EngineStart, HangTimeout
 
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
@@ -163,7 +165,7 @@ def test_caches_stay_warm_from_one_task_to_the_next_where_the_users_own_folder_c
 
 
 # --- the real one, fed --------------------------------------------------------------------------------------------
-# What does not need real models is in tests/unit/test_hawkears_worker.py, on the stand-in package.
+# What does not need real models is in tests/unit/workers/test_hawkears_worker.py, on the stand-in package.
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from rooms.model import publish_interval_s
 from support.badcjobs_program import Program, Site, rows
 from support.databases import seal_is_broken
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
-
-from badcjobs.model import publish_interval_s
 
 CHUNKS, KILLS_IN_A_ROUND = 90, 10
 BASE_INTERVAL_S = 0.1  # as the tests' runs are started with

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rooms.workers import read_probes, to_toml
 from support.audio import make_wav
 from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
-
-from badcjobs.workers.learned import read_probes, to_toml
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
 CARDS = """

@@ -11,11 +11,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from rooms.telemetry import RECORDING_MARK, ProcessLookup
 from support.badcjobs_program import Site, assert_refused, rows
 from support.fake_nvml import fake_nvml_folder
 from support.waiting import wait_for
-
-from badcjobs.telemetry.books import RECORDING_MARK, ProcessLookup
 
 OFTEN = ("--interval", 0.05)
 

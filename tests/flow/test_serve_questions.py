@@ -13,15 +13,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rooms.live import ENDPOINTS, Endpoint
+from rooms.report import METRIC_BY_NAME
 from support import needs
 from support.badcjobs_program import Site
 from support.live_run import write_live_run
 from support.live_server import LiveServer
 from support.task_files import TaskFile
 from support.waiting import wait_for
-
-from badcjobs.live.app import ENDPOINTS, Endpoint
-from badcjobs.report.prometheus import METRIC_BY_NAME
 
 SECRET = "this line is none of your business"
 

@@ -8,18 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rooms.devices import simulated_uuid
+from rooms.model import StandIn, TaskKey
+from rooms.root import LocalFolder
+from rooms.store import TaskWriter, publish
+from rooms.task import RecorderHalf
+from rooms.telemetry import Sidecar, SidecarOrder
 from support.badcjobs_program import Site, rows
 from support.live_files import grow, live_folders, live_rows
 from support.waiting import wait_for
-
-from badcjobs.devices.simulated import simulated_uuid
-from badcjobs.model import StandIn, TaskKey
-from badcjobs.paths import LocalFolder
-from badcjobs.store.publish import publish
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.records import RecorderHalf
-from badcjobs.telemetry.recorder import SidecarOrder
-from badcjobs.telemetry.sidecar import Sidecar
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", 2)
 SHARED = (*ENGINE, "--config", "run.live_mode=shared")

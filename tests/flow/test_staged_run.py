@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from rooms.root import Project, RunSettings
 from support.badcjobs_program import Site, assert_refused
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.waiting import wait_for
-
-from badcjobs.project import Project
-from badcjobs.settings import RunSettings
 
 DEMO = ("--engine", "demo", "--simulate", 2, "--engine-arg=--burn-s=0.05")
 DETECTIONS = "SELECT recording_id, chunk_id, start_ms, end_ms, label, score FROM detection ORDER BY 1, 2, 3"

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rooms.cluster import call_sbatch
 from support.badcjobs_program import ON_CPU, Outcome, Site, assert_refused
 from support.login_node import LoginNode
-
-from badcjobs.cluster.slurm import call_sbatch
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU)
 SBATCH = """

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rooms.cli import BY_NAME
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Outcome, Site, assert_refused
-
-from badcjobs.cli.program import BY_NAME
 
 COMMANDS = tuple(BY_NAME)
 HEADER = MANIFEST_HEADER.encode()

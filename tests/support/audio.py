@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from badcjobs.sources.audio_files import read_header
+from rooms.sources import read_header
 
 LOUD, QUIET = 16_000, 40  # 16-bit amplitudes: half of full scale, and what is left of a calm night
 

@@ -7,7 +7,6 @@ task databases as text (``sqlite3 FILE .dump | gzip -n9``), written once with th
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import html.parser
 import io
@@ -19,7 +18,6 @@ import sqlite3
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,7 @@ from support.badcjobs_program import Site
 
 from badcjobs import __version__
 
-RECORDED = Path(__file__).parents[1] / "data" / "behaviour"
-INPUTS = RECORDED / "inputs"
+INPUTS = Path(__file__).parents[1] / "data" / "jobs"
 START_MS = 1_800_000_000_000  # when the first task of every input began
 APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inputs become: the one place to change
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
@@ -186,11 +183,6 @@ def csv_rows(text: str) -> str:
     return some_rows(header, [tuple(row) for row in rows])
 
 
-def tree(folder: Path) -> dict[str, str]:
-    """Return the text of every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 class _PageText(html.parser.HTMLParser):
     """Collects what a reader of a page sees: a line for a block or a row of a table."""
 
@@ -225,23 +217,3 @@ def page_text(page: str) -> str:
     parser.feed(page)
     lines = (" ".join(line.split()) for line in parser.lines)
     return "\n".join(line for line in lines if line) + "\n"
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
-def compare(folder: Path, said: Mapping[str, str], *, update: bool) -> str:
-    """Return how texts differ from the files of a folder, or make the files such."""
-    said = {name: text if text.endswith("\n") else text + "\n" for name, text in said.items()}
-    known = tree(folder) if folder.is_dir() else {}
-    if update:
-        shutil.rmtree(folder, ignore_errors=True)
-        for name, text in said.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-        return ""
-    found = []
-    for name in sorted({*known, *said}):
-        before, after = (one.get(name, "").splitlines() for one in (known, said))
-        found += difflib.unified_diff(before, after, f"recorded/{name}", f"now/{name}", lineterm="", n=2)
-    return "\n".join(found)

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from badcjobs.store.atomic_write import read_checksum
+from rooms.store import read_checksum
 
 
 def query(database: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rooms.store import create_live
 from support.badcjobs_program import Site
-
-from badcjobs.store.connect import create_live
 
 
 def live_folders(site: Site) -> list[Path]:

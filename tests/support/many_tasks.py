@@ -9,14 +9,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from rooms.model import Allocation, Chunk, ChunkResult, Detection, HostReading, Reading, TaskKey, stable_id
+from rooms.store import TABLES, TaskWriter, columns_of, join_files, move_into_place, prepare_seal
+from rooms.telemetry import TelemetryWriter
 from support.task_files import START_MS, make_device
-
-from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, HostReading, Reading, TaskKey, stable_id
-from badcjobs.store.atomic_write import move_into_place, prepare_seal
-from badcjobs.store.publish import join_files
-from badcjobs.store.schema import TABLES, columns_of
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.recorder import TelemetryWriter
 
 DEVICES, SECONDS, CHUNKS = 4, 3600, 240  # an hour of a node with four devices at 1 Hz: 14,400 samples
 JOB_ID = "4821"

@@ -7,11 +7,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from rooms.model import Submitted
+from rooms.store import Record, write_record
 from support.synthetic_job import CHUNKS, JOB_ID, Planned, schedule, write_source, write_template, write_variant
 from support.task_files import START_MS
-
-from badcjobs.model import Submitted
-from badcjobs.store.submission_record import Record, write_record
 
 _SILENT = 22  # every so many tasks at work one has published nothing for a while
 _SILENCE_MS = 1_500_000

@@ -5,11 +5,13 @@ The group marks of pytest-xdist 3.8 are not seen with pytest 9.2; the path of a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+_TESTS = Path(__file__).parents[1]
 _REAL_PROCESSES = ("slurm", "flow", "faults", "browser")
 _FOLDERS = ("slurm", "flow", "faults", "contract", "unit")  # the longest first, so that no worker ends alone with it
 
@@ -28,10 +30,14 @@ class OneFileOneWorker(LoadScopeScheduling):  # type: ignore[misc]
 
 def by_folder(item: pytest.Item) -> int:
     """Return the place of a test in the order of the folders; within one they keep theirs."""
-    folder = item.path.parent.name
-    return _FOLDERS.index(folder) if folder in _FOLDERS else len(_FOLDERS)
+    return _FOLDERS.index(ring(item)) if ring(item) in _FOLDERS else len(_FOLDERS)
 
 
 def runs_against_the_clock(item: pytest.Item) -> bool:
     """Return whether a test watches real processes, which others may keep from their work; a unit never waits."""
-    return item.path.parent.name in _REAL_PROCESSES
+    return ring(item) in _REAL_PROCESSES
+
+
+def ring(item: pytest.Item) -> str:
+    """Return the folder of tests/ that a test stands in."""
+    return item.path.relative_to(_TESTS).parts[0]

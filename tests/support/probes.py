@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from badcjobs.model import FITS, Chunk, ChunkResult, Probed, ProbeKey, ProbeResult, Trial
+from rooms.model import FITS, Chunk, ChunkResult, Probed, ProbeKey, ProbeResult, Trial
 
 GIB = 2**30
 

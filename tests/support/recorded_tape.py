@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from badcjobs.model import METRICS, InventoryDevice, Reading
-from badcjobs.store.connect import create_tables
+from rooms.model import METRICS, InventoryDevice, Reading
+from rooms.store import create_tables
 
 BEGIN_MS = 1_700_000_000_000
 TASK_ID = 77

@@ -9,13 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from badcjobs.clock import SystemClock
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
-from badcjobs.seams import Engine, More, nothing_more
-from badcjobs.sources.cutter import AudioCutter
-from badcjobs.workers.feed import AudioSteps, SessionFeed
-from badcjobs.workers.memory_limits import MemoryLimits
-from badcjobs.workers.staging import Stager
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
+from rooms.root import Engine, More, SystemClock, nothing_more
+from rooms.sources import AudioCutter
+from rooms.workers import AudioSteps, MemoryLimits, SessionFeed, Stager
 
 News = ChunkStarted | ChunkResult
 Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]

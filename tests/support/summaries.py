@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from badcjobs.model import Reading
-from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.summary import Finding
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import (
+from rooms.model import Reading
+from rooms.report import PROBLEM, WARNING, Finding
+from rooms.store import (
     AlertFacts,
     Completeness,
     CostFacts,
@@ -17,6 +15,7 @@ from badcjobs.store.read_model import (
     GapFacts,
     JobFacts,
     MetricFacts,
+    StateTime,
     TaskFacts,
 )
 

@@ -17,9 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.task_files import START_MS
-
-from badcjobs.model import (
+from rooms.model import (
     Allocation,
     ArrayShape,
     Chunk,
@@ -32,12 +30,10 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.run_toml import FrozenRun
-from badcjobs.store.atomic_write import move_into_place, prepare_seal
-from badcjobs.store.publish import join_files
-from badcjobs.store.schema import TABLES, columns_of
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.recorder import TelemetryWriter
+from rooms.root import FrozenRun
+from rooms.store import TABLES, TaskWriter, columns_of, join_files, move_into_place, prepare_seal
+from rooms.telemetry import TelemetryWriter
+from support.task_files import START_MS
 
 JOB_ID = "4821"
 DEVICES, CHUNKS, NODES = 4, 100, 44

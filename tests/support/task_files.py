@@ -9,10 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from badcjobs.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
-from badcjobs.store.publish import publish
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.recorder import TelemetryWriter
+from rooms.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
+from rooms.store import TaskWriter, publish
+from rooms.telemetry import TelemetryWriter
 
 START_MS = 1_800_000_000_000
 LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")
@@ -118,8 +117,8 @@ class TaskFile:
 
 def make_job(folder: Path) -> Path:
     """Write two tasks (a done, b failed, c pending; d and e done) into a run folder, merge them, return job.sqlite."""
-    from badcjobs.clock import SystemClock
-    from badcjobs.store.merge import MergeOrder, merge
+    from rooms.root import SystemClock
+    from rooms.store import MergeOrder, merge
 
     first = {"a": "done", "b": "failed", "c": "pending"}
     TaskFile(folder, index=0, states=first, verdict="stopped").write()

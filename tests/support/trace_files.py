@@ -10,24 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from rooms.model import AlertLimits, Allocation, Chunk, ChunkResult, Device, HostReading, Reading, TaskKey, UsageReading
+from rooms.store import TaskWriter, publish
+from rooms.telemetry import AlertBook, Followed, TelemetryWriter
 from support.task_files import START_MS
 from support.trace_task import GIB, TICK_S, Attempt, Play, Story
-
-from badcjobs.model import (
-    AlertLimits,
-    Allocation,
-    Chunk,
-    ChunkResult,
-    Device,
-    HostReading,
-    Reading,
-    TaskKey,
-    UsageReading,
-)
-from badcjobs.store.publish import publish
-from badcjobs.store.task_writer import TaskWriter
-from badcjobs.telemetry.alerts import AlertBook
-from badcjobs.telemetry.recorder import Followed, TelemetryWriter
 
 _ERRORS = {
     "out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",

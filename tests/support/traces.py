@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rooms.report import Finding, find, summarize
+from rooms.root import SystemClock
+from rooms.store import MergeOrder, merge, read_job
 from support.task_files import START_MS
 from support.trace_files import IN_MEMORY, TraceWriter
 from support.trace_task import H200, MIG, RTX4000, V100, Story
-
-from badcjobs.clock import SystemClock
-from badcjobs.report.job import find
-from badcjobs.report.summary import Finding, summarize
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.read_job import read_job
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,203 @@
+"""/metrics of a run that goes on: the same names, labels and values as in the file of a report."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rooms.live import LiveSource, open_machine_view, open_run, open_run_view
+from rooms.model import StandIn, Submitted
+from rooms.report import METRIC_BY_NAME, METRICS, SERVED, TEXTFILE, job_samples, prometheus_text, summarize_database
+from rooms.root import Clock, SystemClock
+from rooms.store import MergeOrder, Record, merge, write_record
+from support.hand_clock import HandClock
+from support.task_files import START_MS, TaskFile
+
+OF_A_READING = {m.name for m in METRICS if m.of in ("reading", "host")}
+
+
+def series(text: str) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def names(found: dict[str, float]) -> set[str]:
+    return {name.partition("{")[0] for name in found}
+
+
+def served(folder: Path, clock: Clock | None = None) -> dict[str, float]:
+    source = open_run(folder, clock or SystemClock())
+    return series(source.prometheus(source.look()))
+
+
+def reported(folder: Path, clock: Clock | None = None) -> dict[str, float]:
+    merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
+    summary = summarize_database(folder / "job.sqlite", now_ms=(clock or SystemClock()).now_ms())
+    return series(prometheus_text(job_samples(summary, folder.name)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Write a run of which one task has failed and was followed by another, one was stopped and one goes on."""
+    folder = tmp_path / "july"
+    manifest = tmp_path / "manifest.csv"
+    rows = "".join(f"rec,{name},{name}.wav,0,30000\n" for name in "abcdefgh")
+    manifest.write_text(f"recording_id,chunk_id,source_path,start_ms,end_ms\n{rows}")
+    TaskFile(folder, index=0, states={"a": "done", "b": "failed"}, verdict="failed", gaps=[(1000, 3000, "x")]).write()
+    TaskFile(folder, index=1, states={"c": "done", "d": "pending"}, verdict="stopped", devices=2).write()
+    now_ms = SystemClock().now_ms()
+    states = {"e": "done", "f": "done", "g": "pending", "h": "pending"}
+    goes_on = TaskFile(folder, index=2, states=states, ended_at_ms=None, samples=30, started_at_ms=now_ms - 30_000,
+                       chunk_ended_at_ms=now_ms - 2_000).write()  # fmt: skip
+    with closing(sqlite3.connect(goes_on)) as db, db:
+        for ended_at_ms in (None, now_ms):
+            db.execute(
+                "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, ?, 90, 83, 'hot' FROM device",
+                (START_MS, ended_at_ms),
+            )
+    (folder / "run.toml").write_text(f'[run]\nsource = ["{manifest}"]\n[array]\nfirst = 0\nstep = 1\ncount = 3\n')
+    return folder
+
+
+@pytest.mark.parametrize("hours_later", [0, 1])
+def test_what_both_tell_is_the_same_in_both(run: Path, hours_later: int) -> None:
+    clock = HandClock(SystemClock().now_ms() + hours_later * 3_600_000)
+    live, file = served(run, clock), reported(run, clock)
+    known = {name: value for name, value in file.items() if name.partition("{")[0] not in OF_A_READING}
+    known = {name: value for name, value in known.items() if METRIC_BY_NAME[name.partition("{")[0]].where != TEXTFILE}
+    assert len(known) > 80
+    differing = {
+        name: (live.get(name), value) for name, value in known.items() if live.get(name) != pytest.approx(value)
+    }
+    assert differing == {}
+
+
+def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run: Path) -> None:
+    first = 'badcjobs_%s{run="july"}'
+    of_source, pending = first % "source_rows", 'badcjobs_chunks{run="july",state="pending"}'
+    with (run.parent / "manifest.csv").open("a") as manifest:
+        manifest.writelines(f"rec,{name},{name}.wav,0,30000\n" for name in "ijkl")
+    job = Submitted("4821", None, (0, 1, 2, 3))
+    write_record(run, Record("slurm", job, (), chunks=12, submitted_at_ms=START_MS))
+    for told in (served(run), reported(run)):
+        assert (told[of_source], told[pending]) == (12, 3)
+    assert served(run)[first % "audio_left_seconds"] == pytest.approx(reported(run)[first % "audio_left_seconds"])
+
+
+def test_a_task_that_went_silent_has_no_end_no_open_alerts_and_no_readings(run: Path) -> None:
+    now, later = SystemClock(), HandClock(SystemClock().now_ms() + 600_000)
+    told = 'badcjobs_tasks{run="july",verdict="%s"}'
+    alerts = 'badcjobs_alerts_%s{run="july",kind="thermal",severity="warning"}'
+    for tell in (served, reported):
+        before, after = tell(run, now), tell(run, later)
+        assert (before[told % "running"], before.get(told % "silent")) == (1, None)
+        assert (after.get(told % "running"), after[told % "silent"]) == (None, 1)
+        assert "badcjobs_predicted_end_timestamp_seconds" in names(before)
+        assert "badcjobs_predicted_end_timestamp_seconds" not in names(after)
+        assert (before[alerts % "open"], after[alerts % "open"], after[alerts % "total"]) == (1, 0, 2)
+    assert not names(served(run, later)) & {name for name in OF_A_READING if "host" in name}
+    assert open_run_view(run, later).look().alerts == () != open_run_view(run, now).look().alerts
+
+
+def test_readings_are_those_of_devices_whose_task_goes_on(run: Path) -> None:
+    live, file = served(run), reported(run)
+    readings = {name: value for name, value in live.items() if name.partition("{")[0] in OF_A_READING}
+    assert all("4821_2" in name for name in readings)
+    both = {name: value for name, value in readings.items() if "host" not in name}
+    assert both == {name: pytest.approx(file[name]) for name in both}
+    assert live['badcjobs_host_memory_used_bytes{task="4821_2.r0.gpu1"}'] == 4 * 2**30
+
+
+def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
+    live, file = names(served(run)), names(reported(run))
+    # What these devices never said: no device of this run has a temperature, a clock, or was ever slowed down.
+    silent = {m.name for m in METRICS} - live - file
+    assert silent == {
+        "badcjobs_gpu_busy_percent", "badcjobs_gpu_memory_utilization_percent", "badcjobs_gpu_memory_used_bytes",
+        "badcjobs_gpu_temperature_celsius", "badcjobs_gpu_sm_clock_hertz", "badcjobs_gpu_memory_clock_hertz",
+        "badcjobs_gpu_throttled_samples_total",
+    }  # fmt: skip
+    for metric in METRICS:
+        if metric.name not in silent:
+            assert (metric.name in live) == (metric.where != TEXTFILE), metric.name
+            assert (metric.name in file) == (metric.where != SERVED), metric.name
+
+
+def test_what_the_source_has_is_left_out_where_parts_of_it_are_in_no_task(tmp_path: Path) -> None:
+    TaskFile(tmp_path, states={"a": "done", "b": "done"}, shard=(0, 8), job_id="local1").write()
+    told = names(served(tmp_path))
+    assert not told & {"badcjobs_source_rows", "badcjobs_complete", "badcjobs_audio_left_seconds"}
+    TaskFile(tmp_path, states={"a": "done", "b": "pending"}, shard=(1, 8), job_id="local2", verdict="stopped").write()
+    assert [value for name, value in served(tmp_path).items() if name.startswith("badcjobs_complete")] == [0]
+
+
+def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path: Path) -> None:
+    def seconds_left(folder: Path, parts: int) -> float:
+        now_ms = SystemClock().now_ms()
+        states = {"a": "done", "b": "done", "c": "pending"}
+        times = {"started_at_ms": now_ms - 30_000, "chunk_ended_at_ms": now_ms - 1000, "ended_at_ms": None}
+        TaskFile(folder, states=states, shard=(0, parts), samples=30, **times).write()  # type: ignore[arg-type]
+        (left,) = (value for name, value in served(folder).items() if name.startswith("badcjobs_left_gpu_seconds"))
+        return left
+
+    whole = seconds_left(tmp_path / "one", 1)
+    assert seconds_left(tmp_path / "part", 4) == pytest.approx(10 * whole, rel=0.01)  # 10 of 12 chunks, not 1 of 3
+
+
+def test_no_link_is_followed_out_of_a_run_that_others_may_see(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    secret = TaskFile(other, index=7, job_id="666", states={"z": "done"}).write()
+    (other / "submitted.json").write_text("{}")
+    link, inside = run / "tasks" / secret.name, run / "tasks" / "4821_9.r0.gpu1.sqlite"
+    link.symlink_to(secret)
+    TaskFile(run / "kept", index=9, states={"k": "done"}).write().rename(run / inside.name)
+    inside.symlink_to(run / inside.name)
+    (run / "submitted.json").symlink_to(other / "submitted.json")
+    (run / "job.sqlite").symlink_to(secret)
+    source = open_run(run, SystemClock())
+    look = source.look()
+    assert {item.document["label"] for item in look.tasks.values()} == {"4821_0", "4821_1", "4821_2", "4821_9"}
+    assert "666_7" not in source.prometheus(look)
+    named = ("666_7.r0.gpu1.sqlite", "job.sqlite", "submitted.json")
+    assert look.snapshot.remarks == tuple(
+        f"{n} is a link to a place outside the run folder: not followed" for n in named
+    )
+    assert "666_7" in [task.label for task in open_run_view(run, SystemClock()).look().tasks]  # in one's own terminal
+
+
+def test_a_tasks_folder_that_is_a_link_out_of_the_run_is_not_looked_into(run: Path, tmp_path: Path) -> None:
+    (run / "tasks").rename(tmp_path / "elsewhere")
+    (run / "tasks").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "4821_2.r0.gpu1.log").write_text("none of your business")
+    source = open_run(run, SystemClock())
+    look = source.look()
+    assert {item.document["state"] for item in look.tasks.values()} == {"waiting"}
+    assert look.snapshot.remarks == ("tasks is a link to a place outside the run folder: not followed",)
+    assert source.log_end("4821_2.r0.gpu1", 9) is None
+    (tmp_path / "june").symlink_to(run)
+    (run / "tasks").unlink()
+    (tmp_path / "elsewhere").rename(run / "tasks")
+    by_link = open_run(tmp_path / "june", SystemClock())  # the run itself may be named by a link
+    assert len(by_link.look().tasks) == 3
+    assert by_link.log_end("4821_2.r0.gpu1", 9) == (["none of your business"], True)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again_and_one_that_broke_still_counts(run: Path) -> None:
+    source = open_run(run, SystemClock())
+    first = series(source.prometheus(source.look()))
+    path = sorted((run / "tasks").glob("*_1.*.sqlite"))[0]
+    path.write_bytes(path.read_bytes()[:3000])
+    again = series(source.prometheus(source.look()))
+    energy = 'badcjobs_energy_joules_total{run="july"}'
+    assert again[energy] == first[energy] > 0
+
+
+def test_a_machine_tells_readings_alone() -> None:
+    view = open_machine_view({}, SystemClock(), StandIn(simulate=1), hostname="node1")
+    source = LiveSource(view)
+    told = names(series(source.prometheus(source.look())))
+    view.close()
+    assert told <= OF_A_READING | {"badcjobs_info"}
+    assert "badcjobs_gpu_power_watts" in told

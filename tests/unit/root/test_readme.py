@@ -1,0 +1,59 @@
+"""The README: its length, pictures, links, commands and its picture of the rooms."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from rooms.cli import app
+from test_architecture import HOUSE
+
+import badcjobs
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PICTURES = ROOT / "badcjobs" / "guide" / "pictures"
+
+
+def test_it_has_at_most_900_words() -> None:
+    assert len(TEXT.split()) <= 900
+
+
+def test_every_picture_is_light_and_dark_small_and_used() -> None:
+    used = re.findall(r"badcjobs/guide/pictures/([\w-]+\.png)", TEXT)
+    expected = {f"{name}-{shade}.png" for name in ("timeline", "live", "terminal") for shade in ("light", "dark")}
+    assert set(used) == expected == {path.name for path in PICTURES.iterdir()}
+    assert max(path.stat().st_size for path in PICTURES.iterdir()) < 300_000
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!http)([^)]+)\)", text)
+    files = re.findall(r"\b((?:tests|badcjobs)/[\w./-]+)", text)
+    assert not [name for name in links + files if not (ROOT / name).exists()]
+    assert links and files
+
+
+def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep() -> None:
+    picture = TEXT[TEXT.index("    cli/") :]
+    drawn = [tuple(re.findall(r"^(\w+)/|  (\w+)/", line.strip())) for line in picture.splitlines() if "/  " in line]
+    rooms = [tuple(first or second for first, second in line) for line in drawn]
+    assert rooms == [line for line in HOUSE if line[0] not in ("run_toml", "seams", "model")]
+
+
+def test_the_script_and_the_commands_have_options_that_exist() -> None:
+    calls = re.findall(r"^(?:exec )?badcjobs (\w+) (.*)$", TEXT, re.MULTILINE)
+    calls += re.findall(r"`badcjobs (\w+)([^`]*)`", TEXT)
+    assert {"run", "serve", "monitor", "merge"} <= {name for name, _ in calls}
+    group = typer.main.get_command(app)
+    for name, rest in calls:
+        known = {option for parameter in group.get_command(None, name).params for option in parameter.opts}
+        assert set(re.findall(r"--[\w-]+", rest)) <= known, (name, rest)
+
+
+def test_the_citation_and_the_changelog_name_this_version() -> None:
+    assert f"\nversion: {badcjobs.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {badcjobs.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

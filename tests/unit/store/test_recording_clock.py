@@ -1,0 +1,181 @@
+"""What was heard, on the recording's own clock and each sound once: the view against the rule in Python."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rooms.model import Detection
+from rooms.store import JOB_TABLES, ORDERED_BY, VIEWS, create_indexes, ddl_script
+from rooms.workers import Stretch, join_detections
+
+Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
+every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
+    view = next(view for view in VIEWS if view.name == "recording_detection")
+    db.execute(f"CREATE VIEW {view.name} AS {view.select()}")
+    create_indexes(db, ("detection_by_chunk",))
+    yield db
+    db.close()
+
+
+@pytest.fixture
+def db(empty: sqlite3.Connection) -> sqlite3.Connection:
+    clear(empty)
+    return empty
+
+
+def clear(db: sqlite3.Connection) -> None:
+    for table in ("detection", "chunk", "recording"):
+        db.execute(f"DELETE FROM {table}")
+
+
+def add(
+    db: sqlite3.Connection, heard: Heard, recording: str = "rec", status: str = "done", end_known: bool = True
+) -> None:
+    """Write chunks of a recording as merge leaves them, and what was heard in them."""
+    for number, (stretch, found) in enumerate(heard):
+        start_ms, end_ms = round(stretch[0] * 1000), round(stretch[1] * 1000)
+        chunk = f"c{number:03d}"
+        db.execute(
+            """INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
+                                  status, attempts) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)""",
+            (recording, chunk, start_ms, end_ms if end_known else None, (end_ms - start_ms) / 1000, status),
+        )
+        rows = [(1, recording, chunk, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in found]
+        db.executemany("INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def on_its_clock(db: sqlite3.Connection, recording: str = "rec") -> list[Detection]:
+    rows = db.execute(
+        """SELECT start_ms, end_ms, label, score, label_name FROM recording_detection WHERE recording_id = ?
+           ORDER BY start_ms, end_ms, label""",
+        (recording,),
+    )
+    return [Detection(*row) for row in rows]
+
+
+def in_order(found: Sequence[Detection]) -> list[Detection]:
+    def key(d: Detection) -> tuple[object, ...]:
+        return (d.start_ms, d.end_ms, d.label, -1.0 if d.score is None else d.score, d.label_name or "")
+
+    return sorted(found, key=key)
+
+
+# --- the same rule ----------------------------------------------------------------------------------------------------
+
+tenths = st.integers(0, 119)
+scores = st.one_of(st.none(), st.sampled_from([0.1, 0.5, 0.9]))
+detections = st.builds(
+    lambda start, length, label, score: Detection(start * 100, (start + length) * 100, label, score, f"{score}"),
+    tenths, st.integers(0, 40), st.sampled_from(["ROPT", "RUGR"]), scores,
+)  # fmt: skip
+found_in_one = st.lists(detections, max_size=8).map(lambda found: sorted(found, key=lambda d: (d.start_ms, d.end_ms)))
+
+
+@given(found_in_one, found_in_one, st.integers(1, 60))
+@every_example_alone
+def test_two_neighbours_are_joined_as_two_pieces_are(
+    empty: sqlite3.Connection, first: list[Detection], second: list[Detection], overlap: int
+) -> None:
+    """Whatever was heard, near the joint or not, several times or once."""
+    clear(empty)
+    heard = [((0, 12), first), ((12 - overlap / 10, 24), second)]
+    add(empty, heard)
+    assert in_order(on_its_clock(empty)) == in_order(join_detections(heard))
+
+
+calls = st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 300)), max_size=12)
+
+
+@given(calls, st.integers(3, 6), st.integers(1, 30))
+@every_example_alone
+def test_a_sound_that_goes_on_through_several_chunks_is_one(
+    empty: sqlite3.Connection, sounds: list[tuple[int, int]], chunks: int, overlap: int
+) -> None:
+    """Take calls of tenths of a second, grown together where they touch, as a detector would report them."""
+    clear(empty)
+    step = 200
+    stretches = [(n * step, (n + 1) * step + overlap) for n in range(chunks)]
+    loud = {t for start, length in sounds for t in range(start, start + length) if t < stretches[-1][1]}
+
+    def detect(first: int, last: int) -> list[Detection]:
+        found: list[Detection] = []
+        for tenth in sorted(t for t in loud if first <= t < last):
+            start_ms = (tenth - first) * 100
+            if found and found[-1].end_ms == start_ms:
+                found[-1] = Detection(found[-1].start_ms, start_ms + 100, "LOUD", 1.0)
+            else:
+                found.append(Detection(start_ms, start_ms + 100, "LOUD", 1.0))
+        return found
+
+    heard = [((first / 10, last / 10), detect(first, last)) for first, last in stretches]
+    add(empty, heard)
+    assert on_its_clock(empty) == detect(0, stretches[-1][1]) == list(join_detections(heard))
+
+
+# --- when nothing is shared -------------------------------------------------------------------------------------------
+
+ROPT = Detection(1000, 4000, "ROPT", 0.9)
+
+
+def test_times_count_from_the_start_of_the_recording(db: sqlite3.Connection) -> None:
+    add(db, [((0, 30), [ROPT]), ((30, 60), [ROPT])])
+    assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(1000, 4000), (31_000, 34_000)]
+
+
+def test_next_to_a_chunk_that_failed_nothing_is_left_to_it(db: sqlite3.Connection) -> None:
+    add(db, [((0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])])
+    db.execute("UPDATE chunk SET chunk_id = 'first'")
+    db.execute("UPDATE detection SET chunk_id = 'first'")
+    add(db, [((20, 50), [])], status="failed")
+    assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(26_000, 29_500)]
+
+
+def test_a_chunk_within_another_takes_nothing_from_it(db: sqlite3.Connection) -> None:
+    """The same stretch in two files: of two channels, or cut in two ways."""
+    late = Detection(50_000, 52_000, "ROPT", 0.9)
+    add(db, [((0, 60), [ROPT, late]), ((10, 20), [ROPT]), ((55, 90), [ROPT])])
+    starts = [d.start_ms for d in on_its_clock(db)]
+    assert starts == [1000, 11_000, 50_000, 56_000]
+
+
+def test_chunks_of_one_name_in_two_recordings_are_no_neighbours(db: sqlite3.Connection) -> None:
+    add(db, [((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], "a")
+    add(db, [((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], "b")
+    assert [len(on_its_clock(db, recording)) for recording in ("a", "b")] == [1, 1]
+
+
+def test_an_end_that_only_the_engine_knew_counts(db: sqlite3.Connection) -> None:
+    twice = [
+        ((0, 30), [Detection(26_000, 28_000, "ROPT", 0.9)]),
+        ((24, 54), [Detection(2000, 4000, "ROPT", 0.8)]),
+    ]
+    add(db, twice, end_known=False)
+    assert on_its_clock(db) == [Detection(26_000, 28_000, "ROPT", 0.9)]
+
+
+def test_the_recording_says_where_and_when_by_the_task_that_heard_it(db: sqlite3.Connection) -> None:
+    add(db, [((0, 30), [ROPT])])
+    names = "(task_id, recording_id, source_path, study_area, location, recorded_at)"
+    db.execute(f"INSERT INTO recording {names} VALUES (1, 'rec', 'x', 'Gameti', 'G1', '2022-05-01T06:00:00')")
+    db.execute(f"INSERT INTO recording {names} VALUES (2, 'rec', 'x', 'elsewhere', 'E1', NULL)")
+    found = db.execute("SELECT study_area, location, recorded_at, start_ms FROM recording_detection").fetchall()
+    assert found == [("Gameti", "G1", "2022-05-01T06:00:00", 1000)]
+
+
+def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db: sqlite3.Connection) -> None:
+    """With 100,000 chunks that would be minutes instead of seconds."""
+    plan = [str(row[3]) for row in db.execute("EXPLAIN QUERY PLAN SELECT * FROM recording_detection")]
+    for alias in ("d", "r", "l", "e", "t"):
+        steps = [step for step in plan if step.split(" ")[1:2] == [alias] or step.startswith(f"SCAN {alias} ")]
+        assert steps, alias
+        assert all(step.startswith("SEARCH ") for step in steps), steps
