@@ -1,21 +1,17 @@
 """What the live view costs: ``badcjobs monitor`` at a terminal, over a run whose tasks publish all the time.
 
-    python tests/bench/monitor.py --tasks 100 --seconds 60
+    python tests/bench/monitor.py            100 tasks for a minute
+    python tests/bench/monitor.py --small    for ten seconds
 
-Prints one JSON document: seconds to the first lines and to all of them; the share of a core afterwards (processor time
-of the process over time on the wall: median of stretches of a few seconds, and mean); bytes per second that went to the
-terminal; milliseconds of one look when nothing has changed.
+The share of a core is the processor time over the time on the wall: the median of stretches of a few seconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,8 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rooms.live import open_run_view
 from rooms.root import SystemClock
 from support.live_run import write_live_run
+from support.measured import Promises, main
 from support.terminal import Terminal
 
+TASKS, PUBLISH_EVERY_S = 100, 30.0
 _STRETCH_S = 2.5  # a refresh, sometimes two
 
 
@@ -52,39 +50,26 @@ def share_of_a_core(process: psutil.Process, terminal: Terminal, seconds: float)
     return (after.user + after.system - before.user - before.system) / wall_s
 
 
-def watch(folder: Path, seconds: float, columns: int, lines: int) -> dict[str, float]:
-    """Return what a monitor of this folder costs."""
+def watch(folder: Path, promises: Promises, seconds: float) -> None:
+    """Measure a monitor of this folder."""
     started_s = time.monotonic()
-    terminal = Terminal(
-        [sys.executable, "-m", "badcjobs", "monitor", str(folder)],
-        dict(os.environ),
-        folder,
-        columns=columns,
-        lines=lines,
-    )
+    command = [sys.executable, "-m", "badcjobs", "monitor", str(folder)]
+    terminal = Terminal(command, dict(os.environ), folder, columns=120, lines=40)
     try:
         terminal.wait_for(lambda text: "4821_" in text, "the first tasks", timeout_s=120)
-        first_s = time.monotonic() - started_s
+        promises.just("until the first tasks are shown", time.monotonic() - started_s, "s")
         terminal.wait_for(lambda text: "still to be read" not in text, "all tasks", timeout_s=300)
-        all_s = time.monotonic() - started_s
+        promises.just("until all are", time.monotonic() - started_s, "s")
         process = psutil.Process(terminal.process.pid)
-        sent, at_s = len(terminal.raw), time.monotonic()
-        shares = []
+        at_s, shares = time.monotonic(), []
         while time.monotonic() < at_s + seconds:
             shares.append(share_of_a_core(process, terminal, min(_STRETCH_S, seconds)))
-        wall_s, memory = time.monotonic() - at_s, process.memory_info().rss
+        promises.at_most("share of a core", 100 * statistics.median(shares), 3, "%", is_time=False)
+        promises.at_most("memory", process.memory_info().rss / 2**20, 100, "MiB", is_time=False)
         terminal.type("q")
         assert terminal.end() == 0
     finally:
         terminal.close()
-    return {
-        "first_tasks_s": round(first_s, 2),
-        "all_tasks_s": round(all_s, 2),
-        "core_percent": round(100 * statistics.median(shares), 2),
-        "core_mean_percent": round(100 * statistics.mean(shares), 2),
-        "terminal_bytes_per_s": round((len(terminal.raw) - sent) / wall_s),
-        "memory_mib": round(memory / 2**20),
-    }
 
 
 def idle_look_ms(folder: Path) -> float:
@@ -94,30 +79,23 @@ def idle_look_ms(folder: Path) -> float:
     before_s = time.process_time()
     for _ in range(10):
         view.look()
-    return round((time.process_time() - before_s) * 100, 2)
+    return (time.process_time() - before_s) * 100
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--publish-every", type=float, default=30.0, help="of each task")
-    parser.add_argument("--columns", type=int, default=120)
-    parser.add_argument("--lines", type=int, default=40)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        files = write_live_run(folder, given.tasks, now_ms=SystemClock().now_ms())
-        over = threading.Event()
-        publisher = threading.Thread(target=publish_again_and_again, args=(files, given.publish_every, over))
-        publisher.start()
-        try:
-            costs = watch(folder, given.seconds, given.columns, given.lines)
-        finally:
-            over.set()
-            publisher.join()
-        print(json.dumps({"tasks": given.tasks, **costs, "idle_look_ms": idle_look_ms(folder)}, indent=2))
+def bench(folder: Path, promises: Promises, small: bool) -> None:
+    """Watch a run of a hundred tasks, each of which publishes every half minute."""
+    print(f"monitor: {TASKS} tasks that publish every {PUBLISH_EVERY_S:g} s")
+    files = write_live_run(folder / "run", TASKS, now_ms=SystemClock().now_ms())
+    over = threading.Event()
+    publisher = threading.Thread(target=publish_again_and_again, args=(files, PUBLISH_EVERY_S, over))
+    publisher.start()
+    try:
+        watch(folder / "run", promises, 10 if small else 60)
+    finally:
+        over.set()
+        publisher.join()
+    promises.at_most("one look when nothing has changed", idle_look_ms(folder / "run"), 20, "ms", is_time=False)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, bench)
