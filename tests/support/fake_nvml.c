@@ -14,7 +14,8 @@
  *   FAKE_NVML_FAILING=CALLS        these answer Unknown Error
  *   FAKE_NVML_ANSWERING=CALLS      these answer a code of NVML: "power:1=25"
  *   FAKE_NVML_BLANK=CALLS          these answer NVML's "no value": a number of all ones (GPM: not a number)
- *   FAKE_NVML_SLOW=CALLS           these take their time, in ms: "energy=20,power:1=3"
+ *   FAKE_NVML_SLOW=CALLS           these take their time, in ms: "energy=20,power:1=3"; by fake_nvml_took_s() alone if
+ *                                  NOW_S is set
  *   FAKE_NVML_NOW_S=12.5           what time it is in the library; unset: seconds since boot
  *   FAKE_NVML_WORKED_S=3.2         for how long every device has worked until now; unset: (50+i) % of the time
  *   FAKE_NVML_PROCESSES=0:4711:512:30+50:cg,1:99:-:-
@@ -57,6 +58,7 @@ typedef struct device *device_t;
 static struct device cards[MOST_DEVICES], slices[MOST_DEVICES][MOST_SLICES];
 static struct { char name[32]; unsigned calls[MOST_DEVICES]; } counters[MOST_NAMES];
 static int users, live_samples, live_sets;
+static double took_s;
 static unsigned long long last_seen[MOST_DEVICES];
 static char xids_told[256]; /* the list of Xids that is being told */
 static unsigned xids_taken;
@@ -139,6 +141,7 @@ unsigned fake_nvml_calls(const char *name, unsigned index) {
 /* For tests: what has been allocated and not freed, and since when samples of processes were asked for. */
 int fake_nvml_live_samples(void) { return live_samples; }
 int fake_nvml_live_sets(void) { return live_sets; }
+double fake_nvml_took_s(void) { return took_s; }
 unsigned long long fake_nvml_last_seen(unsigned index) { return last_seen[index]; }
 
 /* Slices do not answer these, nor do cards in MIG mode answer the first two. */
@@ -158,7 +161,10 @@ static int trouble(const char *name, device_t device) {
     if (!users) return UNINITIALIZED;
     if (!device) return BAD_ARGUMENT;
     count_call(name, device->index);
-    if ((slow_ms = listed("FAKE_NVML_SLOW", name, device))) usleep((useconds_t)(1000 * atof(slow_ms)));
+    if ((slow_ms = listed("FAKE_NVML_SLOW", name, device))) {
+        took_s += atof(slow_ms) / 1000;
+        if (!getenv("FAKE_NVML_NOW_S")) usleep((useconds_t)(1000 * atof(slow_ms)));
+    }
     if (is_lost(device->index)) return LOST;
     if ((code = listed("FAKE_NVML_ANSWERING", name, device))) return atoi(code);
     if (refused_under_mig(name, device) || listed("FAKE_NVML_UNSUPPORTED", name, device)) return NOT_SUPPORTED;

@@ -12,17 +12,17 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
 import pynvml
 import pytest
+from rooms.devices import NvmlReader
+from rooms.model import Reading
 from support.hand_clock import HandClock
 from support.needs import missing
 
-from badcjobs.devices import nvml_device
-from badcjobs.devices.nvml import NvmlReader
-from badcjobs.model import Reading
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -64,9 +64,11 @@ class FakeNvml:
         # The binding keeps the first library it loads; a test must neither meet that one nor leave ours behind.
         monkeypatch.setattr(pynvml, "nvmlLib", self._library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        if "slow" not in settings:  # then nobody takes long but a busy machine, and that is no reason to ask less often
-            monkeypatch.setattr(nvml_device, "_EXPENSIVE_S", 1.0)
-        self.set(devices=devices, **settings)
+        # A call takes as long as it is told to, however busy this machine is.
+        self._library.fake_nvml_took_s.restype = ctypes.c_double
+        monkeypatch.setattr(time, "perf_counter", self._library.fake_nvml_took_s)
+        earlier = [name.removeprefix("FAKE_NVML_").lower() for name in os.environ if name.startswith("FAKE_NVML_")]
+        self.set(**{**dict.fromkeys(earlier), "devices": devices, **settings})
 
     def set(self, **settings: object) -> None:
         """Change how the library behaves from the next call on; None takes a setting away."""

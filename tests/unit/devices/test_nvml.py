@@ -1,0 +1,473 @@
+"""The NVML reader, with the real binding on a stand-in library: stories of devices, their readings as pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pynvml
+import pytest
+from rooms.devices import resolve_devices
+from rooms.model import METRICS, InventoryDevice, ProcessReading, Reading
+from rooms.root import DeviceUnreadable, ReaderUnavailable
+from support.fake_nvml import NvmlBench, fake_nvml_environ, fake_slice_uuid, fake_uuid
+from support.pages import Pages
+
+OpenBench = Callable[..., NvmlBench]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
+    opened: list[NvmlBench] = []
+
+    def open_it(devices: int = 2, **settings: object) -> NvmlBench:
+        opened.append(NvmlBench(monkeypatch, devices, **settings))
+        return opened[-1]
+
+    yield open_it
+    for one in opened:
+        one.reader.close()
+
+
+# --- stories ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """After some seconds, in a part of which every device works, settings change and a device is read."""
+
+    seconds: float = 5
+    worked_s: float = 0
+    last: bool = False  # force a full reading, as at the end of a run
+    device: str = "0"  # "1.0": a slice
+    changes: dict[str, object] = field(default_factory=dict)
+
+
+def step(seconds: float = 5, worked_s: float = 0, *, last: bool = False, device: str = "0", **changes: object) -> Step:
+    return Step(seconds, worked_s, last, device, changes)
+
+
+@dataclass(frozen=True)
+class Story:
+    settings: dict[str, object]
+    steps: Sequence[Step]
+    asked: str = ""  # the calls to count in the end, on device 0 (1 for slices)
+
+
+def story(*steps: Step, asked: str = "", **settings: object) -> Story:
+    return Story(settings, steps, asked)
+
+
+NO_GPM = {"unsupported": "gpm"}
+HOT = "utilization,memory,memory_v2,temperature,temperature_v,power,clock,throttle,throttle_old"
+WARM = "energy fan encoder decoder ecc processes graphics process_utilization"
+BUSY_SOURCES = {
+    "a healthy card": story(
+        step(0), step(5, 2), *[step(1, 1)] * 5, step(5, 0.25),
+        asked=f"{WARM} fields gpm gpm_sample power utilization",
+    ),
+    "a card of its own": story(step(0, device="1"), step(5, 5, device="1")),
+    "windows are back to back, late or a little early": story(step(0), step(7, 3.5), step(60, 6), step(4.95, 0.99)),
+    "a window that fails is covered by the next one, and processes or utilization step in": story(
+        step(0), step(5, 5, failing="gpm_sample"), step(5, 0, failing=None), step(5, 5, failing="gpm_metrics"),
+        step(5, 0, failing=None), asked="gpm gpm_sample",
+    ),
+    "a GPM metric that the card lacks": story(step(0), step(5, 5), unsupported="gpm_occupancy"),
+    "GPM values that are no numbers": story(step(0), step(5, 5), blank="gpm_metrics"),
+    "a window that overshoots a little is full, and a longer one is an error": story(
+        step(0), step(5, 5.02), step(5, 5.06), step(5, 6.5), step(5, 5), blank="utilization",
+        unsupported="process_utilization", processes="0:7:1:-",
+    ),
+    "no GPM": story(step(0), step(1), step(5), asked="gpm", **NO_GPM),
+    "GPM is absent": story(step(0), step(5), asked="gpm", absent="gpm"),
+    "GPM is forbidden": story(step(0), step(5), asked="gpm", forbidden="gpm"),
+    "GPM is taken away": story(step(0), step(5, 5, forbidden="gpm_sample"), step(5), asked="gpm gpm_sample"),
+    "GPM fails at first": story(step(0, failing="gpm"), step(5, failing=None), step(5, 1), asked="gpm"),
+    "a lost device begins a new window and a new list": story(
+        step(0), step(1, 1, lost=0), step(1, lost=None), step(5, 1), processes="0:7:1:20", asked="utilization",
+    ),
+    "the sum of all processes, each by its mean": story(
+        step(0), step(5), step(5, processes="0:1:100:70,0:2:100:60"), step(5, processes="0:1:100:4,0:2:100:4294967295"),
+        **NO_GPM, processes="0:1:100:4,0:2:100:30+50",
+    ),
+    "an empty device was idle": story(step(0), step(5), **NO_GPM, blank="utilization"),
+    "an empty list does not make a busy device idle": story(step(0), step(5), **NO_GPM),
+    "processes without a share": story(step(0), step(5), **NO_GPM, processes="0:1:100:-"),
+    "only the utilization": story(
+        step(0), step(1), step(5), unsupported="gpm,process_utilization", processes="0:1:100:30",
+        asked="process_utilization",
+    ),
+    "no source at all": story(
+        step(0), step(5), unsupported="gpm,process_utilization,utilization,processes,processes_v2",
+    ),
+    "bytes of PCIe from counters, which may be reset": story(
+        step(0), step(8), step(5, now_s=1), step(5, now_s=6), step(1), **NO_GPM, asked="fields",
+    ),
+}  # fmt: skip
+
+PROCESSES = {
+    "none": story(step(0), step(5)),
+    "listed with memory and share, once each, every 5 s": story(
+        step(0), step(1), step(4), step(5), processes="0:4712:-:-,0:4711:512:30:cg,0:9:50:-:g,1:99:10:5",
+        asked="processes graphics",
+    ),
+    "one that has ended, and one with a size that cannot be": story(
+        step(0), step(5, processes="0:4711:-:30:x,0:8:-5:-"), processes="0:4711:512:30",
+    ),
+    "no graphics": story(step(0), step(5), processes="0:1:100:-", unsupported="graphics,graphics_v2"),
+    "graphics that fail": story(step(0), processes="0:1:100:-", failing="graphics,graphics_v2"),
+    "forbidden": story(step(0), step(5), forbidden="processes,processes_v2", asked="processes graphics"),
+}  # fmt: skip
+
+TROUBLE = {
+    "a healthy card": story(step(0)),
+    "every question stands alone": story(
+        step(0), step(5, unsupported=None, forbidden=None, failing=None, blank=None, absent=None),
+        unsupported="fan", forbidden="ecc", failing="encoder", blank="decoder", absent="energy", asked=WARM,
+    ),
+    "a refused call is never made again": story(
+        step(0), step(1), step(5, unsupported=None), unsupported="power", asked="power",
+    ),
+    "counters that do not answer": story(step(0), step(5), **NO_GPM, failing="fields", asked="fields"),
+    "counters that are refused": story(step(0), step(5), unsupported="gpm,pcie", asked="fields"),
+    "counters that the driver lacks": story(step(0), step(5), **NO_GPM, most_fields=197, asked="fields"),
+    "counters without a value": story(step(0), step(5), **NO_GPM, blank="pcie", asked="fields"),
+    "an old driver": story(
+        step(0), step(1), absent="memory_v2,throttle", asked="memory_v2 memory throttle throttle_old",
+    ),
+    "no value, in NVML's number": story(step(0), step(5), blank="memory_v2,power,energy,throttle,clock"),
+    "values that cannot be keep their first reason": story(
+        step(0, ecc=1e19, now_s=3e13), step(5, ecc=1.1e19, now_s=3.1e13), step(5, ecc=3, now_s=3.2e13, blank="energy"),
+    ),
+    "nothing answers": story(step(0), step(5, failing=None), failing=HOT),
+    "everything is refused": story(step(0), step(5, unsupported=None), unsupported=HOT, asked="power"),
+    "lost, back, and what it refused is remembered": story(
+        step(0), step(1, lost=0), step(1), step(1, lost=None), unsupported="fan,power", asked="power fan",
+    ),
+    "faults, each once": story(
+        step(0, xid="0:13"), step(1), step(4, xid="0:31,1:48,0:43"), step(5), step(1, xid="0:63"), step(1, last=True),
+        asked="wait",
+    ),
+    "a fault is the last word of a lost device": story(
+        step(0, device="1"), step(1, device="1", xid="1:79", lost=1), step(1, device="1"),
+        step(1, device="1", lost=None), step(5, device="1"),
+    ),
+    "more faults than are fetched at once": story(step(0), step(5, xid=",".join(["0:31"] * 18)), step(5)),
+    "faults that cannot be fetched": story(step(0), step(5), step(5, failing=None, xid="0:31"), failing="wait"),
+    "no events": story(step(0), step(5), xid="0:79", unsupported="events", asked="wait"),
+}  # fmt: skip
+
+COST = {
+    "the last reading leaves nothing out": story(step(0), step(1), step(1, 1, last=True), asked="energy"),
+    "but does not cut a window too short": story(step(0), step(5, 5), step(0.2, last=True), step(0.01, last=True)),
+    "an expensive counter is read less often": story(
+        *[step(5)] * 11, step(1, last=True), slow="energy=1.2", asked="energy encoder",
+    ),
+    "by the shorter of two calls": story(
+        step(0), step(5, slow="energy=9"), step(5, slow="energy=0.4"), step(5, slow="energy=9"), step(5), step(5),
+        asked="energy",
+    ),
+    "expensive windows last twice as long": story(
+        step(0), *[step(5, 2.5)] * 6, step(2, 1), step(1, 1, last=True), slow="gpm_metrics=2", asked="gpm_sample",
+    ),
+    "expensive shares of processes": story(
+        *[step(5, 1)] * 8, slow="process_utilization=2", processes="0:1:100:30", asked="process_utilization processes",
+    ),
+    "but not if they are the only source": story(
+        *[step(5)] * 4, slow="process_utilization=2", **NO_GPM, processes="0:1:100:30", asked="process_utilization",
+    ),
+}  # fmt: skip
+
+MIG = {"devices": 3, "mig": "1:2"}
+SLICES = {
+    "a slice": story(
+        step(0, device="1.0"), step(5, 2, device="1.0"), step(1, device="1.0"), **MIG,
+        asked="power temperature energy clock fan ecc fields mig_mode utilization gpm_sample",
+    ),
+    "its neighbour and its card": story(
+        step(0, device="1.1"), step(0, device="1"), **MIG, processes="1.0:77:20:-,1.1:88:10:-",
+    ),
+    "without GPM an empty slice was idle": story(step(0, device="1.0"), step(5, device="1.0"), **MIG, **NO_GPM),
+    "and a used one does not say": story(
+        step(0, device="1.0"), step(5, device="1.0"), **MIG, **NO_GPM, processes="1.0:88:10:-",
+    ),
+    "an invalid argument is a refusal": story(
+        step(0, device="1.0"), step(5, device="1.0"), **MIG, answering="encoder:1.0=2,utilization:1.0=2",
+        asked="encoder utilization",
+    ),
+    "lost with its card": story(
+        step(0, device="1.0"), step(1, device="1.0", lost=1), step(1, device="1.0", lost=None), **MIG,
+    ),
+    "its own faults and those of its card": story(
+        step(0, device="1.0"), step(0, device="1.1"), step(5, device="1.0", xid="1.1:31,1:48,0:13"),
+        step(0, device="1.1"), **MIG,
+    ),
+}  # fmt: skip
+
+
+def shown(reading: Reading) -> dict[str, str]:
+    """Return what a reading says, by metric."""
+    said = {}
+    for metric in METRICS:
+        value = getattr(reading, metric)
+        if value is not None:
+            number = f"{value:.6g}" if isinstance(value, float) else str(value)
+            said[metric] = number + (f" ({reading.sources[metric]})" if metric in reading.sources else "")
+        said[metric] = said.get(metric, "–") + (f" [{reading.missing[metric]}]" if metric in reading.missing else "")
+    for process in reading.processes or ():
+        said[f"process {process.pid}"] = f"{process.memory_used_bytes} bytes, {process.sm_percent} %"
+    said["processes"] = "–" if reading.processes is None else str(len(reading.processes))
+    said["processes"] += f" [{reading.missing['processes']}]" if "processes" in reading.missing else ""
+    return {**said, "faults": ", ".join(reading.faults) or "–"}
+
+
+def uuid_of(device: str) -> str:
+    card, _, slice_ = device.partition(".")
+    return fake_slice_uuid(int(card), int(slice_)) if slice_ else fake_uuid(int(card))
+
+
+def tell(one: NvmlBench, told: Story, usual: dict[str, str]) -> Iterator[str]:
+    """Return what every reading says, as the difference from the one before, and of the first from the usual one."""
+    before = dict(usual)
+    for now in told.steps:
+        one.move(now.seconds, now.worked_s)
+        one.stand_in.set(**now.changes)
+        if now.last:
+            one.reader.force_full_read()
+        try:
+            said = shown(one.reader.read(uuid_of(now.device)))
+        except DeviceUnreadable as error:
+            yield f"  +{now.seconds:g} s {now.device}: unreadable: {error}"
+            continue
+        names = [name for name in {**before, **said} if said.get(name, "–") != before.get(name, "–")]
+        changed = ", ".join(f"{name} {said.get(name, '–')}" for name in names)
+        yield f"  +{now.seconds:g} s {now.device}: {changed or 'the same'}"
+        before = said
+        usual.update({} if usual else said)
+    if told.asked:
+        index = int(told.steps[0].device[0])
+        yield "  asked: " + ", ".join(f"{call} {one.stand_in.calls(call, index)}" for call in told.asked.split())
+
+
+@pytest.mark.parametrize(
+    "stories", [BUSY_SOURCES, PROCESSES, TROUBLE, COST, SLICES], ids=["busy", "processes", "trouble", "cost", "slices"]
+)
+def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, stories: dict[str, Story]) -> None:
+    lines: list[str] = []
+    usual: dict[str, str] = {}
+    for name, told in stories.items():
+        one = bench(**told.settings)
+        lines += [name, *tell(one, told, usual), ""]
+        one.reader.close()
+        assert (one.stand_in.live_samples(), one.stand_in.live_event_sets()) == (0, 0)
+    pages({"readings.txt": "\n".join(lines)})
+
+
+CALLS = (
+    "uuid", "name", "utilization", "memory", "memory_v2", "temperature", "temperature_v", "power", "energy",
+    "clock", "throttle", "throttle_old", "fan", "encoder", "decoder", "ecc", "processes", "processes_v2",
+    "graphics", "graphics_v2", "process_utilization", "fields", "pcie", "gpm", "gpm_sample", "gpm_metrics",
+    "gpm_occupancy", "events", "wait",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("without", ["", "gpm"])
+def test_whatever_one_call_answers_the_other_metrics_are_given_and_none_is_invented(
+    bench: OpenBench, without: str
+) -> None:
+    def third_reading(**trouble: object) -> Reading:
+        one = bench(processes="0:7:100:20", unsupported=without)
+        one.read()
+        one.stand_in.set(**trouble)
+        one.read_later(5, worked_s=1)
+        reading = one.read_later(5, worked_s=1)
+        one.reader.close()
+        return reading
+
+    healthy = third_reading()
+    for trouble in ("unsupported", "forbidden", "absent", "failing", "blank"):
+        for call in CALLS:
+            both = ",".join(filter(None, [call, without if trouble == "unsupported" else ""]))
+            reading = third_reading(**{trouble: both})
+            for metric in METRICS:
+                value = getattr(reading, metric)
+                if reading.sources.get(metric) != healthy.sources.get(metric) and metric in reading.sources:
+                    continue  # the next best source has stepped in
+                if value is None:
+                    assert reading.missing[metric], (call, metric)
+                elif metric not in ("memory_used_bytes", "energy_j"):
+                    assert value == getattr(healthy, metric), (call, metric)
+
+
+# NVML's codes → how often a call that answers so is made in four readings.
+CODES = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: 1, pynvml.NVML_ERROR_NO_PERMISSION: 1, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: 1,
+    25: 1, 26: 1,  # the driver does not have this version of the call yet, or no longer
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: 4, pynvml.NVML_ERROR_TIMEOUT: 4, pynvml.NVML_ERROR_UNKNOWN: 4,
+}  # fmt: skip
+
+
+def test_what_a_card_refuses_is_asked_once_and_everything_else_every_time(bench: OpenBench) -> None:
+    for code, calls in CODES.items():
+        one = bench(answering=f"power:0={code},fan:0={code},energy:0={code},pcie={code}", **NO_GPM)
+        reasons = set()
+        for _ in range(4):
+            reading = one.read_later(5)
+            reasons.add(tuple(reading.missing[metric] for metric in ("power_w", "fan_percent", "energy_j")))
+        assert [one.stand_in.calls(call, 0) for call in ("power", "fan", "energy")] == [calls] * 3, code
+        fields = 1 if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else calls  # a driver without this field
+        assert one.stand_in.calls("fields", 0) == fields, code
+        assert len(reasons) == 1
+        assert one.read(1).power_w == 110.0
+        one.reader.close()
+
+
+def test_old_and_new_versions_of_driver_and_binding_are_asked_in_their_own_way(
+    bench: OpenBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bench(processes="0:1:100:-", absent="processes,graphics,temperature")
+    lists, heats = (hasattr(pynvml, f"nvmlDeviceGet{name}") for name in ("ComputeRunningProcesses_v2", "TemperatureV"))
+    for _ in range(3):
+        reading = one.read_later(5)
+        assert reading.processes == ((ProcessReading(1, 100 * 2**20),) if lists else None)
+        assert reading.temperature_c == (40 if heats else None)
+    assert [one.stand_in.calls(call, 0) for call in ("processes", "temperature")] == [1, 1]
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetPowerUsage")
+    reading = bench().read()
+    assert reading.missing == {"power_w": "this version of pynvml has no nvmlDeviceGetPowerUsage"}
+
+
+def test_a_reading_keeps_its_reasons_and_shares_no_faults(bench: OpenBench) -> None:
+    one = bench(3, unsupported="fan")
+    first = [one.read(index) for index in range(3)][0]
+    one.stand_in.set(unsupported="fan,power", xid="1:31")
+    one.move(5)
+    assert [one.read(index).faults for index in range(3)] == [(), ("Xid 31",), ()]
+    assert sorted(one.read().missing) == ["fan_percent", "power_w"]
+    assert list(first.missing) == ["fan_percent"]
+    for _ in range(20):
+        one.move(1)
+        one.read(0), one.read(1)
+    assert one.stand_in.calls("wait", 0) == 1 + 5 + 1, "fetched every 5 s for all devices: until Timeout"
+
+
+def test_shares_are_asked_since_the_last_sample_that_was_seen(bench: OpenBench) -> None:
+    one = bench(processes="0:4711:512:30")
+    seen = []
+    for _ in range(3):
+        one.read_later(5)
+        seen.append(one.stand_in.last_seen_us(0))
+    assert seen == [0, 1005 * 10**6, 1010 * 10**6]
+
+
+# --- the list of devices ----------------------------------------------------------------------------------------------
+
+
+INVENTORIES: dict[str, dict[str, object]] = {
+    "two cards": {},
+    "no card": {"devices": 0},
+    "lost": {"devices": 4, "lost": 1},
+    "no UUID": {"failing": "uuid:1"},
+    "refused facts": {"devices": 1, "unsupported": "limit,memory,memory_v2,pci,name,threshold,mig_mode"},
+    "facts without a value": {"devices": 1, "blank": "limit,threshold"},
+    "slices": {"devices": 3, "mig": "1:2"},
+    "no slices": {"devices": 3, "mig": "1:0"},
+    "a slice without a UUID": {"mig": "1:2", "failing": "uuid:1.0"},
+    "a nameless slice": {"mig": "0:1", "unsupported": "name:0.0"},
+    "no slice has a UUID": {"mig": "1:1", "failing": "uuid:1.0"},
+}
+
+
+def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
+    bench: OpenBench, pages: Pages, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+    for name, settings in INVENTORIES.items():
+        one = bench(**settings)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            lists = [one.reader.inventory() for _ in range(3)]
+        assert lists[0] == lists[1] == lists[2]
+        assert one.stand_in.calls("mig_mode", 0) <= 1, "it is expensive"
+        facts = [", ".join(str(getattr(device, fact)) for fact in device.__slots__) for device in lists[0]]
+        said += [f"[{name}]", *(facts or ["–"]), *caplog.messages, ""]
+        one.reader.close()
+    pages({"inventory.txt": "\n".join([", ".join(InventoryDevice.__slots__), "", *said])})
+    without_slices = bench(3, mig="1:0").reader.inventory()
+    grant = resolve_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}, without_slices, in_slurm=True)
+    assert [device.uuid for device in grant.devices] == [fake_uuid(0)], "a list ends at a card without slices"
+
+
+# --- NVML itself ------------------------------------------------------------------------------------------------------
+
+
+def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts(bench: OpenBench) -> None:
+    words = {9: "driver is not loaded", 18: "different versions", 999: "does not start: Unknown Error"}
+    one = bench()
+    assert one.reader.why == "NVML is tried first"
+    for code, text in words.items():
+        one.stand_in.set(init_error=code)
+        with pytest.raises(ReaderUnavailable, match=text):
+            one.reader.inventory()
+        with pytest.raises(DeviceUnreadable, match=text):
+            one.read()
+    one.stand_in.set(init_error=None)
+    assert len(one.reader.inventory()) == 2
+    assert one.reader.why == "NVML works: driver 580.00.00"
+
+
+def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_closed(bench: OpenBench) -> None:
+    one = bench()
+    one.read(0), one.read(1)
+    pynvml.nvmlShutdown()  # as another library in the same process might
+    with pytest.raises(DeviceUnreadable, match="Uninitialized"):
+        one.read_later(1)
+    assert (one.read_later(1).power_w, one.read(1).power_w) == (100.0, 110.0)
+    one.stand_in.set(xid="0:31")
+    assert one.read_later(5).faults == ("Xid 31",)
+    one.reader.close()
+    assert one.stand_in.live_samples() == one.stand_in.live_event_sets() == 0
+    assert one.read().power_w == 100.0
+    one.reader.close()
+    assert pynvml_users() == 0
+
+
+def pynvml_users() -> int:
+    """Return how often NVML was started and not stopped."""
+    users = 0
+    while True:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return users
+        users += 1
+
+
+def test_the_binding_is_loaded_only_when_it_is_needed_and_finds_the_library(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from rooms.devices import NvmlReader, open_reader
+from rooms.root import ReaderUnavailable, SystemClock
+assert "pynvml" not in sys.modules
+try:
+    print([device.uuid for device in NvmlReader(SystemClock()).inventory()])
+except ReaderUnavailable as why:
+    print("unavailable:", why)
+"""
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")  # in the way of a real one
+    for environ, answer in (
+        (fake_nvml_environ(devices=2), str([fake_uuid(0), fake_uuid(1)])),
+        (
+            {"LD_LIBRARY_PATH": str(tmp_path)},
+            "unavailable: no NVIDIA driver on this machine: libnvidia-ml.so.1 was not found",
+        ),
+    ):
+        command = [sys.executable, "-c", program, str(Path(__file__).parents[2])]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == answer
