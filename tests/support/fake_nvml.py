@@ -23,7 +23,6 @@ from rooms.model import Reading
 from support.hand_clock import HandClock
 from support.needs import missing
 
-
 SOURCE = Path(__file__).with_suffix(".c")
 
 

@@ -47,7 +47,8 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine() -> Non
         "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "9",
         "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "5", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3",
         "SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "24", "SLURM_TMPDIR": "/job", "CUDA_VISIBLE_DEVICES": "1",
-        "CUDA_DEVICE_ORDER": "x", "NVIDIA_VISIBLE_DEVICES": "all", "ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0",
+        "CUDA_DEVICE_ORDER": "x", "NVIDIA_VISIBLE_DEVICES": "all", "ROCR_VISIBLE_DEVICES": "1",
+        "HIP_VISIBLE_DEVICES": "0",
     }  # fmt: skip
     whole = parse(**variables, TMPDIR="/tmp", SECRET="x", CUDA_HOME="/usr/local/cuda")
     assert whole == Allocation(

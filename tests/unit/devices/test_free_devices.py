@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms.devices import DeviceLocks, DeviceNow, DeviceRequest, Grant, OpenedDevices, Waiting, pick_free
 from rooms.model import Device, InventoryDevice, Reading
-from rooms.root import BadInput, BadcjobsError, DeviceUnreadable, GpuReader
+from rooms.root import BadcjobsError, BadInput, DeviceUnreadable, GpuReader
 from support.hand_clock import HandClock
 from support.pages import Pages
 
@@ -61,8 +61,7 @@ class Machine:
 
     def pick(self, check: Callable[[], None] = lambda: None, **wish: float) -> list[DeviceNow]:
         devices = tuple(
-            Device(str(i), f"token {i}", i, f"GPU-{i}", "GPU", "scripted", total)
-            for i, total in enumerate(self.totals)
+            Device(str(i), f"token {i}", i, f"GPU-{i}", "GPU", "scripted", total) for i, total in enumerate(self.totals)
         )
         opened = OpenedDevices(self.reader, tuple(self.reader.inventory()), Grant(devices, "all of them"), None)
         request = DeviceRequest(**{"count": 1, **wish})
@@ -194,11 +193,12 @@ def test_what_cannot_be_had_is_refused_at_once_and_with_a_line_to_paste(tmp_path
     idle.totals = [16 * GIB, 8 * GIB]
     said["one is too small"] = idle.refusal(count=2, min_memory_mib=12_000, wait_s=600)
     nan = float("nan")
-    for wish in ({"count": 0}, {"wait_s": float("inf")}, {"wait_s": nan}, {"wait_s": -1},
-                 {"max_utilization_percent": 101}, {"max_utilization_percent": nan}, {"max_utilization_percent": -1}):  # fmt: skip
-        with pytest.raises(BadInput):
-            idle.pick(**wish)
-        said[str(wish)] = idle.refusal(**wish)
+    senseless = {"count": [0], "wait_s": [float("inf"), nan, -1], "max_utilization_percent": [101, nan, -1]}
+    for name, numbers in senseless.items():
+        for number in numbers:
+            with pytest.raises(BadInput):
+                idle.pick(**{name: number})
+            said[f"{name} = {number}"] = idle.refusal(**{name: number})
     assert (idle.reader.reads, idle.passed_s) == (0, 0), "nothing is read"
     pages({"refused.txt": "\n\n".join(f"[{name}]\n{text}" for name, text in said.items())})
     idle.totals = [16 * GIB, None]  # it may be large enough, but its free memory is unknown

@@ -344,7 +344,7 @@ def test_old_and_new_versions_of_driver_and_binding_are_asked_in_their_own_way(
 
 def test_a_reading_keeps_its_reasons_and_shares_no_faults(bench: OpenBench) -> None:
     one = bench(3, unsupported="fan")
-    first = [one.read(index) for index in range(3)][0]
+    first, *_ = [one.read(index) for index in range(3)]
     one.stand_in.set(unsupported="fan,power", xid="1:31")
     one.move(5)
     assert [one.read(index).faults for index in range(3)] == [(), ("Xid 31",), ()]

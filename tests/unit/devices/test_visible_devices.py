@@ -25,9 +25,7 @@ def card(index: int, uuid: str, **more: str) -> InventoryDevice:
 
 
 def cut(index: int, parent: str, uuid: str, instance: str, driver: str = "580.65") -> InventoryDevice:
-    return InventoryDevice(
-        index, uuid, "MIG 1g", "nvml", 18 * 2**30, parent_uuid=parent, slice=instance, driver=driver
-    )
+    return InventoryDevice(index, uuid, "MIG 1g", "nvml", 18 * 2**30, parent_uuid=parent, slice=instance, driver=driver)
 
 
 NODE = tuple(card(index, uuid) for index, uuid in enumerate((A, B, C, D)))
