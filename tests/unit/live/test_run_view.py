@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,15 +27,6 @@ NOW_MS = START_MS + 10_000
 HALF = {"a": "done", "b": "done", "c": "failed", "d": "pending"}
 DONE, LEFT = {"a": "done", "b": "done"}, {"a": "done", "b": "pending"}
 ARRAY = "[array]\nfirst = 0\nstep = 1\ncount = {}\n"
-
-
-@pytest.fixture(autouse=True)
-def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def running(folder: Path, **changes: Any) -> TaskFile:
@@ -131,8 +121,9 @@ SCENES = {
     "running": Scene([run(devices=2)], then=begin_chunk, shown=(DEVICES,)),
     "not-silent-yet": Scene([run()], after_s=130),
     "silent": Scene([run()], after_s=130.001, shown=(DEVICES,)),
-    "verdicts": Scene([task(n, states=HALF, verdict=one) for n, one in enumerate(("done", "failed", "stopped", "killed"))],
-                      after_s=10**6),
+    "verdicts": Scene(
+        [task(n, states=HALF, verdict=one) for n, one in enumerate(("done", "failed", "stopped", "killed"))],
+        after_s=10**6),
     "ends-told-by-slurm": Scene([run(n, states={f"{n}": "pending"}) for n in range(5)], then=tell_ends),
     "end-told-by-slurm-of-one-file": Scene([run()], then=tell_ends, target="tasks/4821_0.r0.gpu1.sqlite"),
     # many tasks
@@ -142,7 +133,8 @@ SCENES = {
     "submitted": Scene([run()], then=lambda out: write_record(out, record(0, 1, chunks=40))),
     "fewer-submitted-than-listed": Scene([run()], then=lambda out: write_record(out, record(0, 1, chunks=3))),
     "parts-not-listed": Scene([run(shard=(0, 3))], ARRAY.format(3)),
-    "parts-counted": Scene([run(shard=(0, 3))], ARRAY.format(3), lambda out: write_record(out, record(0, 1, 2, chunks=12))),
+    "parts-counted": Scene([run(shard=(0, 3))], ARRAY.format(3),
+                           lambda out: write_record(out, record(0, 1, 2, chunks=12))),
     "submitted-again": Scene(
         [task(0, states={"a": "failed"}, verdict="failed"), task(1, states={"b": "done"})], after_s=70,
         then=lambda out: write_record(out, record(0, 1, job="4900", at_s=60))),
@@ -156,7 +148,8 @@ SCENES = {
         [run(states=pending(9, "a")), *(run(n, states={f"{n}{m}": "pending" for m in range(10)}) for n in range(1, 5)),
          run(5, states={})], ends=True),
     "slow-and-nothing-done": Scene(
-        [run(states=pending(9, "a")), run(1, states=pending(10), samples=101, started_at_ms=START_MS - 90_000)], ends=True),
+        [run(states=pending(9, "a")), run(1, states={f"q{n}": "pending" for n in range(10)}, samples=101,
+                                            started_at_ms=START_MS - 90_000)], ends=True),
     "as-those-before": Scene([task(states=DONE, started_at_ms=START_MS - 10_000),
                               run(1, states=pending(3), samples=6, started_at_ms=NOW_MS - 5000)], ends=True),
     "longer-chunks-left": Scene([run(states=pending(1, "a"))], ends=True,
@@ -165,28 +158,31 @@ SCENES = {
     "nothing-yet": Scene([], then=lambda out: out.mkdir(exist_ok=True)),
     "array-not-begun": Scene([], ARRAY.format(4)),
     # a run that has ended
-    "ended": Scene([task(states=DONE), task(1, states={"c": "done"}, started_at_ms=HOURS_MS, ended_at_ms=HOURS_MS + 10_000,
-                                            chunk_ended_at_ms=HOURS_MS + 5_000)], after_s=10_000),
+    "ended": Scene([task(states=DONE), task(1, states={"c": "done"}, started_at_ms=HOURS_MS,
+                                            ended_at_ms=HOURS_MS + 10_000, chunk_ended_at_ms=HOURS_MS + 5_000)],
+                   after_s=10_000),
     "idle-at-the-end": Scene([task(states=DONE, samples=9)], then=lambda out: change(out, IDLE), shown=(DEVICES,)),
     "idle-and-at-work": Scene([run(samples=9)], then=lambda out: change(out, IDLE), shown=(DEVICES,)),
     "devices-by-job-and-index": Scene(
         [task(n, job_id=job, devices=2, states={f"{n}": "done"}, started_at_ms=START_MS + 1000 * s,
-              ended_at_ms=START_MS + 1000 * s + 10_000) for job, n, s in (("998", 2, 0), ("998", 10, 900), ("1002", 1, 300))],
-        after_s=10_000, shown=(DEVICES,)),
-    "from-the-job-database": Scene([task(states={"a": "done"}), task(1, states={"b": "done"})], then=merge_and_lose_one),
+              ended_at_ms=START_MS + 1000 * s + 10_000)
+         for job, n, s in (("998", 2, 0), ("998", 10, 900), ("1002", 1, 300))], after_s=10_000, shown=(DEVICES,)),
+    "from-the-job-database": Scene([task(states={"a": "done"}), task(1, states={"b": "done"})],
+                                   then=merge_and_lose_one),
     "job-database": Scene([run(), task(1, states={"z": "done"})], then=merge_and_lose_one, target="job.sqlite"),
     "tasks-folder": Scene([run(), task(1, states={"z": "done"})], target="tasks"),
     # work is left
     "left": Scene([task(states=LEFT, verdict="stopped", job_id="local1")], "", after_s=99),
-    "left-of-an-array": Scene([task(states=DONE, verdict="stopped"), task(1, states={"c": "pending"}, verdict="stopped")],
-                              ARRAY.format(4)),
+    "left-of-an-array": Scene([task(states=DONE, verdict="stopped"),
+                               task(1, states={"c": "pending"}, verdict="stopped")], ARRAY.format(4)),
     "left-and-silent": Scene([run(states=LEFT, samples=3)], "", after_s=9999),
     "parts-without-a-task": Scene([task(states=DONE, job_id="local1", shard=(0, 8))], ""),
     "parts-of-one-file": Scene([task(states=DONE, job_id="local1", shard=(0, 8))], "",
                                target="tasks/local1_0.r0.gpu1.sqlite"),
     "part-done-twice": Scene([*PARTS, task(job_id="local1", states={"2a": "done"}, shard=(2, 4))]),
     "all-parts-done": Scene([*PARTS, task(job_id="local1", states={"3a": "done"}, shard=(3, 4))]),
-    "died-before-its-list": Scene([task(states=DONE, shard=(0, 2)), task(1, states={}, verdict="killed")], ARRAY.format(2)),
+    "died-before-its-list": Scene([task(states=DONE, shard=(0, 2)), task(1, states={}, verdict="killed")],
+                                  ARRAY.format(2)),
     "list-of-manifests": Scene([task(states=DONE, shard=(0, 1))], ARRAY.format(4)),
     "parts-left": Scene([task(states=LEFT, shard=(0, 8), verdict="stopped")]),
     "parts-left-and-counted": Scene([task(states=LEFT, shard=(0, 8), verdict="stopped")],
@@ -211,7 +207,9 @@ def test_what_a_look_at_a_run_shows(tmp_path: Path, pages: Pages) -> None:
         if scene.ends:
             merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
             outlook = summarize_database(folder / "job.sqlite", now_ms=NOW_MS).outlook
-            said[f"{name}.txt"] += f"\nthe report expects the end {((outlook.end_at_ms or 0) - NOW_MS) / 1000:g} s later"
+            said[f"{name}.txt"] += (
+                f"\nthe report expects the end {((outlook.end_at_ms or 0) - NOW_MS) / 1000:g} s later"
+            )
     pages(said)
 
 
@@ -370,7 +368,9 @@ def test_a_wrong_path_is_refused_with_a_line_to_paste(tmp_path: Path, pages: Pag
 
 def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path: Path, pages: Pages) -> None:
     script = tmp_path / "script.toml"
-    script.write_text("[[device]]\nindex = 0\nload = [[0, 50]]\n[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\n")
+    script.write_text(
+        "[[device]]\nindex = 0\nload = [[0, 50]]\n[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\n"
+    )
     clock, said = HandClock(), {}
     with ExitStack() as stack:
         view = open_machine_view({"CUDA_VISIBLE_DEVICES": "1"}, clock, StandIn(script=str(script)), hostname="node1")

@@ -1,0 +1,250 @@
+"""The screens of the monitor, whole, at terminals of many sizes; and what its keys do."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rooms.live import (
+    DEVICES,
+    HELP,
+    STATES,
+    TASK,
+    TASKS,
+    Page,
+    Snapshot,
+    Total,
+    UiState,
+    add_up,
+    as_plain_text,
+    draw,
+    parse_keys,
+    press,
+)
+from rooms.model import ProcessFacts, Reading
+from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
+from support.pages import Pages
+from support.task_files import START_MS
+
+NOW_MS = START_MS + 600_000
+GIB = 2**30
+
+
+def task(index: int, state: str = "running", **values: Any) -> TaskFacts:
+    """Return a task that began ten minutes ago, on a node of its own."""
+    times = {"started_at_ms": START_MS, "last_sign_ms": NOW_MS, "heard_at_ms": NOW_MS, "node": f"gpu{index:02d}"}
+    named = {"engine": "demo", "devices": 2, "workers": 1}
+    return TaskFacts(f"4821_{index}.r0.gpu{index:02d}", "4821", index, state=state, **{**times, **named, **values})
+
+
+def device(of: TaskFacts, index: int, busy: tuple[int | None, ...] = (), **values: Any) -> DeviceFacts:
+    used = [None if one is None else one * GIB // 10 for one in busy]
+    trail = Trail(START_MS, 1000, busy, tuple(used), tuple(one and 40 + one // 2 for one in busy),
+                  tuple(one and 3 * one for one in busy))  # fmt: skip
+    made = DeviceFacts(of.name, of.node, index, f"GPU-{of.array_index}{index}", str(index), "Tesla V100-SXM2", "nvml")
+    last = {metric: getattr(trail, metric)[-1] for metric in ("utilization_percent", "memory_used_bytes",
+                                                              "temperature_c", "power_w")} if busy else {}  # fmt: skip
+    sizes = {"memory_total_bytes": 16 * GIB, "power_limit_w": 300.0, "rate": 1.5 * index or None}
+    return replace(made, **{"reading": Reading(**last), "trail": trail, **sizes, **values})
+
+
+WAVES = tuple(range(0, 101, 4))
+RUNNING = (
+    task(0, done=120, pending=200, audio_s=3600.0, working_on=("rec0/c120", "rec0/c121")),
+    task(1, done=1, failed=2, before=3, pending=3000, audio_s=60.0, cpu_percent=41.4, memory_percent=12.6),
+    task(2, pending=50),
+    task(3, "silent", done=9, pending=1, audio_s=90.0, last_sign_ms=START_MS + 30_000, heard_at_ms=START_MS + 30_000),
+)
+ENDED = (
+    task(4, "done", done=20, audio_s=70_000_000.0, ended_at_ms=NOW_MS - 60_000, exit_code=0, restart=1),
+    task(5, "failed", failed=20, ended_at_ms=NOW_MS - 1000, exit_code=1, devices=1, workers=2),
+    task(6, "killed", done=2, pending=3, verdict="killed"),
+    task(7, "stopped", done=2, pending=3, ended_at_ms=NOW_MS),
+    task(10, "waiting", node="", started_at_ms=0, engine=None, devices=None, workers=None),
+    task(11, "unbegun", node="", started_at_ms=0, engine=None, devices=None, workers=None),
+)
+COURSE = (
+    device(RUNNING[0], 0, WAVES, chunks=("rec0/c120",), work=DeviceWork(done=100, audio_s=3000.0)),
+    device(RUNNING[0], 1, (*WAVES[::-1], 9), chunks=("rec0/c121",), work=DeviceWork(done=1)),
+    device(RUNNING[1], 0, (None, 19, None, 19), memory_total_bytes=180 * GIB, power_limit_w=None, name="B200"),
+    replace(device(RUNNING[2], 0), index=None, token="MIG-aaaa", name=None),
+    device(RUNNING[3], 0, (70,) * 9, alive=False, means=Reading(70, power_w=210), trouble="its task is silent"),
+    device(ENDED[0], 0, (99, 1), alive=False, means=Reading(50, None, 140 * GIB, 100, 1000.0), power_limit_w=1200.0,
+           rate=123_456.0, memory_total_bytes=180 * GIB),
+)  # fmt: skip
+ALERTS = (
+    TaskAlert("thermal", "warning", "device 1 is at 86 °C, above 83 °C", "gpu00", NOW_MS - 190_000, RUNNING[0].name, 1),
+    TaskAlert("idle", "warning", "no work for 300 s", "gpu01", NOW_MS - 400_000_000, RUNNING[1].name, 0),
+    TaskAlert("lost", "critical", "device 0 can no longer be read", "gpu02", NOW_MS + 5, RUNNING[2].name, 0),
+)
+STANDSTILL = "no task is running: 3,412 chunks left, 2 tasks not started, and the emulation has ended"
+COMMAND = "badcjobs run /data/summer/july.csv --out=/runs/july --engine=hawkears --config='run.root=/data/a b'"
+FRAME = Snapshot(
+    NOW_MS, "runs/july", True, (*RUNNING, *ENDED), COURSE, ALERTS,
+    replace(add_up((*RUNNING, *ENDED), COURSE, RUNNING), parts=40, parts_listed=8, chunks_known=False),
+    ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3,
+)  # fmt: skip
+OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
+SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (200, 40)]
+
+
+def text(page: Page, *, styled: bool = False) -> str:
+    return "\n".join(line.markup if styled else line.plain.rstrip() for line in page.lines)
+
+
+def shown(frame: Snapshot, width: int, height: int | None, **more: Any) -> str:
+    """Return all four pages at a size; a ruler is above them."""
+    uis = [UiState(page=page, opened=RUNNING[0].name, line=3) for page in (TASKS, DEVICES, TASK, HELP)]
+    ruler = f"\n{'=' * width}\n"
+    return ruler + ruler.join(text(draw(frame, ui, width=width, height=height, **more)) for ui in uis)
+
+
+def test_every_page_at_every_size(pages: Pages) -> None:
+    said = {f"{width}x{height}.txt": shown(FRAME, width, height) for width, height in SIZES}
+    said |= {f"over-{width}x{height}.txt": shown(OVER, width, height) for width, height in ((50, 15), (90, 28))}
+    said["ascii.txt"] = shown(FRAME, 100, 26, ascii_only=True)
+    assert said["ascii.txt"].isascii()
+    uis = (UiState(), UiState(page=DEVICES), UiState(page=TASK, opened=ENDED[0].name), UiState(page=HELP))
+    said["styles.txt"] = "\n\n".join(text(draw(FRAME, ui, width=120, height=30), styled=True) for ui in uis)
+    pages(said)
+
+
+def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages: Pages) -> None:
+    both = (ProcessFacts(7, "python", "b", 1), ProcessFacts(8, None, None, None))
+    lost = replace(COURSE[3], task="", trouble="GPU is lost")
+    machine = Snapshot(
+        NOW_MS, "node1", False, total=Total(devices=2, power_w=12_345.6, utilization_percent=49.6),
+        devices=(*(replace(one, task="", chunks=(), processes=both) for one in COURSE[:2]), lost),
+    )  # fmt: skip
+    almost = Total(chunks=100_000, done=99_999, chunks_known=True)
+    odd = {
+        "machine.txt": (machine, UiState.at_start(of_run=False)),
+        "quiet-machine.txt": (replace(machine, devices=(replace(COURSE[0], task=""),)), UiState(page=DEVICES)),
+        "nothing.txt": (Snapshot(NOW_MS, "run", True, total=add_up([], [])), UiState()),
+        "filtered.txt": (FRAME, UiState(filter="gpu00 RUNNING")), "nothing-matches.txt": (FRAME, UiState(filter="owl")),
+        "gone.txt": (FRAME, UiState(page=TASK, opened="4821_0.r9.gpu1")),
+        "almost.txt": (Snapshot(NOW_MS, "run", True, total=almost), UiState()),
+        "strange.txt": (replace(strange(), alerts=ALERTS[:1]), UiState()),
+        "strange-devices.txt": (strange(), UiState(page=DEVICES)),
+        "strange-task.txt": (strange(), UiState(page=TASK, opened="\x1b")),
+    }  # fmt: skip
+    odd |= {
+        f"task-{one.array_index}-{one.state}.txt": (FRAME, UiState(page=TASK, opened=one.name)) for one in FRAME.tasks
+    }
+    said = {name: text(draw(frame, ui, width=100)) for name, (frame, ui) in odd.items()}
+    many = [TaskAlert("power", "warning", f"warning {n}", "gpu1", NOW_MS - n) for n in range(30)]
+    alarmed = replace(FRAME, alerts=(*many, *ALERTS), remarks=())
+    said["alerts.txt"] = "\n\n".join(text(draw(alarmed, UiState(), width=70, height=h)) for h in (None, 40, 17, 12))
+    said["one-file.txt"] = text(
+        draw(replace(FRAME, title="a.sqlite"), UiState(page=TASK, opened=FRAME.tasks[0].name), width=70)
+    )
+    pages(said)
+    assert not [name for name, one in said.items() if "\x1b" in one or "\x07" in one]
+
+
+def strange() -> Snapshot:
+    """Return a run with wide letters and with names that would like to steer the terminal."""
+    evil, birds = "\x1b[2J\x1b]0;owned\x07x", "鳥の声" * 9
+    one = replace(RUNNING[0], name="\x1b", job_id=birds, node="鳥の声", working_on=(evil,))
+    its = replace(COURSE[0], task=f"{birds}_0.r0.gpu1", node="鳥の声", name="鳥の声", chunks=(evil,))
+    return replace(FRAME, title=f"jul\udcff/{birds}", tasks=(one,), devices=(its, replace(its, task="\x1b")), alerts=(),
+                   remarks=(evil,))  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 250),
+    st.integers(1, 80),
+    st.integers(0, 99),
+    st.sampled_from([TASKS, DEVICES, TASK, HELP]),
+    st.booleans(),
+)
+def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int, page: str, plain: bool) -> None:
+    for frame in (FRAME, OVER, strange()):
+        ui = UiState(page=page, opened=frame.tasks[0].name, line=line, scroll=line)
+        lines = [one.plain for one in draw(frame, ui, width=width, height=height, ascii_only=plain).lines]
+        assert len(lines) == height
+        assert max(map(cell_len, lines)) <= max(20, width)
+        assert not any("\n" in one or (plain and not one.isascii()) for one in lines)
+        if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
+            assert sum(one.startswith(">" if plain else "▸") for one in lines) == 1, "the chosen line is on the page"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_all_of_the_help_can_be_read_by_scrolling(width: int) -> None:
+    whole = [line.plain.rstrip() for line in draw(FRAME, UiState(page=HELP), width=width).lines]
+    ui, read = UiState(page=HELP), list[str]()
+    for _ in whole:
+        page = draw(FRAME, ui, width=width, height=10)
+        lines = [line.plain.rstrip() for line in page.lines[:-1]]
+        read += lines[-1:] if read else lines
+        ui = press(ui, "down", rows=page.rows, names=list(page.names))
+        if ui.scroll == len(whole) - 9:
+            break
+    last = [line.plain.rstrip() for line in draw(FRAME, ui, width=width, height=10).lines[:-1]]
+    assert [*read, last[-1]] == whole
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, ESC = "\x1b[A", "\x1bOB", "\x1b[5~", "\x1b[6~", "\x1b[H", "\x1b[4~", "\x1b"
+TYPED = {
+    "": ["", "j", f"{DOWN}j", "jjjjk", f"{END}j", "G", f"G{PAGE_UP}", "Gg", f"{PAGE_DOWN}", f"{PAGE_DOWN}{PAGE_UP}k",
+         "\x06", "\x06\x02", f"jj{HOME}", f"j{UP}{UP}", "x", "\x1b[1;5Cj\x00é", "q", "\x03", "\x04"],
+    "open": ["j\r", "j\n", f"j{ESC}[C", "\rq", "\rx", f"\r{ESC}", "\r\x7f", "\r\x08", f"\r{ESC}[D", "\r\r", "\rjjj",
+             "\rjk", f"\r{PAGE_DOWN}", "\rG", "jj\rG\x1b", "d\r", "d\r\x1b", "djjj\r"],
+    "sort": ["s", "ss", "sss", "ssss", "sssss", "ssssss", "r", "rr", "js", "jr", "ds", "dss", "dsss", "dssss", "dsssss",
+             "dssssss", "sd", "sdd", "rd", "\t", "\t\t", "jd"],
+    "filter": ["/", "/gpu", "/q7\r", "/q\x03", "/ab\x7fc", f"/a{ESC}", f"/a\r{ESC}", "j/a", "/a\x7f\x7f", f"/a{UP}",
+               "/" + "x" * 70, "/鳥 é", "j/\x1b"],
+    "help": ["?", "?x", "d?x", "?j", "j?j", f"j?{ESC}", "?q", "?G"],
+}  # fmt: skip
+
+
+def after(keys: str, ui: UiState, height: int = 14) -> UiState:
+    for key in parse_keys(keys):
+        page = draw(FRAME, ui, width=80, height=height)
+        ui = press(ui, key, rows=page.rows, names=list(page.names))
+    return ui
+
+
+def test_what_each_key_does(pages: Pages) -> None:
+    def line(keys: str, ui: UiState, height: int) -> str:
+        values = {one.name: getattr(ui, one.name) for one in fields(ui) if getattr(ui, one.name) != one.default}
+        return f"{keys!r:<28} {height:>2}  {', '.join(f'{name}={value!r}' for name, value in values.items())}"
+
+    said = {f"{name or 'move'}.txt": "\n".join(line(keys, after(keys, UiState(), height), height) for keys in some
+                                               for height in (14, 60)) for name, some in TYPED.items()}  # fmt: skip
+    start = UiState.at_start(of_run=False)
+    machine = ("", "d", "\t", "s", "?x", "/a\r", "rr")
+    said["machine.txt"] = "\n".join(line(keys, after(keys, start), 14) for keys in machine)
+    named = "\n".join(
+        f"{one!r} {parse_keys(one)}" for one in ("q\x1b[A\x1bOB\r\x7f/", "\x1b", "\x1b\x1b[B", "\x1bOH\x1b[8~ ")
+    )
+    pages({**said, "names.txt": named})
+    assert press(UiState(line=50), "up", rows=2, names=["a", "b", "c"]).line == 1, "there were more lines before"
+    assert press(UiState(), "enter", rows=2, names=[]) == press(UiState(), "enter", rows=2, names=[None]) == UiState()
+
+
+def test_every_order_of_tasks_and_devices(pages: Pages) -> None:
+    said = []
+    for start in (UiState(), UiState(page=DEVICES)):
+        for order in start.orders:
+            for backwards in (False, True):
+                page = draw(FRAME, replace(start, order=order, reverse=backwards), width=200)
+                rows = [line.plain for line in page.lines if line.plain.startswith("   4821_")]
+                names = [" ".join(row.split()[: 3 if start.page == DEVICES else 1]) for row in rows]
+                said.append(f"{start.page} by {order}{', reversed' * backwards}: {', '.join(names)}")
+    pages({"orders.txt": "\n".join(said)})
+
+
+def test_one_frame_for_a_file_has_no_keys_and_every_state_a_colour() -> None:
+    plain = as_plain_text(FRAME)
+    assert max(map(len, plain.splitlines())) <= 100
+    assert all(f"{one.label} " in plain for one in FRAME.tasks)
+    assert "quit" not in plain
+    assert {one.state for one in FRAME.tasks} == set(STATES)
