@@ -171,7 +171,7 @@ def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int
         assert max(map(cell_len, lines)) <= max(20, width)
         assert not any("\n" in one or (plain and not one.isascii()) for one in lines)
         if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
-            assert sum(one.startswith(">" if plain else "▸") for one in lines) == 1, "the chosen line is on the page"
+            assert sum(one.startswith(">  " if plain else "▸  ") for one in lines) == 1, "the chosen line is on the page"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
