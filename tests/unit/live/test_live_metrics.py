@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rooms.live import LiveSource, open_machine_view, open_run, open_run_view
-from rooms.model import StandIn, Submitted
+from rooms.live import open_run, open_run_view
+from rooms.model import Submitted
 from rooms.report import METRIC_BY_NAME, METRICS, SERVED, TEXTFILE, job_samples, prometheus_text, summarize_database
 from rooms.root import Clock, SystemClock
 from rooms.store import MergeOrder, Record, merge, write_record
@@ -146,44 +146,6 @@ def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_
     assert seconds_left(tmp_path / "part", 4) == pytest.approx(10 * whole, rel=0.01)  # 10 of 12 chunks, not 1 of 3
 
 
-def test_no_link_is_followed_out_of_a_run_that_others_may_see(run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    secret = TaskFile(other, index=7, job_id="666", states={"z": "done"}).write()
-    (other / "submitted.json").write_text("{}")
-    link, inside = run / "tasks" / secret.name, run / "tasks" / "4821_9.r0.gpu1.sqlite"
-    link.symlink_to(secret)
-    TaskFile(run / "kept", index=9, states={"k": "done"}).write().rename(run / inside.name)
-    inside.symlink_to(run / inside.name)
-    (run / "submitted.json").symlink_to(other / "submitted.json")
-    (run / "job.sqlite").symlink_to(secret)
-    source = open_run(run, SystemClock())
-    look = source.look()
-    assert {item.document["label"] for item in look.tasks.values()} == {"4821_0", "4821_1", "4821_2", "4821_9"}
-    assert "666_7" not in source.prometheus(look)
-    named = ("666_7.r0.gpu1.sqlite", "job.sqlite", "submitted.json")
-    assert look.snapshot.remarks == tuple(
-        f"{n} is a link to a place outside the run folder: not followed" for n in named
-    )
-    assert "666_7" in [task.label for task in open_run_view(run, SystemClock()).look().tasks]  # in one's own terminal
-
-
-def test_a_tasks_folder_that_is_a_link_out_of_the_run_is_not_looked_into(run: Path, tmp_path: Path) -> None:
-    (run / "tasks").rename(tmp_path / "elsewhere")
-    (run / "tasks").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "4821_2.r0.gpu1.log").write_text("none of your business")
-    source = open_run(run, SystemClock())
-    look = source.look()
-    assert {item.document["state"] for item in look.tasks.values()} == {"waiting"}
-    assert look.snapshot.remarks == ("tasks is a link to a place outside the run folder: not followed",)
-    assert source.log_end("4821_2.r0.gpu1", 9) is None
-    (tmp_path / "june").symlink_to(run)
-    (run / "tasks").unlink()
-    (tmp_path / "elsewhere").rename(run / "tasks")
-    by_link = open_run(tmp_path / "june", SystemClock())  # the run itself may be named by a link
-    assert len(by_link.look().tasks) == 3
-    assert by_link.log_end("4821_2.r0.gpu1", 9) == (["none of your business"], True)
-
-
 def test_a_file_that_has_not_changed_is_not_read_again_and_one_that_broke_still_counts(run: Path) -> None:
     source = open_run(run, SystemClock())
     first = series(source.prometheus(source.look()))
@@ -192,12 +154,3 @@ def test_a_file_that_has_not_changed_is_not_read_again_and_one_that_broke_still_
     again = series(source.prometheus(source.look()))
     energy = 'badcjobs_energy_joules_total{run="july"}'
     assert again[energy] == first[energy] > 0
-
-
-def test_a_machine_tells_readings_alone() -> None:
-    view = open_machine_view({}, SystemClock(), StandIn(simulate=1), hostname="node1")
-    source = LiveSource(view)
-    told = names(series(source.prometheus(source.look())))
-    view.close()
-    assert told <= OF_A_READING | {"badcjobs_info"}
-    assert "badcjobs_gpu_power_watts" in told

@@ -54,13 +54,13 @@ def device(of: TaskFacts, index: int, busy: tuple[int | None, ...] = (), **value
 
 WAVES = tuple(range(0, 101, 4))
 RUNNING = (
-    task(0, done=120, pending=200, audio_s=3600.0, working_on=("rec0/c120", "rec0/c121")),
+    task(0, done=120, pending=200, audio_s=5970.0, working_on=("rec0/c120", "rec0/c121")),
     task(1, done=1, failed=2, before=3, pending=3000, audio_s=60.0, cpu_percent=41.4, memory_percent=12.6),
     task(2, pending=50),
     task(3, "silent", done=9, pending=1, audio_s=90.0, last_sign_ms=START_MS + 30_000, heard_at_ms=START_MS + 30_000),
 )
 ENDED = (
-    task(4, "done", done=20, audio_s=70_000_000.0, ended_at_ms=NOW_MS - 60_000, exit_code=0, restart=1),
+    task(4, "done", done=20, audio_s=59_999_700.0, ended_at_ms=NOW_MS - 60_000, exit_code=0, restart=1),
     task(5, "failed", failed=20, ended_at_ms=NOW_MS - 1000, exit_code=1, devices=1, workers=2),
     task(6, "killed", done=2, pending=3, verdict="killed"),
     task(7, "stopped", done=2, pending=3, ended_at_ms=NOW_MS),
@@ -78,7 +78,7 @@ COURSE = (
 )  # fmt: skip
 ALERTS = (
     TaskAlert("thermal", "warning", "device 1 is at 86 °C, above 83 °C", "gpu00", NOW_MS - 190_000, RUNNING[0].name, 1),
-    TaskAlert("idle", "warning", "no work for 300 s", "gpu01", NOW_MS - 400_000_000, RUNNING[1].name, 0),
+    TaskAlert("idle", "warning", "no work for 300 s", "gpu01", NOW_MS - 360_000_000, RUNNING[1].name, 0),
     TaskAlert("lost", "critical", "device 0 can no longer be read", "gpu02", NOW_MS + 5, RUNNING[2].name, 0),
 )
 STANDSTILL = "no task is running: 3,412 chunks left, 2 tasks not started, and the emulation has ended"
@@ -89,7 +89,7 @@ FRAME = Snapshot(
     ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3,
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
-SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (200, 40)]
+SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (260, 32)]
 
 
 def text(page: Page, *, styled: bool = False) -> str:
@@ -171,7 +171,9 @@ def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int
         assert max(map(cell_len, lines)) <= max(20, width)
         assert not any("\n" in one or (plain and not one.isascii()) for one in lines)
         if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
-            assert sum(one.startswith(">  " if plain else "▸  ") for one in lines) == 1, "the chosen line is on the page"
+            assert sum(one.startswith(">  " if plain else "▸  ") for one in lines) == 1, (
+                "the chosen line is on the page"
+            )
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -1,256 +1,554 @@
-"""The parts of the live page that need no server: what changes, who may ask, what may be asked, what is documented."""
+"""The web application in this process: what it answers, whom it refuses, what it pushes, and when a disk hangs."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
+import os
 import re
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
-from hypothesis import given
+import uvicorn
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.live import (
     ENDPOINTS,
     STATES,
     STYLES,
+    Connection,
     DocumentCache,
+    Documents,
     Guard,
-    Journal,
-    Parameter,
+    Hub,
+    Item,
+    LiveSource,
+    Server,
     Snapshot,
     Total,
-    change_text,
-    parse_query,
-    snapshot_text,
+    bind,
+    json_text,
+    make_app,
+    open_machine_view,
+    open_run,
+    reachable_hosts,
 )
-from rooms.model import Reading
+from rooms.model import Reading, StandIn
+from rooms.root import BadInput, DatabaseProblem, SystemClock, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
-from starlette.exceptions import HTTPException
+from support.hand_clock import HandClock
+from support.pages import Pages
+from support.task_files import START_MS, TaskFile
+from support.waiting import wait_for
 
-from badcjobs import paths as resources
+from badcjobs import __version__
 
-TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
-DEVICE = DeviceFacts("4821_0.r0.gpu1", "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
-TASK = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
-FRAME = Snapshot(1000, "july", True, (TASK,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
-
-
-def looks(*frames: Snapshot) -> list[Any]:
-    documents = DocumentCache()
-    return [documents.convert(frame) for frame in frames]
+NOW_MS = START_MS + 10_000
+TOKEN = "a-long-secret-token"
+OPEN, GUARDED = Guard(None, True, 8765), Guard(TOKEN, False, 8765)
 
 
-# --- what listeners are told ------------------------------------------------------------------------------------------
+class World:
+    """A run, its clock, and the application that shows it."""
+
+    def __init__(self, source: LiveSource, clock: HandClock, guard: Guard = OPEN, **more: Any) -> None:
+        self.clock = clock
+        self.hub = Hub(source.look, clock, **{"patience_s": 60.0, **more})
+        self._app = make_app(self.hub, source, guard)
+
+    async def get(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, headers={k: v.encode("latin-1") for k, v in headers.items()})
+
+    def ask(self, *paths: str, method: str = "GET", **headers: str) -> list[httpx.Response]:
+        async def all_of_them() -> list[httpx.Response]:
+            return [await self.get(path, method, **headers) for path in paths]
+
+        return asyncio.run(all_of_them())
 
 
-def test_a_look_at_the_same_lines_is_no_news() -> None:
-    before, after = looks(FRAME, replace(FRAME, at_ms=3000))
-    assert change_text(before, after) is None
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A run with a task that is over, one that runs, and one that waits; with logs, alerts, processes and links."""
+    run = tmp_path / "july"
+    hot = Reading(80, memory_used_bytes=2**33, temperature_c=86, power_w=250.0)
+    paths = [
+        TaskFile(run, 0, states={"a": "done", "b": "failed"}, verdict="failed").write(),
+        TaskFile(run, 1, states={"c": "done", "d": "pending"}, ended_at_ms=None, samples=11, devices=2,
+                 reading=hot).write(),
+    ]  # fmt: skip
+    with closing(sqlite3.connect(paths[1])) as db, db:
+        seen = "INSERT INTO process SELECT task_id, device_id, 7, 'python', 'b', 1, ?, ?, NULL FROM device"
+        db.execute(f"{seen} WHERE device_index = 1", (START_MS, NOW_MS))
+        sql = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83, 'hot' FROM device"
+        db.execute(f"{sql} WHERE device_index = 0", (START_MS,))
+    for path in paths:
+        os.utime(path, (NOW_MS / 1000,) * 2)
+    (run / "run.toml").write_text('[run]\nsource = ["/data/m.csv"]\n[array]\nfirst = 0\nstep = 1\ncount = 3\n')
+    (run / "tasks" / "4821_0.r0.gpu1.log").write_text("".join(f"line {n}\n" for n in range(300)))
+    (run / "tasks" / "4821_1.r0.gpu1.log").write_bytes(b"x" * 600_000 + "\nfür\n".encode() + b"\xff\n")
+    (tmp_path / "secret.log").write_text("none of your business")
+    (run / "tasks" / "4821_2.log").symlink_to(tmp_path / "secret.log")
+    clock = HandClock(NOW_MS)
+    return World(open_run(run, clock), clock)
 
 
-def test_only_what_has_changed_is_told_again() -> None:
-    other = replace(TASK, name="4821_1.r0.gpu2", array_index=1)
-    full = replace(FRAME, tasks=(TASK, other))
-    before, after = looks(full, replace(full, at_ms=3000, tasks=(replace(TASK, done=4, pending=6), other)))
-    change = json.loads(change_text(before, after) or "")
-    assert [task["done"] for task in change["tasks"]] == [4]
-    assert change["devices"] == []
-    assert change["at_ms"] == 3000
+def answers(found: Sequence[httpx.Response], folder: Path) -> str:
+    """Return questions and answers: an element of a list on a line."""
+    said = []
+    for one in found:
+        body = one.text.replace(str(folder), "FOLDER").replace(__version__, "VERSION")
+        if one.headers["content-type"] == "application/json":
+            lines = [f"  {key}: {_lines(value)}" for key, value in json.loads(body).items()]
+            body = "\n".join(lines)
+        said.append(f"{one.request.method} {one.request.url.raw_path.decode()[:90]}  →  {one.status_code}\n{body}")
+    return "\n\n".join(said)
 
 
-def test_what_is_gone_is_named() -> None:
-    before, after = looks(FRAME, replace(FRAME, tasks=(), devices=()))
-    change = json.loads(change_text(before, after) or "")
-    assert (change["gone_tasks"], change["gone_devices"]) == ([TASK.name], [f"{TASK.name}/GPU-a"])
+def _lines(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in value) if isinstance(value, list) else text
 
 
-def test_an_alert_that_ends_is_news() -> None:
-    alert = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, TASK.name, 0, "GPU-a", 86.0, 83.0)
-    before, after = looks(replace(FRAME, alerts=(alert,)), FRAME)
-    assert json.loads(change_text(before, after) or "")["alerts"] == []
+def test_every_question_and_its_answer(world: World, tmp_path: Path, pages: Pages) -> None:
+    first = world.ask("/api/health")[0].json()
+    assert (first["status"], first["looks"], first["age_s"]) == ("starting", 0, None)
+    tasks = (
+        "",
+        "?state=running",
+        "?limit=1&offset=1",
+        "?state=killed",
+        "?offset=9",
+        "/4821_1.r0.gpu1",
+        "/4821_2",
+        "/9",
+    )
+    logs = ("4821_0.r0.gpu1/log", "4821_0.r0.gpu1/log?lines=2", "4821_1.r0.gpu1/log?lines=1", "4821_2/log", "9/log")
+    devices = ("", "?trail=false", "?alive=true&trail=0", "?alive=0&trail=0", "?device=1&trail=0",
+               "?device=GPU-0&trail=0", "?task=4821_0.r0.gpu1&trail=0", "?device=7", "?task=9")  # fmt: skip
+    said = {
+        "tasks.txt": world.ask(*(f"/api/tasks{one}" for one in tasks)),
+        "logs.txt": world.ask(*(f"/api/tasks/{one}" for one in logs)),
+        "devices.txt": world.ask(*(f"/api/gpu/metrics{one}" for one in devices), "/api/gpu/summary", "/api/alerts"),
+        "health.txt": world.ask("/api/health"), "metrics.txt": world.ask("/metrics"),
+    }  # fmt: skip
+    pages({name: answers(found, tmp_path) for name, found in said.items()})
 
 
-def test_of_a_task_that_has_ended_listeners_get_the_device_without_its_chart_and_who_asks_gets_it() -> None:
-    (look,) = looks(replace(FRAME, devices=(replace(DEVICE, alive=False),)))
-    assert json.loads(snapshot_text(look))["devices"][0]["trail"] is None
-    (item,) = look.devices.values()
-    assert item.document["trail"]["utilization_percent"] == (50, None, 70)
+WRONG = [
+    *(f"/api/tasks?limit={one}" for one in ("0", "1", "100000", "100001", "", "1.5", "٣", "9" * 5000, "-1")),
+    "/api/tasks?offset=0", "/api/tasks?offset=10000000", "/api/tasks?offset=10000001", "/api/tasks?lmit=1",
+    "/api/tasks?limit=1&limit=2", "/api/tasks?state=asleep", "/api/gpu/metrics?alive=yes", "/api/gpu/metrics?alive=1",
+    "/api/tasks/4821_0.r0.gpu1/log?lines=0", "/api/tasks/4821_0.r0.gpu1/log?lines=2001", "/api/health?x=1",
+    "/?token=" + "x" * 200, "/?token=" + "x" * 201, "/nothing", "/api/tasks/", "/api/tasks/" + "x" * 200,
+]  # fmt: skip
 
 
-def test_two_devices_that_nobody_can_tell_apart_both_stay() -> None:
-    (look,) = looks(replace(FRAME, devices=(DEVICE, DEVICE)))
-    assert list(look.devices) == [f"{TASK.name}/GPU-a", f"{TASK.name}/GPU-a#2"]
-
-
-def frames(count: int) -> list[Snapshot]:
-    return [replace(FRAME, at_ms=n, tasks=(replace(TASK, done=n),)) for n in range(count)]
-
-
-def events(texts: list[bytes]) -> list[tuple[str, str, Any]]:
-    """Return id, name and data of each event."""
-    found = []
-    for text in texts:
-        lines = dict(line.split(": ", 1) for line in text.decode().strip().splitlines())
-        found.append((lines.get("id", ""), lines["event"], json.loads(lines["data"])))
-    return found
-
-
-def test_who_comes_first_gets_all_and_who_comes_back_gets_what_was_missed() -> None:
-    journal = Journal("life")
-    three = looks(*frames(3))
-    journal.take(three[0])
-    ((first_id, name, data),) = events(journal.catch_up(None))
-    assert (first_id, name, data["tasks"][0]["done"]) == ("life-0", "snapshot", 0)
-    for look in three[1:]:
-        journal.take(look)
-    missed = events(journal.catch_up("life-1"))
-    assert [(i, n, d["tasks"][0]["done"]) for i, n, d in missed] == [("life-2", "change", 2)]
-    assert journal.catch_up("life-2") == []
-
-
-@pytest.mark.parametrize(
-    "last_id", ["", "other-1", "life-99", "life--1", "life-x", "life-²", "life-" + "9" * 5000, "🐦"]
-)
-def test_who_names_an_event_that_never_was_gets_all(last_id: str) -> None:
-    journal = Journal("life")
-    for look in looks(*frames(2)):
-        journal.take(look)
-    assert [name for _, name, _ in events(journal.catch_up(last_id))] == ["snapshot"]
-
-
-def test_who_was_away_for_too_long_gets_all() -> None:
-    journal = Journal("life")
-    for look in looks(*frames(100)):
-        journal.take(look)
-    assert [name for _, name, _ in events(journal.catch_up("life-2"))] == ["snapshot"]
-    assert len(journal.catch_up("life-90")) == 9
-
-
-@given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8), st.data())
-def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: list[list[int]], data: Any) -> None:
-    def frame(at_ms: int, indices: list[int]) -> Snapshot:
-        lines = {n: replace(TASK, name=f"t{n}", array_index=n, done=data.draw(st.integers(0, 2))) for n in indices}
-        return replace(FRAME, at_ms=at_ms, tasks=tuple(lines.values()))
-
-    journal, told, last_id = Journal("life"), dict[str, Any](), None
-    for look in looks(*(frame(n, indices) for n, indices in enumerate(histories))):
-        journal.take(look)
-        for _, name, event in events(journal.catch_up(last_id)):
-            told = {} if name == "snapshot" else told
-            told = {k: v for k, v in told.items() if k not in event.get("gone_tasks", ())}
-            told.update({task["name"]: task for task in event["tasks"]})
-        last_id = events(journal.catch_up(None))[0][0]
-    assert told == {task["name"]: task for task in json.loads(snapshot_text(look))["tasks"]}
+def test_a_wrong_question_is_answered_with_what_would_be_right(world: World, pages: Pages) -> None:
+    found = world.ask(*WRONG)
+    found += world.ask("/api/tasks", method="POST") + world.ask("/api/tasks", "/api/events", "/", method="HEAD")
+    said = [
+        f"{one.request.method} {one.request.url.raw_path.decode()[:50]} → {one.status_code} {len(one.content) > 0} "
+        + (one.json()["error"] if one.status_code >= 400 else one.headers["content-type"])
+        for one in found
+    ]
+    kept = {name: value for name, value in found[-1].headers.items() if name != "content-length"}
+    pages(
+        {"answers.txt": "\n".join(said), "headers.txt": "\n".join(f"{name}: {value}" for name, value in kept.items())}
+    )
+    assert found[-4].headers["allow"] == "GET, HEAD"
+    media = {
+        one.headers["content-type"]
+        for one in world.ask(*(e.path for e in ENDPOINTS if "{" not in e.path and "events" not in e.path))
+    }
+    assert media == {"application/json", "text/html; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8",
+                     "text/javascript; charset=utf-8", "text/css; charset=utf-8",
+                     "image/svg+xml; charset=utf-8"}  # fmt: skip
 
 
 # --- who may ask ------------------------------------------------------------------------------------------------------
 
-LOOPBACK = Guard(None, True, 8765)
-SECRET = Guard("a-long-secret-token", False, 8765)
+COOKIE = GUARDED.cookie.partition(";")[0]
+HEADERS = [
+    {}, {"authorization": f"Bearer {TOKEN}"}, {"authorization": f"bearer  {TOKEN} "},
+    {"authorization": f"Bearer {TOKEN[:-1]}"}, {"authorization": f"Basic {TOKEN}"}, {"authorization": "Bearer "},
+    {"authorization": "Bearer ÿ"}, {"cookie": f"badcjobs_8765={TOKEN}"},
+    {"cookie": f"a=b; {COOKIE}"}, {"cookie": "[]=\";'"},
+    {"cookie": Guard("another", False, 8765).cookie.partition(";")[0]},
+    {"cookie": Guard(TOKEN, False, 1).cookie.partition(";")[0]},
+]  # fmt: skip
+HOSTS = ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]", "evil.example",
+         "evil.example:8765", "localhost.evil.example", "", "127.0.0.1.evil.example", "10.0.0.1", "[",
+         "a" * 300]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "header", ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]"]
-)
-def test_on_loopback_the_names_of_this_machine_are_known(header: str) -> None:
-    assert LOOPBACK.is_allowed_host(header)
+def test_only_the_token_or_its_cookie_opens_the_door_and_on_loopback_only_names_of_this_machine(
+    world: World, tmp_path: Path
+) -> None:
+    guarded = World(open_run(tmp_path / "july", world.clock), world.clock, GUARDED)
+    assert [guarded.ask("/api/tasks", **one)[0].status_code for one in HEADERS] == [
+        401, 200, 200, 401, 401, 401, 401, 401, 200, 401, 401, 401
+    ]  # fmt: skip
+    assert [world.ask("/api/alerts", host=one)[0].status_code for one in HOSTS] == [200] * 7 + [403] * 8
+    assert (
+        guarded.ask("/api/alerts", host="gpu1.cluster.example", authorization=f"Bearer {TOKEN}")[0].status_code == 200
+    )
+    refused, opened, wrong, elsewhere, empty = guarded.ask(
+        "/live.js", f"/?token={TOKEN}", "/?token=x", f"/api/tasks?token={TOKEN}", "/?token="
+    )
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="badcjobs"')
+    assert [one.status_code for one in (opened, wrong, elsewhere, empty)] == [200, 401, 401, 401]
+    assert (opened.headers["set-cookie"], TOKEN in opened.text + GUARDED.cookie) == (GUARDED.cookie, False)
+    assert GUARDED.cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
+    assert "live.js" in guarded.ask("/", cookie=COOKIE)[0].text
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["evil.example", "evil.example:8765", "localhost.evil.example", "", None, "127.0.0.1.evil.example", "10.0.0.1"],
-)
-def test_on_loopback_another_name_is_somebody_who_made_it_point_here(header: str | None) -> None:
-    assert not LOOPBACK.is_allowed_host(header)
+def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world: World, tmp_path: Path) -> None:
+    run = tmp_path / "july"
+    secret = TaskFile(tmp_path / "june", index=7, job_id="666", states={"z": "done"}).write()
+    (run / "tasks" / secret.name).symlink_to(secret)
+    (run / "tasks" / "4821_9.r0.gpu1.sqlite").symlink_to(run / "4821_9.r0.gpu1.sqlite")
+    TaskFile(run / "kept", index=9, states={"k": "done"}).write().rename(run / "4821_9.r0.gpu1.sqlite")
+    for name in ("submitted.json", "job.sqlite"):
+        (run / name).symlink_to(secret)
+    source = open_run(run, world.clock)
+    seen = source.look()
+    assert {item.document["label"] for item in seen.tasks.values()} == {"4821_0", "4821_1", "4821_9"}
+    assert "666_7" not in source.prometheus(seen)
+    assert [one.partition(" ")[0] for one in seen.snapshot.remarks] == [secret.name, "job.sqlite", "submitted.json"]
+    assert all("outside the run folder: not followed" in one for one in seen.snapshot.remarks)
+    for name in ("../secret", "../../secret", "/etc/passwd", "4821_2"):
+        assert source.log_end(name, 9) is None
+    (run / "tasks").rename(tmp_path / "elsewhere")
+    (run / "tasks").symlink_to(tmp_path / "elsewhere")
+    moved = open_run(run, world.clock)
+    assert moved.look().snapshot.remarks[0] == "tasks is a link to a place outside the run folder: not followed"
+    assert moved.log_end("4821_0.r0.gpu1", 9) is None
+    (run / "tasks").unlink()
+    (tmp_path / "elsewhere").rename(run / "tasks")
+    (tmp_path / "may").symlink_to(run)
+    by_link = open_run(tmp_path / "may", world.clock)  # the run itself may be named by a link
+    assert by_link.log_end("4821_0.r0.gpu1", 2) == (["line 298", "line 299"], False)
+    assert open_run(run / "tasks", world.clock).log_end("4821_0.r0.gpu1", 300) is not None
 
 
-def test_elsewhere_the_token_decides_and_not_the_name() -> None:
-    assert SECRET.is_allowed_host("gpu1.cluster.example")
+# --- what listeners are told ------------------------------------------------------------------------------------------
+
+TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
+ONE = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
+DEVICE = DeviceFacts(ONE.name, "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
+FRAME = Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
+ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU-a", 86.0, 83.0)
 
 
-@pytest.mark.parametrize(
-    ("headers", "let_in"),
-    [
-        ({}, False),
-        ({"authorization": "Bearer a-long-secret-token"}, True),
-        ({"authorization": "bearer  a-long-secret-token "}, True),
-        ({"authorization": "Bearer a-long-secret-toke"}, False),
-        ({"authorization": "Basic a-long-secret-token"}, False),
-        ({"authorization": "Bearer "}, False),
-        ({"authorization": "Bearer \udcff"}, False),
-        ({"cookie": "badcjobs_8765=a-long-secret-token"}, False),
-        ({"cookie": "a=b; " + SECRET.cookie.partition(";")[0]}, True),
-        ({"cookie": Guard("another", False, 8765).cookie.partition(";")[0]}, False),
-        ({"cookie": Guard("a-long-secret-token", False, 1).cookie.partition(";")[0]}, False),
-        ({"cookie": "[]=\";'"}, False),
-    ],
-)
-def test_only_the_token_or_its_cookie_opens_the_door(headers: dict[str, str], let_in: bool) -> None:
-    assert SECRET.is_authorized(headers) is let_in
+class Told:
+    """A hub that reads one snapshot after the other."""
+
+    def __init__(self) -> None:
+        self.cache, self.clock, self.frame = DocumentCache(), HandClock(0), FRAME
+        self.hub = Hub(lambda: self.cache.convert(self.frame), self.clock)
+
+    async def read(self, *frames: Snapshot) -> None:
+        for self.frame in frames:
+            self.clock.sleep(self.hub.interval_s)
+            await self.hub.latest()
+
+    async def heard(self, listener: Any) -> list[tuple[str, str, Any]]:
+        """Return id, name and data of the events that wait for a listener, and let it go."""
+        listener.put(b"")  # the end
+        texts = [bytes(one).decode() async for one in listener.body_iterator]
+        self.hub.listeners.discard(listener)
+        lines = [dict(line.split(": ", 1) for line in text.strip().splitlines()) for text in texts]
+        return [(one.get("id", ""), one["event"], json.loads(one["data"])) for one in lines if "event" in one]
+
+    async def missed(self, last_id: str | None) -> list[tuple[str, str, Any]]:
+        return await self.heard(self.hub.join(last_id))
 
 
-def test_the_cookie_is_not_the_token_and_no_script_or_other_site_gets_it() -> None:
-    assert "a-long-secret-token" not in SECRET.cookie
-    assert SECRET.cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
+def at(number: int) -> Snapshot:
+    return replace(FRAME, at_ms=number, tasks=(replace(ONE, done=number),))
 
 
-@given(st.text())
-def test_any_host_header_is_answered(text: str) -> None:
-    assert LOOPBACK.is_allowed_host(text) in (True, False)
+def test_a_listener_hears_all_first_then_only_what_has_changed(pages: Pages) -> None:
+    other = replace(ONE, name="4821_1.r0.gpu2", array_index=1)
+    full = replace(FRAME, tasks=(ONE, other))
+    course = [
+        FRAME, replace(FRAME, at_ms=3000), full, replace(full, tasks=(replace(ONE, done=4, pending=6), other)),
+        replace(full, alerts=(ALERT,)), replace(full, remarks=("a file is broken",)),
+        replace(full, devices=(DEVICE, DEVICE)), replace(full, devices=(replace(DEVICE, alive=False),)),
+        replace(full, tasks=(), devices=()),
+    ]  # fmt: skip
+
+    async def story() -> list[tuple[str, str, Any]]:
+        told = Told()
+        await told.read(course[0])
+        listener = told.hub.join(None)
+        await told.read(*course[1:])
+        return await told.heard(listener)
+
+    pages({"events.txt": "\n".join(f"{i} {name} {json.dumps(data)}" for i, name, data in asyncio.run(story()))})
 
 
-# --- what may be asked ------------------------------------------------------------------------------------------------
+def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_all() -> None:
+    async def story() -> None:
+        told = Told()
+        await told.read(*map(at, range(101)))
+        assert [name for _, name, _ in await told.missed(None)] == ["snapshot"]
+        assert [(i, data["tasks"][0]["done"]) for i, _, data in await told.missed("0-98")] == [
+            ("0-99", 99),
+            ("0-100", 100),
+        ]
+        assert [len(await told.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
+        for strange in ("", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
+            assert [name for _, name, _ in await told.missed(strange)] == ["snapshot"], strange
 
-LIMIT = Parameter("limit", int, (1, 10))
-ALIVE = Parameter("alive", bool)
-STATE = Parameter("state", str, ("done", "failed"), "done")
-
-
-def test_what_is_not_given_is_the_default() -> None:
-    assert parse_query([], [LIMIT, ALIVE, STATE]) == {"limit": None, "alive": None, "state": "done"}
-
-
-@pytest.mark.parametrize(
-    ("pair", "words"),
-    [
-        (("limit", "0"), "from 1 to 10"),
-        (("limit", "11"), "from 1 to 10"),
-        (("limit", ""), "a whole number"),
-        (("limit", "1.5"), "a whole number"),
-        (("limit", "٣"), "a whole number"),
-        (("limit", "9" * 5000), "a whole number"),
-        (("alive", "yes"), "true or false"),
-        (("state", "asleep"), "one of done, failed"),
-        (("lmit", "1"), r"unknown parameter 'lmit' \(known: limit, alive, state\)"),
-    ],
-)
-def test_a_wrong_parameter_is_refused_with_what_would_be_right(pair: tuple[str, str], words: str) -> None:
-    with pytest.raises(HTTPException, match=words) as refused:
-        parse_query([pair], [LIMIT, ALIVE, STATE])
-    assert refused.value.status_code == 400
-    assert len(refused.value.detail) < 200
+    asyncio.run(story())
 
 
-def test_a_parameter_given_twice_is_refused() -> None:
-    with pytest.raises(HTTPException, match="limit is given twice"):
-        parse_query([("limit", "1"), ("limit", "2")], [LIMIT])
+@settings(max_examples=40)
+@given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=6), min_size=1, max_size=8))
+def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: list[dict[int, int]]) -> None:
+    async def story() -> None:
+        told, known, last_id = Told(), dict[str, Any](), None
+        for number, history in enumerate(histories):
+            tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
+            await told.read(replace(FRAME, at_ms=number, tasks=tasks))
+            for i, name, event in await told.missed(last_id):
+                last_id = i
+                known = {} if name == "snapshot" else known
+                known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
+                known.update({task["name"]: task["done"] for task in event["tasks"]})
+        assert known == {f"t{n}": done for n, done in histories[-1].items()}
+
+    asyncio.run(story())
+
+
+def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all() -> None:
+    async def story() -> None:
+        told = Told()
+        await told.read(FRAME)
+        others = [told.hub.join(None) for _ in range(255)]
+        slow = told.hub.join(None)
+        with pytest.raises(Exception, match=r"too many listeners \(256\)"):
+            told.hub.join(None)
+        cut, stuck = asyncio.Event(), asyncio.Event()
+
+        async def send(message: Any) -> None:
+            await stuck.wait()
+
+        async def receive() -> Any:
+            await cut.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "asgi": {"spec_version": "2.0"}, "state": {"abort": cut.set}}
+        serving = asyncio.ensure_future(slow(scope, receive, send))
+        await asyncio.sleep(0)
+        await told.read(*map(at, range(30)))
+        assert not cut.is_set()
+        await told.read(*map(at, range(30, 33)))
+        assert cut.is_set()
+        await serving
+        assert slow not in told.hub.listeners
+        told.hub.close()
+        assert len(await told.heard(others[0])) == 34
+        with pytest.raises(Exception, match="too many listeners"):
+            told.hub.join(None)
+
+    asyncio.run(story())
+
+
+# --- when reading fails or hangs --------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: World, pages: Pages) -> None:
+    """Every request gets an answer, one waits for all, and listeners hear why nothing is new."""
+    go_on, right = threading.Event(), world.hub.read_documents
+
+    def hanging() -> Documents:
+        go_on.wait(60)
+        return right()
+
+    def failing() -> Documents:
+        raise DatabaseProblem("the folder is gone")
+
+    def wrong() -> Documents:
+        raise ZeroDivisionError("the secret of the universe")
+
+    async def story() -> list[str]:
+        said = []
+
+        async def tell(step: str, *paths: str) -> None:
+            for path in paths:
+                one = await world.get(path)
+                words = {
+                    k: v
+                    for k, v in one.json().items()
+                    if k in ("status", "error", "trouble", "at_ms", "looks", "matched")
+                }
+                said.append(f"{step}: {path} → {one.status_code} {one.headers.get('retry-after')} {words}")
+
+        await tell("at first", "/api/tasks")
+        listener = world.hub.join(None)
+        for step, look in (("hanging", hanging), ("failing", failing), ("wrong", wrong)):
+            world.hub.read_documents, world.hub.patience_s = look, 0.05
+            world.clock.sleep(2)
+            await tell(step, "/api/tasks", "/api/gpu/summary", "/api/health")
+            world.hub.read_documents, world.hub.patience_s = right, 60
+            go_on.set()
+            while world.hub.trouble:
+                await world.get("/api/tasks")
+            world.clock.sleep(2)
+            await tell(f"after {step}", "/api/tasks", "/api/health")
+        listener.put(b"")
+        events = [bytes(one).decode().strip() async for one in listener.body_iterator]
+        return [*said, *(one for one in events if "beat" in one)]
+
+    pages({"answers.txt": "\n".join(asyncio.run(story()))})
+
+
+def test_it_reads_by_itself_while_someone_listens_and_says_that_it_lives(tmp_path: Path) -> None:
+    async def story() -> None:
+        told = Told()
+        told.hub.interval_s = 0.001
+        running = asyncio.ensure_future(told.hub.run())
+        await asyncio.sleep(0.02)
+        assert told.hub.looks == 0, "nobody listens"
+        listener = told.hub.join(None)
+        while not told.hub.looks:
+            await asyncio.sleep(0.001)
+        for seconds in (9.9, 0.2, 10.1):
+            looks = told.hub.looks
+            told.clock.sleep(seconds)
+            while told.hub.looks == looks or (seconds > 10 and told.hub.looks < looks + 1):
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
+        told.hub.close()
+        await running
+        assert [name for _, name, _ in await told.heard(listener)] == ["snapshot", "beat", "beat"]
+
+    asyncio.run(story())
+
+
+# --- a server in a thread, and where it can be reached ----------------------------------------------------------------
+
+
+class Serving:
+    """A server in a thread, on a free port."""
+
+    def __init__(self, look: Callable[[], Documents]) -> None:
+        self.hub = Hub(look, SystemClock(), interval_s=0.01, patience_s=60)
+        listening, self.place = bind()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        ready = threading.Event()
+        app = make_app(self.hub, None, Guard(None, True, self.place.port))  # type: ignore[arg-type]
+        config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, log_level="critical")
+        self._server = Server(config, started=ready.set, ending=self.hub.close)
+
+        async def serve() -> None:
+            reading = asyncio.ensure_future(self.hub.run())
+            await self._server.serve(sockets=[listening])
+            await reading
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        self._thread.start()
+        assert ready.wait(60)
+
+    def listen(self, buffer: int) -> socket.socket:
+        line = socket.socket()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        line.settimeout(60)
+        line.connect(("127.0.0.1", self.place.port))
+        line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return line
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    numbers = iter(range(10**9))
+
+    def growing() -> Documents:
+        document = {"name": "t", "moment": next(numbers), "weight": "x" * 200_000}
+        return Documents(Snapshot(document["moment"], "july", True), tasks={"t": Item(document, json_text(document))})
+
+    serving = Serving(growing)
+    yield serving
+    serving.close()
+
+
+def test_who_does_not_read_is_cut_off_in_the_middle_and_others_hear_on(serving: Serving) -> None:
+    def next_change() -> None:
+        heard = b""
+        while b"event: change" not in heard:
+            heard = heard[-100:] + keen.recv(1 << 20)
+
+    with serving.listen(4096) as lazy, serving.listen(1 << 20) as keen:
+        wait_for(lambda: len(serving.hub.listeners) == 2, "both listen")
+        while len(serving.hub.listeners) == 2:
+            next_change()
+        next_change()
+        rest = b"".join(iter(lambda: lazy.recv(1 << 20), b""))
+    assert len(rest) < 2_000_000
+    assert not rest.endswith(b"0\r\n\r\n"), "an orderly end would still wait to be read"
+
+
+def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages: Pages) -> None:
+    for host in reachable_hosts(also_ipv6=True):
+        if re.fullmatch(r"[\d.]+|.*:.*", host):
+            assert not ipaddress.ip_address(host).is_loopback and not ipaddress.ip_address(host).is_unspecified
+    everywhere, place = bind("0.0.0.0", 0, TOKEN)
+    with everywhere:
+        address = urlsplit(place.url)
+        assert (address.port, place.loopback, "0.0.0.0" in place.url) == (place.port, False, False)
+        socket.create_connection((address.hostname, place.port), timeout=60).close()
+        wrong = [("127.0.0.1", place.port, None), ("0.0.0.0", 0, None), ("192.0.2.1", 0, TOKEN), ("no host", 0, TOKEN)]
+        said = []
+        for host, port, token in wrong:
+            with pytest.raises(BadInput) as refused:
+                bind(host, port, token, "badcjobs serve july")
+            text = re.sub(r"TOKEN=[0-9a-f]{32} ", "TOKEN=32-HEX-DIGITS ", str(refused.value))
+            said.append(re.sub(r"\[Errno.*", "what the resolver says", text.replace(str(place.port), "PORT")))
+    pages({"refusals.txt": "\n\n".join(said)})
+    here, place = bind("localhost", 0)
+    with here:
+        assert (place.urls, place.loopback) == ((f"http://localhost:{place.port}/",), True)
+
+
+def test_a_machine_tells_its_readings_alone() -> None:
+    view = open_machine_view({}, HandClock(), StandIn(simulate=1), hostname="node1")
+    source = LiveSource(view)
+    told = {
+        line.partition("{")[0] for line in source.prometheus(source.look()).splitlines() if not line.startswith("#")
+    }
+    view.close()
+    assert {one for one in told if not one.startswith("badcjobs_gpu_")} == {"badcjobs_info"}
+    assert "badcjobs_gpu_power_watts" in told
 
 
 # --- what is documented -----------------------------------------------------------------------------------------------
 
 
-def test_the_guide_names_every_address_and_every_parameter() -> None:
-    guide = (resources.folder("guide") / "live.md").read_text(encoding="utf-8")
-    for question in ENDPOINTS:
-        if question.name != question.path[1:]:  # not a file of the page
-            assert f"    {question.path} " in guide, question.path
-        for parameter in question.parameters:
-            assert f"{parameter.name}=" in guide, f"{question.path}: {parameter.name}"
-
-
-def test_the_page_the_api_and_the_monitor_know_the_same_states_in_the_same_order() -> None:
-    script = (resources.folder("guide").parent / "live" / "assets" / "words.js").read_text(encoding="utf-8")
+def test_the_guide_the_page_the_api_and_the_monitor_know_the_same_paths_parameters_and_states() -> None:
+    guide = (folder("guide") / "live.md").read_text(encoding="utf-8")
+    for one in ENDPOINTS:
+        assert one.name == one.path[1:] or f"    {one.path} " in guide, one.path  # or it is a file of the page
+        assert [name for name in (each.name for each in one.parameters) if f"{name}=" not in guide] == []
+    script = (folder("guide").parent / "live" / "assets" / "words.js").read_text(encoding="utf-8")
     [listed] = re.findall(r"^const STATES = (\[.*\]);$", script, re.MULTILINE)
     assert tuple(json.loads(listed)) == STATES
     assert set(STYLES) == set(STATES)
