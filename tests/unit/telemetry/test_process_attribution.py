@@ -152,45 +152,31 @@ def on(pid: int, mib: int | None = None, sm: int | None = None) -> ProcessReadin
     return ProcessReading(pid, None if mib is None else mib * 2**20, sm)
 
 
-def test_every_process_has_one_row_per_device_with_its_times_and_its_peak(bench: Bench) -> None:
-    bench.feed(0, d1=(on(10, 100),), d2=(on(20, 50),))
-    bench.feed(5, d1=(on(10, 900), on(20, 1)), d2=())
+def test_every_process_has_one_row_per_device_and_one_sample_per_reading(bench: Bench) -> None:
+    bench.feed(0, d1=(on(10, 100, 40),), d2=(on(20, 50),))
+    bench.feed(1, d1=None)
+    bench.feed(5, d1=(on(10, 900, 50), on(20, 1), on(30)), d2=())
     bench.feed(10, d1=(on(10, 300),), d2=())
     assert bench.rows == [
         (1, 10, "python", "ada", 1, 0.0, 10.0, 900),
         (2, 20, "train", "bob", 0, 0.0, 0.0, 50),
         (1, 20, "train", "bob", 0, 5.0, 5.0, 1),
+        (1, 30, None, None, None, 5.0, 5.0, None),
     ]
-
-
-def test_every_instant_at_which_processes_were_asked_for_is_a_sample_of_each(bench: Bench) -> None:
-    bench.feed(0, d1=(on(10, 100, 40), on(20, None, None)))
-    bench.feed(1, d1=None)
-    bench.feed(5, d1=(on(10, 200, 50),))
-    assert query(bench.path, "SELECT task_id, device_id, at_ms, pid, memory_used_bytes, sm_percent FROM process_sample"
-                 " ORDER BY rowid") == [
-        (77, 1, START_MS, 10, 100 * 2**20, 40),
-        (77, 1, START_MS, 20, None, None),
-        (77, 1, START_MS + 5000, 10, 200 * 2**20, 50),
+    samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes / 1048576, sm_percent
+                 FROM process_sample ORDER BY rowid"""
+    assert query(bench.path, samples, START_MS) == [
+        (77, 1, 0, 10, 100, 40), (77, 2, 0, 20, 50, None), (77, 1, 5, 10, 900, 50), (77, 1, 5, 20, 1, None),
+        (77, 1, 5, 30, None, None), (77, 1, 10, 10, 300, None),
     ]  # fmt: skip
-
-
-def test_a_process_is_looked_up_once_however_often_and_on_how_many_devices_it_is_seen(bench: Bench) -> None:
-    for second in range(0, 300, 5):
-        bench.feed(second, d1=(on(10), on(30)), d2=(on(10),))
-    assert bench.asked == [10, 30]
-
-
-def test_what_is_not_known_of_a_process_is_null(bench: Bench) -> None:
-    bench.feed(0, d1=(on(30),))
-    assert bench.rows == [(1, 30, None, None, None, 0.0, 0.0, None)]
+    assert bench.asked == [10, 20, 30], "each is looked up once"
 
 
 def test_a_number_that_comes_back_after_a_minute_is_another_process(bench: Bench) -> None:
     bench.feed(0, d1=(on(10, 5),))
-    bench.feed(55, d1=(on(10, 7),))
-    bench.feed(120, d1=(on(10, 1),))
-    assert [row[5:] for row in bench.rows] == [(0.0, 55.0, 7), (120.0, 120.0, 1)]
+    bench.feed(60, d1=(on(10, 7),))
+    bench.feed(120.001, d1=(on(10, 1),))
+    assert [row[5:] for row in bench.rows] == [(0.0, 60.0, 7), (120.001, 120.001, 1)]
     assert bench.asked == [10, 10]
 
 
