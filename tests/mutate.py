@@ -141,7 +141,7 @@ class Copy:
 
     def run(self, tests: list[str], timeout_s: float | None) -> bool:
         """Return whether the tests pass."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:rerunfailures"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         env = {**os.environ, "PYTHONPATH": str(self._folder)}
         try:
             done = subprocess.run(

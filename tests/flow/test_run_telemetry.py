@@ -1,105 +1,103 @@
-"""The heartbeat line, and runs without telemetry."""
+"""What a run writes beside its results: heartbeats, alerts, what it used; and runs without telemetry."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
-import psutil
-from support.badcjobs_program import QUICK, Site
+from support.badcjobs_program import QUICK, Site, array_task, rows
 from support.fake_nvml import fake_nvml_folder
 from support.waiting import wait_for
 
-# As in the contract; what nobody knows yet is a question mark.
+# As in the contract; what is not known yet is a question mark.
 HEARTBEAT = re.compile(
     r"heartbeat cpu=(\d+%|\?) mem=(\d+%|\?) gpu=(\d+%|\?) devices=(\d+) chunks=(\d+)/(\d+) rate=(\d+(?:\.\d+)?x|\?)"
     r" eta=(\d\d:\d\d:\d\d|\?)"
 )
 SLOWLY = ("--engine", "demo", "--engine-arg=--burn-s=0.3")
-
-
-def heartbeats(site: Site) -> list[str]:
-    lines = site.task_database().with_suffix(".log").read_text().splitlines()
-    return [line[line.index("heartbeat ") :] for line in lines if " heartbeat " in line]
-
-
-def test_the_log_has_heartbeats_in_the_form_that_scripts_read(site: Site) -> None:
-    script = site.folder / "load.toml"
-    script.write_text(
-        """
-        [[device]]
-        index = 0
-        load = [[0, 30]]
-        [[device]]
-        index = 1
-        load = [[0, 60]]
-        [[device]]
-        index = 2
-        lost_at_s = 0
-        """
-    )
-    done = site.run(site.manifest(9), *SLOWLY, "--simulate", script, "--config", "run.heartbeat_every_s=0.2")
-    assert done.exit_code == 0, done.stderr
-    lines = heartbeats(site)
-    assert len(lines) >= 3
-    for line in lines:
-        assert HEARTBEAT.fullmatch(line), line
-    cpu, memory, gpu, devices, settled, total, rate, eta = HEARTBEAT.fullmatch(lines[-1]).groups()
-    assert "?" not in (cpu, memory, rate, eta)
-    assert gpu == "45%", "the mean over the devices that could be read"
-    assert (devices, total) == ("3", "9")
-    assert 0 < int(settled) <= 9
-
-
-def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: Site) -> None:
-    program = site.start_run(
-        site.manifest(4), *SLOWLY, "--simulate", 2, "--no-emit-gpu-telemetry", "--config", "run.heartbeat_every_s=0.2"
-    )
-    wait_for(lambda: site.count_now("attempt"), "chunks are running")
-    assert len(site.workers()) >= 1
-    assert {kind(process) for process in site.processes()} == {"wrapper", "worker"}
-    done = program.wait()
-    assert done.exit_code == 0, done.stderr
-    assert "telemetry off (--no-emit-gpu-telemetry)" in done.stdout
-    assert (site.count("sample"), site.count("host_sample"), site.count("gap")) == (0, 0, 0)
-    assert site.rows("SELECT telemetry FROM task") == [(0,)]
-    assert site.count("device") == 2, "which devices there were is known all the same"
-    assert all(HEARTBEAT.fullmatch(line)[3] == "?" for line in heartbeats(site))
-    merged = site.badcjobs("merge", site.out)
-    assert "off in 1 task (--no-emit-gpu-telemetry)" in merged.stdout
-    as_json = site.badcjobs("merge", site.out, "--json").json
-    assert as_json["tasks_without_telemetry"] == 1
-    assert as_json["devices"][0]["utilization_mean_percent"] is None, "unknown is not zero"
-    assert as_json["energy_wh"] is None
-
-
-# --- what the task's log says -----------------------------------------------------------------------------------------
+OFTEN = ("--config", "run.heartbeat_every_s=0.2")
+SECRET = "/services/T0123/xyzzy"
+# Busy with children of its own, as an engine that runs a program for each chunk is.
+COMMAND = """python3 -c 'import time
+while time.process_time() < 0.5: pass' && printf 'start_time,end_time,label,score\\n' > "$2" """
 
 
 def log_of(site: Site) -> str:
     return site.task_database().with_suffix(".log").read_text()
 
 
-def test_a_device_that_idles_while_work_waits_is_told_in_the_log_and_in_the_database(site: Site) -> None:
-    """The simulated device has nothing to do although the demo engine is at work: that is what we want to hear of."""
-    (site.folder / "load.toml").write_text("[[device]]\nindex = 0\nload = [[0, 0]]\n")
-    (site.folder / "lab.toml").write_text("[alerts]\nidle_s = 0.4\n")
-    stand_in = ("--simulate", site.folder / "load.toml", "--config", site.folder / "lab.toml")
-    done = site.run(site.manifest(8), *SLOWLY, *stand_in)
+def heartbeats(site: Site) -> list[tuple[str, ...]]:
+    lines = [line[line.index("heartbeat ") :] for line in log_of(site).splitlines() if " heartbeat " in line]
+    found = [HEARTBEAT.fullmatch(line) for line in lines]
+    assert None not in found, lines
+    return [one.groups() for one in found if one]
+
+
+def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(site: Site) -> None:
+    """Device 0 is idle although work waits, device 2 is lost from the start."""
+    loads = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((0, 60)))
+    (site.folder / "load.toml").write_text(f"{loads}[[device]]\nindex = 2\nlost_at_s = 0\n")
+    site.script("tell", 'cat >> told; echo >> told; echo "$BADCJOBS_ALERT_STATE" >> states')
+    (site.folder / "lab.toml").write_text(f'[alerts]\nidle_s = 0.4\ncommand = "./tell {SECRET}"\n')
+    done = site.run(
+        site.manifest(12),
+        *SLOWLY,
+        "--simulate",
+        site.folder / "load.toml",
+        "--config",
+        site.folder / "lab.toml",
+        *OFTEN,
+    )
     assert done.exit_code == 0, done.stderr
-    found = site.rows("SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert")
-    assert found == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
-    said = "device 0 has been idle for 0.4 s while work is waiting"
-    assert log_of(site).count(f"WARNING alert (idle): {said}") == 1
-    assert log_of(site).count("alert ended after") == 1
+    beats = heartbeats(site)
+    assert len(beats) >= 3
+    cpu, memory, gpu, devices, settled, total, rate, eta = beats[-1]
+    assert "?" not in (cpu, memory, rate, eta)
+    assert gpu == "30%", "the mean over the devices that could be read"
+    assert (devices, total, 0 < int(settled) <= 12) == ("3", "12", True)
+    alerts = "SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert WHERE kind = 'idle'"
+    assert site.rows(alerts) == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
+    assert log_of(site).count("WARNING alert (idle): device 0 has been idle for 0.4 s while work is waiting") == 1
+    calls = [json.loads(line) for line in (site.folder / "told").read_text().splitlines()]
+    assert [(call["kind"], call["state"]) for call in calls if call["kind"] == "idle"] == [
+        ("idle", "begin"), ("idle", "end"),
+    ]  # fmt: skip
+    assert calls[0]["task"] == site.task_database().stem
+    ((settings,),) = site.rows("SELECT value FROM meta WHERE key = 'settings'")
+    assert json.loads(settings)["alerts"]["command"] == "./tell …"
+    assert "xyzzy" not in done.stderr
+    assert not any(b"xyzzy" in path.read_bytes() for path in site.out.rglob("*.*"))
+
+
+def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: Site) -> None:
+    job = {**array_task(0, [0]), "CUDA_VISIBLE_DEVICES": "0,1"}
+    program = site.start_run(site.manifest(4), *SLOWLY, "--simulate", 2, "--no-emit-gpu-telemetry", *OFTEN, env=job)
+    wait_for(lambda: site.count_now("attempt"), "chunks are running")
+    assert (len(site.workers()) >= 1, site.recorders()) == (True, [])
+    done = program.wait()
+    assert done.exit_code == 0, done.stderr
+    assert "telemetry off (--no-emit-gpu-telemetry)" in done.stdout
+    assert [site.count(table) for table in ("sample", "host_sample", "usage_sample", "gap", "device")] == [
+        0,
+        0,
+        0,
+        0,
+        2,
+    ]
+    assert site.rows("SELECT telemetry, memory_limit_bytes, time_limit_s FROM task") == [(0, None, None)]
+    assert {gpu for _, _, gpu, *_ in heartbeats(site)} <= {"?"}
+    assert "off in 1 task (--no-emit-gpu-telemetry)" in site.badcjobs("merge", site.out).stdout
+    merged = site.badcjobs("merge", site.out, "--json").json
+    assert (merged["tasks_without_telemetry"], merged["energy_wh"]) == (1, None)
+    assert merged["devices"][0]["utilization_mean_percent"] is None, "unknown is not zero"
 
 
 def test_devices_that_nothing_can_read_are_one_gap_each_and_one_warning_and_the_work_goes_on(site: Site) -> None:
     env = {"LD_LIBRARY_PATH": str(fake_nvml_folder()), "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/usr/bin:/bin"}
     done = site.run(site.manifest(6), *SLOWLY, env=env)
     assert done.exit_code == 0, done.stderr
-    assert site.count("sample") == 0
-    assert site.count("host_sample") > 2
+    assert (site.count("sample"), site.count("host_sample") > 2) == (0, True)
     gaps = site.rows(
         """SELECT device_id, to_ms - from_ms, reason FROM gap
            WHERE device_id IS NOT NULL AND metric IS NULL ORDER BY device_id"""
@@ -115,49 +113,49 @@ def test_devices_that_nothing_can_read_are_one_gap_each_and_one_warning_and_the_
     assert site.count("alert") == 0, "what was never there is not lost"
 
 
-def test_the_log_ends_with_what_the_recorder_cost(site: Site) -> None:
-    done = site.run(site.manifest(3), *SLOWLY, "--simulate", 1)
-    assert done.exit_code == 0, done.stderr
-    (line,) = [line for line in log_of(site).splitlines() if " recorder: " in line]
-    said = r"recorder: \d+ samples with simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at most"
-    assert re.search(said, line), line
-    ((ticks,),) = site.rows("SELECT ticks FROM recorder")
-    assert f"recorder: {ticks} samples" in line
-
-
 def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site: Site) -> None:
     program = site.start_run(site.manifest(12), *SLOWLY, "--simulate", 1)
     (first,) = wait_for(lambda: site.count_now("sample") > 2 and site.recorders(), "the recorder records")
     first.kill()
     done = program.wait()
     assert done.exit_code == 0, done.stderr
-    lives = site.rows("SELECT pid, ticks > 0 FROM recorder ORDER BY started_at_ms")
-    assert len(lives) == 2
-    assert lives[0] == (first.pid, 1)
-
-
-def kind(process: psutil.Process) -> str:
-    words = " ".join(process.cmdline())
-    return (
-        "worker"
-        if "demo_worker" in words
-        else "recorder"
-        if "badcjobs.telemetry.recorder_process" in words
-        else "wrapper"
-    )
+    (_, _), (second, ticks) = lives = site.rows("SELECT pid, ticks FROM recorder ORDER BY started_at_ms")
+    assert (lives[0][0], lives[0][1] > 0, second != first.pid) == (first.pid, True, True)
+    (line,) = [line for line in log_of(site).splitlines() if " recorder: " in line]
+    said = rf"recorder: {ticks} samples with simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at most"
+    assert re.search(said, line), line
 
 
 def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> None:
-    command = "sh -c 'sleep 0.6; exit 1' {input} {output}"
-    outcome = site.run(
-        site.manifest(1), "--engine", "command", "--command", command, "--retries", "0", "--simulate", "1", *QUICK
-    )
-    assert outcome.exit_code == 1
+    command = ("--command", "sh -c 'sleep 0.6; exit 1' {input} {output}", "--retries", 0, "--simulate", 1, *QUICK)
+    assert site.run(site.manifest(1), *command).exit_code == 1
     ((state, ended_at_ms, device_id),) = site.rows("SELECT gpu_state, ended_at_ms, device_id FROM attempt")
     found = json.loads(state)
     assert ended_at_ms - 2000 < found["at_ms"] <= ended_at_ms
-    ((memory, power),) = site.rows(
-        "SELECT memory_used_bytes, power_w FROM sample WHERE device_id = ? AND at_ms = ?", device_id, found["at_ms"]
-    )
-    assert (found["memory_used_bytes"], found["power_w"]) == (memory, power)
+    sample = "SELECT memory_used_bytes, power_w FROM sample WHERE device_id = ? AND at_ms = ?"
+    assert site.rows(sample, device_id, found["at_ms"]) == [(found["memory_used_bytes"], found["power_w"])]
     assert "fan_percent" not in found or found["fan_percent"] is not None
+
+
+def test_a_task_in_the_emulation_writes_what_it_was_given_and_what_its_processes_use(site: Site) -> None:
+    engine = site.script("engine", COMMAND)
+    done = site.badcjobs(
+        "submit", site.manifest(12), "--out", site.out, "--cluster", "local", "--wait",
+        "--tasks", 2, "--gpus-per-task", 1, "--mem", "2G", "--time", "00:30:00", "--", "--simulate", 2,
+        "--command", f"{engine} {{input}} {{output}}",
+        env={"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}, timeout_s=90,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    limits = site.rows("SELECT memory_limit_bytes, time_limit_s FROM task")
+    assert [memory for memory, _ in limits] == [2 * 2**30] * 2
+    assert all(1500 < time_s <= 1800 for _, time_s in limits)
+    for database in site.task_databases():
+        used = rows(database, "SELECT at_ms, cpu_cores, memory_bytes, processes FROM usage_sample ORDER BY at_ms")
+        assert used[0][1] is None, "a first reading has no time behind it"
+        cpu_s = sum(later[1] * (later[0] - sooner[0]) / 1000 for sooner, later in pairwise(used))
+        assert 2.9 <= cpu_s < 12, "programs that come and go are counted: six times half a second"
+        assert all(5e6 < memory_bytes < 2e9 for _, _, memory_bytes, _ in used)
+        assert max(processes for *_, processes in used) >= 2, "the wrapper and its recorder, at least"
+    totals = "SELECT sum(usage_samples), max(memory_peak_bytes) FROM task_total"
+    peak_bytes = max(peak for (peak,) in site.rows("SELECT max(memory_bytes) FROM usage_sample"))
+    assert rows(site.out / "job.sqlite", totals) == [(site.count("usage_sample"), peak_bytes)]
