@@ -46,6 +46,11 @@ class FakeDcgmi:
         log = self.folder / "starts"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
+    def rounds(self) -> int:
+        """Tell how many rounds it has begun."""
+        rounds = self.folder / "starts.rounds"
+        return len(rounds.read_bytes()) if rounds.exists() else 0
+
 
 def discovery(listed: dict[str, str]) -> str:
     line = f"+--------+{'-' * 70}+"
@@ -75,6 +80,8 @@ def main(path: str, arguments: list[str]) -> int:
     while not settings["ends"]:
         for number, (activity, occupancy) in () if settings["silent"] else settings["rows"].items():
             print(f"GPU {number}     {activity:<13}{occupancy:<13}", flush=True)
+        with Path(f"{settings['log']}.rounds").open("a") as file:
+            file.write(".")
         time.sleep(0.05)
         settings = json.loads(Path(path).read_text())
     return 1

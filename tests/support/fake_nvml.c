@@ -23,6 +23,7 @@
  *                                  kinds: c compute (if left out), g graphics
  *   FAKE_NVML_XID=0:79,1.0:31      DEVICE:Xid, to be reported once each to a listening event set
  *   FAKE_NVML_ECC=3                uncorrected errors of every device; unset: 0
+ *   FAKE_NVML_SENT_BYTES=5         what the counter of PCIe out says; unset: by the time
  *   FAKE_NVML_MOST_FIELDS=197      the last field this driver knows; unset: all
  *
  * CALLS: uuid name limit pci threshold mig_mode utilization memory memory_v2 temperature temperature_v power energy
@@ -397,6 +398,7 @@ static void fill_field(device_t device, struct field *field) {
     if ((field->id != 197 && field->id != 198) || field->id > number_or("FAKE_NVML_MOST_FIELDS", 1000))
         field->code = BAD_ARGUMENT;
     field->value = number("pcie", device, (uint64_t)(bytes_per_s * now_s()));
+    if (field->id == 197) field->value = (uint64_t)number_or("FAKE_NVML_SENT_BYTES", (double)field->value);
 }
 
 int nvmlDeviceGetFieldValues(device_t device, int count, struct field *fields) {

@@ -26,6 +26,7 @@ def write_recording(
     """Write what device ``index`` said at each second; ``metric_gaps`` last from the first to the last of them."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         create_tables(db)
+        db.execute("BEGIN")
         insert(db, "task", task_id=TASK_ID, name="4821_0.r0.n", job_id="4821", array_index=0, restart=0, node="n",
                telemetry=1, version="0.1.0", started_at_ms=BEGIN_MS)  # fmt: skip
         for device in devices:
@@ -37,6 +38,7 @@ def write_recording(
             )
         for (index, metric), reason in (metric_gaps or {}).items():
             add_gap(db, index, seconds[0], seconds[-1], reason, metric)
+        db.execute("COMMIT")
     return path
 
 

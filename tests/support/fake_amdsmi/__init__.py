@@ -32,6 +32,11 @@ class FakeAmdsmi:
             else:
                 self._monkeypatch.setenv(f"FAKE_AMDSMI_{name.upper()}", str(value))
 
+    @property
+    def running(self) -> bool:
+        """Whether the library was started and not shut down."""
+        return bool(self._module._started)
+
     def calls(self, call: str, device: int) -> int:
         """Tell how often a call reached a device."""
         asked: list[Any] = self._module.calls

@@ -88,11 +88,14 @@ BUSY_SOURCES = {
     "GPM is forbidden": story(step(0), step(5), asked="gpm", forbidden="gpm"),
     "GPM is taken away": story(step(0), step(5, 5, forbidden="gpm_sample"), step(5), asked="gpm gpm_sample"),
     "GPM fails at first": story(step(0, failing="gpm"), step(5, failing=None), step(5, 1), asked="gpm"),
+    "GPM that finds an argument invalid": story(
+        step(0, answering="gpm=2,gpm_sample=2"), step(5, answering=None), step(5, 1), asked="gpm",
+    ),
     "a lost device begins a new window and a new list": story(
         step(0), step(1, 1, lost=0), step(1, lost=None), step(5, 1), processes="0:7:1:20", asked="utilization",
     ),
     "the sum of all processes, each by its mean": story(
-        step(0), step(5), step(5, processes="0:1:100:70,0:2:100:60"), step(5, processes="0:1:100:4,0:2:100:4294967295"),
+        step(0), step(5), step(5, processes="0:1:100:70,0:2:100:60"), step(5, processes="0:1:100:4,0:2:100:101"),
         **NO_GPM, processes="0:1:100:4,0:2:100:30+50",
     ),
     "an empty device was idle": story(step(0), step(5), **NO_GPM, blank="utilization"),
@@ -106,7 +109,8 @@ BUSY_SOURCES = {
         step(0), step(5), unsupported="gpm,process_utilization,utilization,processes,processes_v2",
     ),
     "bytes of PCIe from counters, which may be reset": story(
-        step(0), step(8), step(5, now_s=1), step(5, now_s=6), step(1), **NO_GPM, asked="fields",
+        step(0), step(8), step(5, now_s=1), step(5, now_s=6), step(5, sent_bytes=5), step(5), step(1), **NO_GPM,
+        asked="fields",
     ),
 }  # fmt: skip
 

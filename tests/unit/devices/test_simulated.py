@@ -1,17 +1,21 @@
-"""The simulated devices: the same for everyone, and as the script says."""
+"""The simulated devices: the same in every process, and as the script says."""
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rooms.devices import SimulatedDevice, SimulatedReader, load_script, open_reader, parse_script, simulated_uuid
 from rooms.model import ProcessReading, Reading, StandIn
 from rooms.root import BadInput, DeviceUnreadable
 from support.hand_clock import HandClock
+from support.pages import Pages
 
 STARTED_AT_MS = 1_800_000_000_000
 
@@ -23,80 +27,56 @@ def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
     return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
 
 
-def mistakes_in(document: dict[str, Any]) -> str:
+def mistakes_in(document: dict[str, Any]) -> list[str]:
     with pytest.raises(BadInput) as caught:
         parse_script(document)
-    return str(caught.value)
+    return [caught.value.what, *(caught.value.why or "").splitlines()]
 
 
-def test_uuids_are_the_same_in_every_process() -> None:
-    program = "from badcjobs.devices.simulated import simulated_uuid; print(simulated_uuid(3))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == simulated_uuid(3) == "GPU-51a0d000-0000-4000-8000-000000000003"
+def test_all_values_depend_only_on_the_load_and_the_seconds(pages: Pages) -> None:
+    lines = []
+    for name, table, times in (
+        ("a wave", {}, (0, 15, 30, 45, 60)),
+        ("steps", {"load": [[10, 90], [20, 4.6]]}, (9.999, 10, 20, 1000)),
+        ("idle", {"load": []}, (7,)),
+        ("full", {"load": [[0, 100]]}, (1,)),
+    ):
+        for at_s in times:
+            said = asdict(read_at(at_s, 1, **table))
+            shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in said.items()}
+            lines.append(f"{name}, {at_s} s: " + ", ".join(f"{key} {value}" for key, value in shown.items() if value))
+    pages({"readings.txt": "\n".join(lines)})
+    waves = [[read_at(second, index).utilization_percent for second in range(60)] for index in range(3)]
+    assert [(min(wave), max(wave)) for wave in waves] == [(65, 95)] * 3
+    assert len({tuple(wave) for wave in waves}) == 3, "each in its own phase"
+    assert read_at(-5, load=[[0, 100]]).energy_j == 0, "a clock that was set back"
 
 
-def test_the_same_instant_gives_the_same_reading_in_any_reader() -> None:
-    assert read_at(17.25, index=2) == read_at(17.25, index=2)
-    assert read_at(17.25, index=2) != read_at(18.25, index=2)
+loads = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=4, unique_by=lambda step: step[0])
 
 
-def test_without_a_script_devices_wave_around_80_percent_each_in_its_own_phase() -> None:
-    waves = [[read_at(second, index).utilization_percent for second in range(60)] for index in range(4)]
-    for wave in waves:
-        assert sum(wave) / len(wave) == pytest.approx(80, abs=0.5)
-        assert (min(wave), max(wave)) == (65, 95)
-    assert len({tuple(wave) for wave in waves}) == 4
+@settings(max_examples=30)
+@given(loads.map(lambda steps: [list(step) for step in sorted(steps)]) | st.none(), st.integers(0, 3))
+def test_energy_is_the_integral_of_power_from_the_start(load: list[Any] | None, index: int) -> None:
+    table = {} if load is None else {"load": load}
+    step_s = 0.1
+    middles = [(number + 0.5) * step_s for number in range(200)]  # no middle falls on an edge of a step
+    by_power = sum(read_at(at_s, index, **table).power_w or 0 for at_s in middles) * step_s
+    assert read_at(20, index, **table).energy_j == pytest.approx(by_power, rel=1e-5)
 
 
-def test_memory_temperature_power_and_clock_follow_the_load() -> None:
-    idle, busy = read_at(1, load=[[0, 0]]), read_at(1, load=[[0, 100]])
-    for metric in ("memory_used_bytes", "temperature_c", "power_w", "sm_clock_mhz", "memory_clock_mhz"):
-        assert getattr(idle, metric) < getattr(busy, metric), metric
-    assert (idle.power_w, busy.power_w) == (50, 280)
-
-
-def test_scripted_load_goes_in_steps_and_idles_before_the_first() -> None:
-    load = [[10, 90], [20, 4.6]]
-    seen = [read_at(at_s, load=load).utilization_percent for at_s in (0, 9.999, 10, 19.999, 20, 1000)]
-    assert seen == [0, 0, 90, 90, 5, 5]
-
-
-@pytest.mark.parametrize("table", [{}, {"load": [[2, 90], [7.5, 10]]}, {"load": []}], ids=["wave", "steps", "idle"])
-def test_energy_is_the_integral_of_power_from_the_start(table: dict[str, Any]) -> None:
-    step_s = 0.02
-    middles = [(number + 0.5) * step_s for number in range(1000)]  # no middle falls on an edge of a step
-    by_power = sum(read_at(at_s, index=1, **table).power_w or 0 for at_s in middles) * step_s
-    assert read_at(0, index=1, **table).energy_j == 0
-    assert read_at(20, index=1, **table).energy_j == pytest.approx(by_power, rel=1e-6)
-
-
-def test_a_device_is_lost_from_its_second_on_until_it_is_back() -> None:
-    script = {"lost_at_s": 10, "back_at_s": 20}
+def test_a_script_says_when_a_device_is_lost_what_it_lacks_its_processes_and_its_faults() -> None:
     for at_s in (0, 9.999, 20, 500):
-        assert read_at(at_s, **script).utilization_percent is not None
-    for at_s in (10, 19.999):
+        assert read_at(at_s, lost_at_s=10, back_at_s=20).utilization_percent is not None
+    for at_s, script in ((10, {"back_at_s": 20}), (19.999, {"back_at_s": 20}), (10**6, {})):
         with pytest.raises(DeviceUnreadable, match=r"GPU is lost \(simulated\)"):
-            read_at(at_s, **script)
-    with pytest.raises(DeviceUnreadable):
-        read_at(10**6, lost_at_s=10)
-
-
-def test_activity_and_traffic_follow_the_load_and_say_that_they_are_simulated() -> None:
-    idle, busy = read_at(1, load=[[0, 0]]), read_at(1, load=[[0, 62.5]])
-    assert (idle.busy_percent, busy.busy_percent) == (0, 62.5)
-    assert busy.sources == {"busy_percent": "simulated"}
-    for metric in ("sm_activity_percent", "sm_occupancy_percent", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"):
-        assert getattr(idle, metric) == 0 < getattr(busy, metric), metric
-
-
-def test_processes_are_listed_only_where_the_script_says_so() -> None:
+            read_at(at_s, lost_at_s=10, **script)
+    lacking = read_at(1, unsupported=["energy_j"])
+    assert (lacking.energy_j, lacking.missing) == (None, {"energy_j": "Not Supported (simulated)"})
+    assert lacking.power_w is not None
     listed = read_at(1, processes=[[4711, 900], [4712, 0]]).processes
     assert listed == (ProcessReading(4711, 900 * 2**20), ProcessReading(4712, 0))
-    assert read_at(1, processes=[]).processes == ()
-    assert read_at(1).processes is None
-
-
-def test_each_fault_is_reported_once_by_every_reader_that_was_there() -> None:
+    assert (read_at(1, processes=[]).processes, read_at(1).processes) == ((), None)
     _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
     clock = HandClock(STARTED_AT_MS)
     early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
@@ -105,102 +85,76 @@ def test_each_fault_is_reported_once_by_every_reader_that_was_there() -> None:
         heard.append(early.read(simulated_uuid(0)).faults)
         assert early.read(simulated_uuid(1)).faults == ()
         clock.sleep(2)
-    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)]
+    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)], "each once"
     late = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
     clock.sleep(2)
     assert late.read(simulated_uuid(0)).faults == ()
 
 
-def test_where_a_device_slows_down_is_in_the_inventory_if_the_script_says_it() -> None:
-    _, script = parse_script({"device": [{"index": 1, "slowdown_c": 87}]})
-    reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
-    assert [device.slowdown_c for device in reader.inventory()] == [None, 87]
+def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path: Path) -> None:
+    file = tmp_path / "devices.toml"
 
+    def opened() -> SimulatedReader:
+        return open_reader(StandIn(script=str(file)), HandClock(), STARTED_AT_MS, None)
 
-def test_name_and_memory_come_from_the_script_for_that_device_alone() -> None:
-    script = [SimulatedDevice(1, name="Simulated A100", memory_total_mib=40960)]
-    reader = SimulatedReader(2, script, clock=HandClock(), started_at_ms=STARTED_AT_MS)
-    assert [(device.name, device.memory_total_bytes) for device in reader.inventory()] == [
-        ("Simulated GPU", 16 * 2**30),
-        ("Simulated A100", 40 * 2**30),
+    file.write_text(
+        '[[device]]\nindex = 2\nname = "A100"\nmemory_total_mib = 40960\nslowdown_c = 87\nload = [[0, 95]]\n'
+    )
+    assert load_script(file)[1] == (SimulatedDevice(2, ((0, 95),), None, None, (), "A100", 40960, 87),)
+    reader = opened()
+    facts = [(d.index, d.uuid, d.name, d.memory_total_bytes, d.power_limit_w, d.slowdown_c) for d in reader.inventory()]
+    usual = ("Simulated GPU", 16 * 2**30, 300.0, None)
+    assert facts == [
+        (0, "GPU-51a0d000-0000-4000-8000-000000000000", *usual),
+        (1, "GPU-51a0d000-0000-4000-8000-000000000001", *usual),
+        (2, "GPU-51a0d000-0000-4000-8000-000000000002", "A100", 40 * 2**30, 300.0, 87),
     ]
-
-
-def test_no_devices_at_all_can_be_simulated() -> None:
-    assert open_reader(StandIn(0), HandClock(), STARTED_AT_MS, None).inventory() == []
-
-
-def test_a_script_that_speaks_of_more_devices_than_there_are_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "devices.toml").write_text("devices = 4\n[[device]]\nindex = 4\n")
-    with pytest.raises(BadInput, match="device 4") as caught:
-        open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
+    assert reader.why == "3 simulated devices requested, with a script"
+    assert open_reader(StandIn(1), HandClock(), 0, None).why == "1 simulated device requested"
+    assert open_reader(StandIn(0), HandClock(), 0, None).inventory() == []
+    file.write_text("devices = 4\n[[device]]\nindex = 4\n")
+    with pytest.raises(BadInput, match="describes device 4") as caught:
+        opened()
     assert caught.value.fix == "devices = 5"
+    for text, expected in (("load = [", "is not TOML"), ("nodes = 3", "nodes"), (None, "No such")):
+        file.unlink() if text is None else file.write_text(text)
+        with pytest.raises(BadInput) as caught:
+            opened()
+        assert str(file) in str(caught.value) and expected in str(caught.value)
 
 
-def test_without_a_number_there_are_as_many_devices_as_the_highest_index_says(tmp_path: Path) -> None:
-    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 2\n")
-    reader = open_reader(StandIn(script=str(tmp_path / "devices.toml")), HandClock(), STARTED_AT_MS, None)
-    assert len(reader.inventory()) == 3
-    assert "devices = 0 must be a whole number from 1" in mistakes_in({"devices": 0})
+def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) -> None:
+    uuid = simulated_uuid(0)
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until the end of this block
+        texts = {f"{uuid}.{os.getpid()}": "1000", f"{uuid}.{ended.pid}": "200", f"{uuid}.1": "x", f"{uuid}.0": "30"}
+        texts[f"{simulated_uuid(1)}.{os.getpid()}"] = "4"
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        reader = open_reader(StandIn(2, ledger=str(tmp_path)), HandClock(), STARTED_AT_MS, None)
+        assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
 
 
-def test_a_script_is_read_from_toml(tmp_path: Path) -> None:
-    file = tmp_path / "script.toml"
-    file.write_text('[[device]]\nindex = 1\nload = [[0, 95], [60, 4.5]]\nunsupported = ["energy_j"]\n')
-    assert load_script(file) == (2, (SimulatedDevice(1, load=((0, 95), (60, 4.5)), unsupported=("energy_j",)),))
+MISTAKES: list[dict[str, Any]] = [
+    {"index": -1}, {"index": [1]}, {"index": True}, {"name": "x"}, {"temperature": 30}, {"load": [[0, 101]]},
+    {"load": [[0, -1]]}, {"load": [[5, 10], [5, 20]]}, {"load": 80}, {"load": [[0, 1, 2]]}, {"lost_at_s": "soon"},
+    {"lost_at_s": -1}, {"back_at_s": 5}, {"lost_at_s": 5, "back_at_s": 5}, {"unsupported": ["fan_rpm"]},
+    {"unsupported": "energy_j"}, {"name": 7}, {"memory_total_mib": 0}, {"memory_total_mib": 1.5}, {"slowdown_c": 0},
+    {"processes": [4711]}, {"processes": [[4711, -1]]}, {"processes": [[0, 1]]}, {"processes": [["me", 1]]},
+    {"fault": [[1, 79]]}, {"fault": [[1, ""]]}, {"fault": [["soon", "Xid 79"]]}, {"fault": "Xid 79"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "expected"), [("load = [", "is not TOML"), ("nodes = 3", "nodes"), (None, "No such")])
-def test_a_bad_script_file_is_named_in_the_error(tmp_path: Path, text: str | None, expected: str) -> None:
-    file = tmp_path / "script.toml"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(BadInput) as caught:
-        load_script(file)
-    assert str(file) in str(caught.value)
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"index": -1},
-        {"index": [1]},
-        {"index": True},
-        {"index": 0, "temperature": 30},
-        {"index": 0, "load": [[0, 101]]},
-        {"index": 0, "load": [[5, 10], [5, 20]]},
-        {"index": 0, "load": 80},
-        {"index": 0, "lost_at_s": "soon"},
-        {"index": 0, "back_at_s": 5},
-        {"index": 0, "lost_at_s": 5, "back_at_s": 5},
-        {"index": 0, "unsupported": ["fan_rpm"]},
-        {"index": 0, "unsupported": "energy_j"},
-        {"index": 0, "name": 7},
-        {"index": 0, "memory_total_mib": 0},
-        {"index": 0, "slowdown_c": 0},
-        {"index": 0, "processes": [4711]},
-        {"index": 0, "processes": [[4711, -1]]},
-        {"index": 0, "processes": [["me", 1]]},
-        {"index": 0, "fault": [[1, 79]]},
-        {"index": 0, "fault": [["soon", "Xid 79"]]},
-        {"index": 0, "fault": "Xid 79"},
-    ],
-    ids=lambda table: str(table),
-)
-def test_a_mistake_in_a_device_is_named_with_its_key_and_value(table: dict[str, Any]) -> None:
-    key, value = list(table.items())[-1]
-    text = mistakes_in({"device": [table]})
-    assert "device table 1" in text
-    assert key in text
-    assert key == "back_at_s" or key == "temperature" or repr(value) in text
-
-
-def test_all_mistakes_of_a_script_are_told_at_once() -> None:
-    text = mistakes_in({"speed": 2, "device": [{"name": "x"}, {"index": 1, "wattage": 3}, {"index": 1}]})
-    for expected in ("'speed'", "1: 'index' is missing", "2: unknown key 'wattage'", "two tables for device 1"):
-        assert expected in text
-
-
-def test_a_single_device_table_is_answered_with_the_way_to_write_it() -> None:
-    assert "[[device]]" in mistakes_in({"device": {"index": 0}})
+def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(pages: Pages) -> None:
+    tables = [table if table in MISTAKES[:4] else {"index": 0, **table} for table in MISTAKES]
+    lines = ["\n  ".join([str(table), *mistakes_in({"device": [table]})]) for table in tables]
+    for document in (
+        {"devices": 0}, {"device": {"index": 0}}, {"device": [3]},
+        {"speed": 2, "device": [{"name": "x"}, {"index": 1, "wattage": 3}, {"index": 1}]},
+    ):  # fmt: skip
+        lines.append("\n  ".join([str(document), *mistakes_in(document)]))
+    pages({"mistakes.txt": "\n".join(lines)})
+    least = {"index": 0, "lost_at_s": 0, "back_at_s": 1, "load": [[0, 0], [1, 100]], "memory_total_mib": 1,
+             "slowdown_c": 1, "processes": [[1, 0]], "fault": [[0, "x"]], "unsupported": []}  # fmt: skip
+    assert parse_script({"devices": 1, "device": [least]})[0] == 1
+    assert parse_script({}) == (1, ())

@@ -4,10 +4,16 @@
     FAKE_AMDSMI_ROCM=7                 whose answers: 5, 6 or 7
     FAKE_AMDSMI_LOST=3                 these devices answer nothing
     FAKE_AMDSMI_UNSUPPORTED=power:1    these calls answer "not supported" on that device
+    FAKE_AMDSMI_FAILING=power:1        these answer "not found"
+    FAKE_AMDSMI_REVERSED=1             HIP counts the devices from the last one
+    FAKE_AMDSMI_HIP_ID=N/A             what stands in place of HIP's numbers
+    FAKE_AMDSMI_NAMELESS=1             no name, no serial, no driver
+    FAKE_AMDSMI_NO_HOTSPOT=1           only the edge is measured, 5 °C cooler
+    FAKE_AMDSMI_TICKS=1000             the energy counter; unset: by the time
     FAKE_AMDSMI_SAYS=power:N/A         these calls answer this in place of their numbers
 
-CALLS: activity vram temp power cap energy clock fan ecc processes. Device i has the serial 0xAMD0…i: 50+i % busy,
-16 GiB with 1+i used, 40+i °C (slows down at 100), 100+10i W of 300.
+CALLS: activity vram temp power cap energy clock fan fan_max ecc processes.
+Device i has the serial 0xAMD0…i: 50+i % busy, 16 GiB with 1+i used, 40+i °C (slows down at 100), 100+10i W of 300.
 """
 
 import os
@@ -66,7 +72,7 @@ def _rocm():
 def _asked(call, handle):
     assert _started, "amdsmi_init was not called"
     calls.append((call, handle))
-    if str(handle) in _setting("LOST").split(","):
+    if str(handle) in _setting("LOST").split(",") or f"{call}:{handle}" in _setting("FAILING").split(","):
         raise AmdSmiLibraryException(_NOT_FOUND)
     if f"{call}:{handle}" in _setting("UNSUPPORTED").split(","):
         raise AmdSmiLibraryException(_NOT_SUPPORTED)
@@ -96,6 +102,8 @@ def amdsmi_get_processor_handles():
 
 
 def amdsmi_get_gpu_asic_info(handle):
+    if _setting("NAMELESS"):
+        return {"market_name": "N/A", "asic_serial": "0x0"}
     serial = {} if _rocm() == 5 else {"asic_serial": f"0xA3D000000000000{handle}"}
     return {"market_name": "AMD Stand-in", "vendor_id": 0x1002, **serial}
 
@@ -113,6 +121,8 @@ def amdsmi_get_gpu_device_bdf(handle):
 
 
 def amdsmi_get_gpu_driver_info(handle):
+    if _setting("NAMELESS"):
+        return {"driver_version": ""}
     return {"driver_name": "amdgpu", "driver_version": "6.8.5"}
 
 
@@ -134,6 +144,10 @@ def amdsmi_get_gpu_vram_usage(handle):
 def amdsmi_get_temp_metric(handle, sensor, metric):
     number = _asked("temp", handle)
     celsius = 100 if metric == AmdSmiTemperatureMetric.CRITICAL else 40 + handle
+    if _setting("NO_HOTSPOT"):
+        if sensor != AmdSmiTemperatureType.EDGE:
+            raise AmdSmiLibraryException(_NOT_SUPPORTED)
+        celsius -= 5
     return number(celsius * 1000 if _rocm() == 5 else celsius)
 
 
@@ -148,7 +162,7 @@ def amdsmi_get_power_info(handle):
 
 def amdsmi_get_energy_count(handle):
     number = _asked("energy", handle)
-    ticks = number(int(time.monotonic() * 1e6 * (100 + 10 * handle) / 15.259))
+    ticks = number(int(_setting("TICKS", time.monotonic() * 1e6 * (100 + 10 * handle) / 15.259)))
     return {"energy_accumulator" if _rocm() > 5 else "power": ticks, "counter_resolution": 15.259, "timestamp": 1}
 
 
@@ -162,7 +176,7 @@ def amdsmi_get_gpu_fan_speed(handle, sensor):
 
 
 def amdsmi_get_gpu_fan_speed_max(handle, sensor):
-    return 255
+    return _asked("fan_max", handle)(255)
 
 
 def amdsmi_get_gpu_total_ecc_count(handle):
@@ -185,7 +199,9 @@ def _process(handle):
 
 
 def _enumeration(handle):
-    return {"hip_id": handle, "hip_uuid": f"GPU-a3d000000000000{handle}", "drm_card": handle}
+    number = int(_setting("DEVICES")) - 1 - handle if _setting("REVERSED") else handle
+    number = _said(_setting("HIP_ID", str(number)))
+    return {"hip_id": number, "hip_uuid": f"GPU-a3d000000000000{handle}", "drm_card": handle}
 
 
 def __getattr__(name):  # known only since ROCm 6.4
