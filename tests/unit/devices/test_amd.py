@@ -14,6 +14,11 @@ from support.hand_clock import HandClock
 
 FIRST, SECOND = "GPU-a3d0000000000000", "GPU-a3d0000000000001"
 NO_THROTTLE = {"throttle_reasons": "amdsmi does not report throttle reasons as NVML does"}
+RESTING = ("energy_j", "fan_percent", "ecc_errors", "processes")
+ALWAYS = (
+    "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "temperature_c", "power_w",
+    "sm_clock_mhz", "memory_clock_mhz", "busy_percent",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -110,15 +115,17 @@ def test_the_edge_is_read_where_the_hot_spot_is_not(package: FakeAmdsmi, reader:
 def test_energy_fan_errors_and_processes_are_read_every_five_seconds(
     package: FakeAmdsmi, reader: AmdReader, clock: HandClock
 ) -> None:
-    calls, given = [], []
-    for _ in range(7):
+    given = []
+    for _ in range(12):
         reading = reader.read(FIRST)
-        given.append((reading.energy_j is not None, reading.processes is not None))
+        values = [name for name in RESTING if getattr(reading, name) is not None]
         assert reading.missing == NO_THROTTLE
-        calls.append([package.calls(call, 0) for call in ("energy", "fan", "ecc", "processes", "power")])
-        clock.sleep(1)
-    assert given == [(second % 5 == 0, second % 5 == 0) for second in range(7)]
-    assert (calls[4], calls[5]) == ([1, 1, 1, 1, 5], [2, 2, 2, 2, 6])
+        assert None not in [getattr(reading, name) for name in ALWAYS], "the others every time"
+        given.append(values == list(RESTING))
+        assert given[-1] or values == []
+        clock.sleep(0.5)
+    assert given == [turn % 10 == 0 for turn in range(12)]
+    assert [package.calls(call, 0) for call in ("energy", "fan", "ecc", "processes")] == [2, 2, 2, 2]
 
 
 def test_what_a_device_does_not_support_is_asked_once_and_everything_else_again(

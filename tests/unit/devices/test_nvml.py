@@ -96,6 +96,7 @@ BUSY_SOURCES = {
     ),
     "the sum of all processes, each by its mean": story(
         step(0), step(5), step(5, processes="0:1:100:70,0:2:100:60"), step(5, processes="0:1:100:4,0:2:100:101"),
+        step(5, processes="0:1:100:100"),
         **NO_GPM, processes="0:1:100:4,0:2:100:30+50",
     ),
     "an empty device was idle": story(step(0), step(5), **NO_GPM, blank="utilization"),

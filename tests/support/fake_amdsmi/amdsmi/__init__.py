@@ -172,10 +172,12 @@ def amdsmi_get_clock_info(handle, kind):
 
 
 def amdsmi_get_gpu_fan_speed(handle, sensor):
+    assert sensor == 0, "there is one fan"
     return _asked("fan", handle)(51)
 
 
 def amdsmi_get_gpu_fan_speed_max(handle, sensor):
+    assert sensor == 0, "there is one fan"
     return _asked("fan_max", handle)(255)
 
 
