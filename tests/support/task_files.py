@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rooms.store import TaskWriter, publish
 from rooms.telemetry import TelemetryWriter
 
 START_MS = 1_800_000_000_000
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # live files need no disk here
 LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")
 
 
@@ -59,7 +61,7 @@ class TaskFile:
     def write(self) -> Path:
         """Write both live files as a task does, publish them, and return the published file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as local:
+        with tempfile.TemporaryDirectory(dir=_MEMORY) as local:
             wrapper, recorder = Path(local) / "wrapper.sqlite", Path(local) / "recorder.sqlite"
             with closing(TaskWriter(wrapper, self.key)) as writer:
                 self._write_work(writer)
