@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from rooms.model import HostReading
 from rooms.root import DatabaseProblem, SystemClock
 from rooms.store import (
-    DERIVED,
     JOB_TABLES,
     MergeOrder,
     MergeOutcome,
@@ -29,7 +27,7 @@ from rooms.store import (
     remove_merged_files,
 )
 from rooms.telemetry import TelemetryWriter
-from support.databases import canonical, query
+from support.databases import query
 from support.mounts import lie_about_filesystem
 from support.task_files import START_MS, TaskFile
 
@@ -282,7 +280,12 @@ def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away
             merged(tmp_path, place)
         outcome = merged(tmp_path, *order)
         ours = f"task_id = {key.task_id}"
-        assert [count(tmp_path, table, ours) for table in ("sample", "host_sample", "chunk", "detection")] == [9, 9, 2, 2]
+        assert [count(tmp_path, table, ours) for table in ("sample", "host_sample", "chunk", "detection")] == [
+            9,
+            9,
+            2,
+            2,
+        ]
         assert count(tmp_path, "chunk", f"{ours} AND status = 'done'") == 2
         assert not any(file.lost_something for file in outcome.files), outcome.files
         assert query(tmp_path / "job.sqlite", f"SELECT samples FROM device_total WHERE {ours}") == [(9,)]
@@ -526,7 +529,9 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
     before = content(tmp_path / "job.sqlite")
     removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
     assert {Path(path).name for path in removal.removed} == {files[0].name, files[5].name, "z-copy.sqlite", last.name}
-    total = query(tmp_path / "job.sqlite", "SELECT rows FROM source_file WHERE path = ?", f"tasks/{files[3].name}")[0][0]
+    total = query(tmp_path / "job.sqlite", "SELECT rows FROM source_file WHERE path = ?", f"tasks/{files[3].name}")[0][
+        0
+    ]
     assert {Path(path).name: why for path, why in removal.left} == {
         files[1].name: "it has changed since it was merged",
         files[3].name: f"{total - 1} of its {total} rows are in the job database",

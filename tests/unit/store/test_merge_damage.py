@@ -5,47 +5,63 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rooms.root import DatabaseProblem, SystemClock
-from rooms.store import SCHEMA_VERSION, MergeOrder, SourceFile, create_live, merge
+from rooms.store import MergeOrder, SourceFile, create_live, merge, read_job
 from support import damage
 from support.databases import query
 from support.powerless import powerless_folder
-from support.task_files import TaskFile
+from support.task_files import START_MS, TaskFile
 
-SAMPLES, CHUNKS = 1500, 60
+SAMPLES, CHUNKS = 400, 60
 STATES = {f"c{n:03d}": "done" for n in range(CHUNKS)}
+WHOLE = {"sample": SAMPLES, "host_sample": SAMPLES, "chunk": CHUNKS, "attempt": CHUNKS, "detection": CHUNKS, "gap": 0}
+ROWS = 2 * SAMPLES + 3 * CHUNKS + 3  # and a task, a device, a worker
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder with a healthy task, and one that a test may harm."""
+
+    folder: Path
+    victim: Path
+
+    def merge(self, *inputs: Path) -> dict[str, SourceFile]:
+        outcome = merge(MergeOrder(inputs or [self.folder], self.folder / "job.sqlite"), SystemClock())
+        assert self.counts(1) == {**dict.fromkeys(WHOLE, 1), "sample": 3, "host_sample": 3, "gap": 0}, "the other"
+        return {Path(file.path).name: file for file in outcome.files}
+
+    def counts(self, index: int = 0) -> dict[str, int]:
+        task = "SELECT task_id FROM task WHERE array_index = ?"
+        sql = f"SELECT count(*) FROM {{0}} WHERE task_id IN ({task})"
+        return {table: query(self.folder / "job.sqlite", sql.format(table), index)[0][0] for table in WHOLE}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+    TaskFile(folder, index=0, states=STATES, samples=SAMPLES).write()
+    return folder
+
+
+def copy_of(template: Path, folder: Path) -> Run:
+    shutil.copytree(template, folder)
+    return Run(folder, folder / "tasks" / "4821_0.r0.gpu1.sqlite")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    TaskFile(tmp_path, index=1, states={"healthy": "done"}, samples=3).write()
-    return tmp_path
-
-
-@pytest.fixture
-def victim(run: Path) -> Path:
-    return TaskFile(run, index=0, states=STATES, samples=SAMPLES).write()
-
-
-def merged(run: Path, *inputs: Path) -> dict[str, SourceFile]:
-    """Merge, and return what became of each file by its name."""
-    outcome = merge(MergeOrder(inputs or [run], run / "job.sqlite"), SystemClock())
-    return {Path(file.path).name: file for file in outcome.files}
-
-
-def count(run: Path, table: str, index: int = 0) -> int:
-    sql = f"SELECT count(*) FROM {table} JOIN task USING (task_id) WHERE array_index = ?"
-    return int(query(run / "job.sqlite", sql, index)[0][0])
-
-
-def assert_the_other_is_whole(run: Path) -> None:
-    assert (count(run, "chunk", 1), count(run, "sample", 1), count(run, "detection", 1)) == (1, 3, 1)
-    assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
+def run(template: Path, tmp_path: Path) -> Run:
+    return copy_of(template, tmp_path / "run")
 
 
 def write_pragma(path: Path, pragma: str) -> None:
@@ -56,253 +72,235 @@ def write_pragma(path: Path, pragma: str) -> None:
         db.execute("DELETE FROM meta WHERE key = 'seal'")
 
 
-# --- nothing of it can be merged --------------------------------------------------------------------------------------
-
-HOPELESS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "zero bytes": (damage.make_empty, "the file is empty"),
-    "a text": (damage.replace_with_text, "not a SQLite database"),
-    "noise": (lambda path: damage.replace_with_noise(path, 50_000, 1), "not a SQLite database"),
-    "the first bytes of a header": (lambda path: os.truncate(path, 50), "not a SQLite database"),
-    "somebody else's": (lambda path: write_pragma(path, "application_id = 7"), "not a badcjobs database"),
-    "a newer schema": (
-        lambda path: write_pragma(path, "user_version = 99"),
-        f"schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads schema {SCHEMA_VERSION}",
-    ),
-}
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for sql in statements:
+            db.execute(sql)
 
 
-@pytest.mark.parametrize("kind", HOPELESS)
-def test_a_file_that_gives_nothing_is_skipped_with_its_reason(run: Path, victim: Path, kind: str) -> None:
-    harm, reason = HOPELESS[kind]
-    harm(victim)
-    before = victim.read_bytes()
-    file = merged(run)[victim.name]
-    assert (file.status, file.reason, file.lost_something) == ("skipped", reason, True)
-    assert query(
-        run / "job.sqlite", "SELECT status, reason FROM source_file WHERE path = ?", f"tasks/{victim.name}"
-    ) == [("skipped", reason)]
-    assert victim.read_bytes() == before
-    assert_the_other_is_whole(run)
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+# how it is harmed: what becomes of it, why (the beginning), how many rows are lost (None: not known)
+HARMS: dict[str, tuple[Callable[[Path], object], str, str | None, int | None]] = {
+    "nothing": (lambda path: None, "merged", None, None),
+    "zero bytes": (damage.make_empty, "skipped", "the file is empty", None),
+    "a text": (damage.replace_with_text, "skipped", "not a SQLite database", None),
+    "99 bytes": (lambda path: os.truncate(path, 99), "skipped", "not a SQLite database", None),
+    "100 bytes": (lambda path: os.truncate(path, 100), "skipped", "truncated: 100 of ", None),
+    "another program's": (lambda path: write_pragma(path, "application_id = 7"), "skipped", "not a badcjobs data", None),
+    "a newer schema": (lambda path: write_pragma(path, "user_version = 99"), "skipped",
+                       "schema 99, written by badcjobs 0.1.0; this badcjobs (0.1.0) reads schema 1", None),
+    "no rows": (lambda path: change(path, "DELETE FROM task", "DELETE FROM sample", "DELETE FROM host_sample"),
+                "skipped", "it contains no task", None),
+    "two tasks": (lambda path: (write_pragma(path, "user_version = 1"), change(path, """INSERT INTO task (task_id, name,
+                  job_id, array_index, restart, node, telemetry, version, started_at_ms)
+                  VALUES (7, 'x', '1', 0, 0, 'n', 1, '0', 0)""")), "skipped", "it contains 2 tasks", None),
+    "a wrong application": (lambda path: damage.overwrite(path, 68, b"\0\0\0\7"), "salvaged",
+                            f"damaged: its header is wrong; rows saved: all {ROWS:,}, but some values may be wrong", 0),
+    "a wrong schema": (lambda path: damage.overwrite(path, 60, b"\0\0\0\x63"), "salvaged", "damaged: its header is", 0),
+    "a wrong page size": (lambda path: damage.overwrite(path, 16, b"\x20\0"), "salvaged", "truncated: ", 0),
+    "a flipped bit": (lambda path: damage.flip_bit_in_cell(path, b"LOUD sound"), "salvaged",
+                      f"damaged: its checksum is wrong; rows saved: all {ROWS:,}, but some values may be wrong", 0),
+    "rows that went without a trace": (lambda path: change(path, "DELETE FROM sample WHERE rowid % 10 = 0"), "salvaged",
+                                       f"damaged: its checksum is wrong; rows saved: {ROWS - 40} of {ROWS:,} (lost: 40 "
+                                       "of sample)", 40),
+    "rows without a seal that went": (lambda path: (change(path, "DELETE FROM gap"), write_pragma(path, "user_version = 1"),
+                                      change(path, "DELETE FROM host_sample WHERE rowid > 399")), "salvaged",
+                                      f"damaged: rows are missing; rows saved: {ROWS - 1} of {ROWS:,} (lost: 1 of host_s", 1),
+    "a live file": (lambda path: (write_pragma(path, "user_version = 1"), change(path, "DELETE FROM meta")),
+                    "merged", None, None),
+    "a lost first page and a lost root": (lambda path: (damage.zero_page(path, damage.pages_of_kind(path, "table interior")[0]),
+                                          damage.lose_first_page(path)), "salvaged", "not a SQLite database; rows", 0),
+    "a stray journal beside a seal": (lambda path: path.with_name(path.name + "-journal").write_bytes(bytes(5000)),
+                                      "merged", None, None),
+    "a hot journal": (damage.leave_hot_journal, "recovered", "completed on a copy with 4821_0.r0.gpu1.sqlite-jo", None),
+    "a hot journal that is gone": (lambda path: damage.leave_hot_journal(path).unlink(), "salvaged", "", None),
+    "a log with rows": (lambda path: damage.leave_wal(path, rows=5), "recovered", "completed on a copy with 4821_0.r0", None),
+}  # fmt: skip
+SKIPPED = dict.fromkeys(WHOLE, 0)
 
 
-def test_a_file_we_may_not_read_is_skipped_and_read_when_we_may() -> None:
-    with powerless_folder() as folder:
-        TaskFile(folder, index=1, states={"healthy": "done"}).write()
-        closed = TaskFile(folder, index=0, states=STATES).write()
-        closed.chmod(0)
-        assert merged(folder)[closed.name].reason == "Permission denied"
-        closed.chmod(0o600)
-        assert merged(folder)[closed.name].status == "merged"
-        assert count(folder, "chunk") == CHUNKS
+@pytest.mark.parametrize("kind", HARMS)
+def test_what_becomes_of_a_file_is_said_and_it_is_never_changed(run: Run, kind: str) -> None:
+    harm, status, reason, lost = HARMS[kind]
+    harm(run.victim)
+    before = {path: path.read_bytes() for path in run.victim.parent.iterdir()}
+    file = run.merge()[run.victim.name]
+    assert file.status == status, file.reason
+    assert file.reason is None if reason is None else (file.reason or "").startswith(reason), file.reason
+    assert file.lost_something is (status in ("skipped", "salvaged"))
+    if kind != "a hot journal that is gone":
+        assert file.rows_lost == lost
+        assert run.counts() == {
+            **(SKIPPED if status == "skipped" else WHOLE),
+            **({"sample": SAMPLES - 40} if lost == 40 else {"host_sample": SAMPLES - 1} if lost == 1 else {}),
+            **({"gap": 5} if kind == "a log with rows" else {}),
+        }  # fmt: skip
+    assert {path: path.read_bytes() for path in run.victim.parent.iterdir()} == before
+    told = "SELECT status, reason FROM source_file WHERE path = ?"
+    assert query(run.folder / "job.sqlite", told, f"tasks/{run.victim.name}") == [(file.status, file.reason)]
+    assert query(run.folder / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
+    if kind == "a log with rows":
+        damage.leave_wal(run.victim, rows=7)
+        run.merge()
+        assert run.counts()["gap"] >= 7, "a log that grows is read again"
 
 
-def test_a_folder_we_may_not_look_into_is_named_what_else_there_is_merged_and_it_is_read_when_we_may() -> None:
-    with powerless_folder() as folder:
-        TaskFile(folder, index=1, states={"healthy": "done"}).write()
-        closed = TaskFile(folder / "tasks" / "more", index=0, states=STATES).write().parent
-        closed.chmod(0)
-        for _ in range(2):  # nor is it forgotten by the next merge
-            name, file = next(item for item in merged(folder).items() if item[1].status != "merged")
-            words = f"Permission denied; its files are not merged. try: ls -ld {closed}"
-            assert (name, file.status, file.lost_something) == (closed.name, "skipped", True)
-            assert file.reason == f"the folder cannot be read: {words}"
-            assert count(folder, "chunk", 1) == 1
-        closed.chmod(0o700)
-        assert {file.status for file in merged(folder).values()} == {"merged"}
-        assert count(folder, "chunk") == CHUNKS
+PAGES = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=3)
+DAMAGE = st.tuples(st.sampled_from(["cut", "zeros", "noise", "flips"]), PAGES)
 
 
-def test_where_nothing_but_a_closed_folder_is_there_the_error_says_so() -> None:
-    with powerless_folder() as folder:
-        TaskFile(folder, index=0, states=STATES).write().parent.chmod(0)
-        with pytest.raises(DatabaseProblem) as caught:
-            merged(folder)
-        assert "tasks: the folder cannot be read: Permission denied" in (caught.value.why or "")
-        with pytest.raises(DatabaseProblem, match="cannot be read"):
-            merged(folder / "tasks" / "x.sqlite")
+@given(harm=DAMAGE)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_whole_file(
+    template: Path, tmp_path_factory: pytest.TempPathFactory, harm: tuple[str, list[float]]
+) -> None:
+    run = copy_of(template, tmp_path_factory.mktemp("any") / "run")
+    whole, pages = run.victim.read_bytes(), damage.page_count(run.victim)
+    kind, places = harm
+    for place in places:
+        number = 1 + int(place * pages)
+        match kind:
+            case "cut":
+                damage.truncate(run.victim, place)
+            case "zeros":
+                damage.zero_page(run.victim, number)
+            case "noise":
+                damage.garbage_page(run.victim, number, number)
+            case "flips":
+                at = int(place * len(whole))
+                damage.overwrite(run.victim, at, bytes([whole[at] ^ 1 << number % 8]))
+    damaged = run.victim.read_bytes()
+    file = run.merge()[run.victim.name]
+    if damaged != whole and file.status not in ("skipped", "merged"):  # merged: the mark of the seal itself was hit
+        assert (file.status, file.lost_something) == ("salvaged", True)
+        saved = sum(run.counts().values())
+        assert file.rows_lost is None or file.rows_lost >= ROWS - 3 - saved
+    os.utime(run.victim, (1, 1))
+    run.victim.write_bytes(whole)
+    assert run.merge()[run.victim.name].status == "merged", "a file that is mended is read again"
+    assert run.counts() == WHOLE
+    run.victim.write_bytes(damaged)
+    run.merge()
+    assert run.counts() == WHOLE, "what an earlier merge had is not lost"
 
 
-def test_a_link_to_nothing_and_a_pipe_are_skipped(run: Path) -> None:
-    (run / "tasks" / "gone.sqlite").symlink_to("nowhere")
-    os.mkfifo(run / "tasks" / "pipe.sqlite")
-    files = merged(run)
-    assert files["gone.sqlite"].reason == "No such file or directory"
-    assert files["pipe.sqlite"].reason == "not a file"
-    assert_the_other_is_whole(run)
+def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right(run: Run) -> None:
+    run.merge()
+    before = Counter(query(run.folder / "job.sqlite", "SELECT * FROM detection"))
+    run.victim.write_bytes(run.victim.read_bytes().replace(b"LOUD", b"LOUE"))
+    assert run.merge()[run.victim.name].status == "salvaged"
+    assert Counter(query(run.folder / "job.sqlite", "SELECT * FROM detection")) == before
+    damage.truncate(run.victim, 0.9)
+    file = run.merge()[run.victim.name]
+    assert "rows added from an earlier merge: " in (file.reason or "") and file.rows == ROWS
+    damage.make_empty(run.victim)
+    file = run.merge()[run.victim.name]
+    assert (file.status, file.reason) == ("kept", "kept from an earlier merge; the file now: the file is empty")
+    assert file.lost_something and run.counts() == WHOLE
+    assert Counter(query(run.folder / "job.sqlite", "SELECT * FROM detection")) == before
 
 
-def test_a_recorders_half_holds_no_task(run: Path) -> None:
-    with closing(create_live(run / "tasks" / "recorder.sqlite")) as db:
-        db.execute("PRAGMA journal_mode = DELETE")
-    assert merged(run)["recorder.sqlite"].reason == "it contains no task"
-
-
-# --- some of it can ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.99])
-def test_of_a_truncated_file_the_whole_pages_are_saved(run: Path, victim: Path, share: float) -> None:
-    damage.truncate(victim, share)
-    file = merged(run)[victim.name]
-    assert file.status == "salvaged"
-    assert (file.reason or "").startswith("truncated: ")
-    saved = {table: count(run, table) for table in ("sample", "chunk", "attempt", "detection", "host_sample")}
-    assert sum(saved.values()) < 2 * SAMPLES + 3 * CHUNKS
-    assert share < 0.9 or sum(saved.values()) > 0.9 * (2 * SAMPLES + 3 * CHUNKS)
-    assert file.rows_lost == 2 * SAMPLES + 3 * CHUNKS + 3 - (file.rows or 0)
-    assert_the_other_is_whole(run)
-
-
-def test_a_bad_page_costs_the_rows_on_it_and_no_others(run: Path, victim: Path) -> None:
-    samples_before = query(victim, "SELECT * FROM sample")
-    page = damage.page_with(victim, b"c030.wav")
-    damage.garbage_page(victim, page, 3)
-    file = merged(run)[victim.name]
-    assert file.status == "salvaged"
-    assert 0 < count(run, "chunk") < CHUNKS
-    assert (count(run, "attempt"), count(run, "detection")) == (CHUNKS, CHUNKS)
-    assert count(run, "sample") == len(samples_before)
-    assert file.rows_lost == CHUNKS - count(run, "chunk")
-    assert_the_other_is_whole(run)
-
-
-def test_a_lost_first_page_or_a_lost_root_costs_no_row(run: Path, victim: Path) -> None:
-    page = damage.pages_of_kind(victim, "table interior")[0]
-    damage.zero_page(victim, page)
-    damage.lose_first_page(victim)
-    file = merged(run)[victim.name]
-    assert file.status == "salvaged"
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
-    assert_the_other_is_whole(run)
-
-
-@pytest.mark.parametrize(("at", "value"), [(68, b"\0\0\0\7"), (60, b"\0\0\0\x63"), (16, b"\x20\0"), (20, b"\x10")])
-def test_a_header_that_is_damaged_costs_no_row(run: Path, victim: Path, at: int, value: bytes) -> None:
-    damage.overwrite(victim, at, value)
-    file = merged(run)[victim.name]
-    assert (file.status, file.rows_lost) == ("salvaged", 0)
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
-
-
-def test_a_flipped_bit_that_sqlite_does_not_notice_is_noticed(run: Path, victim: Path) -> None:
-    damage.flip_bit_in_cell(victim, b"LOUD sound")
-    assert query(victim, "PRAGMA integrity_check") == [("ok",)]
-    file = merged(run)[victim.name]
-    assert (file.status, file.lost_something, file.rows_lost) == ("salvaged", True, 0)
-    assert "its checksum is wrong" in (file.reason or "")
-    assert count(run, "detection") == CHUNKS
-
-
-def test_rows_that_went_without_a_trace_are_missed(run: Path, victim: Path) -> None:
-    with closing(sqlite3.connect(victim)) as db, db:
-        db.execute("DELETE FROM sample WHERE rowid % 10 = 0")
-    file = merged(run)[victim.name]
-    assert (file.status, file.rows_lost) == ("salvaged", SAMPLES // 10)
-    assert f"lost: {SAMPLES // 10} of sample" in (file.reason or "")
-
-
-def test_the_figures_of_a_salvaged_task_are_those_of_the_rows_that_were_saved(run: Path, victim: Path) -> None:
-    damage.truncate(victim, 0.5)
-    merged(run)
+def test_the_figures_of_a_salvaged_task_are_those_of_the_rows_that_were_saved(run: Run) -> None:
+    damage.truncate(run.victim, 0.6)
+    run.merge()
+    job = run.folder / "job.sqlite"
     sql = "SELECT samples FROM device_summary JOIN task USING (task_id) WHERE array_index = 0"
-    assert query(run / "job.sqlite", sql) in ([(count(run, "sample"),)], [])
+    assert query(job, sql) == [(run.counts()["sample"],)] != [(SAMPLES,)]
+    assert read_job(job).lossy_files == 1
 
 
-# --- all of it can ----------------------------------------------------------------------------------------------------
-
-
-def test_a_hot_journal_is_rolled_back_on_a_copy(run: Path, victim: Path) -> None:
-    journal = damage.leave_hot_journal(victim)
-    before = victim.read_bytes(), journal.read_bytes()
-    file = merged(run)[victim.name]
-    assert (file.status, file.lost_something) == ("recovered", False)
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
-    assert (victim.read_bytes(), journal.read_bytes()) == before
-    assert_the_other_is_whole(run)
-
-
-def test_a_hot_journal_that_was_deleted_is_damage(run: Path, victim: Path) -> None:
-    damage.leave_hot_journal(victim).unlink()
-    file = merged(run)[victim.name]
-    assert (file.status, file.lost_something) == ("salvaged", True)
-
-
-def test_what_is_only_in_a_wal_is_merged(run: Path, victim: Path) -> None:
-    wal = damage.leave_wal(victim, rows=5)
-    before = victim.read_bytes(), wal.read_bytes()
-    file = merged(run)[victim.name]
-    assert (file.status, file.lost_something) == ("recovered", False)
-    assert query(run / "job.sqlite", "SELECT count(*) FROM gap WHERE reason LIKE 'only in the WAL%'") == [(5,)]
-    assert (victim.read_bytes(), wal.read_bytes()) == before
-
-
-def test_a_wal_that_grows_is_read_again(run: Path, victim: Path) -> None:
-    damage.leave_wal(victim, rows=2)
-    merged(run)
-    damage.leave_wal(victim, rows=7)
-    merged(run)
-    (rows,) = query(run / "job.sqlite", "SELECT count(*) FROM gap WHERE reason LIKE 'only in the WAL%'")[0]
-    assert rows >= 7
-
-
-def test_a_stray_journal_beside_a_sealed_file_is_not_believed(run: Path, victim: Path) -> None:
-    stray = victim.with_name(victim.name + "-journal")
-    stray.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(5000))
-    assert merged(run)[victim.name].status == "merged"
-    assert count(run, "sample") == SAMPLES
-
-
-def test_a_half_published_copy_is_left_alone_in_a_folder_and_salvaged_when_named(run: Path, victim: Path) -> None:
-    half = victim.with_name(f".{victim.name}.gpu1.99.tmp")
-    shutil.copy(victim, half)
+def test_a_half_published_copy_is_left_alone_in_a_folder_and_salvaged_when_named(run: Run) -> None:
+    half = run.victim.with_name(f".{run.victim.name}.gpu1.99.tmp")
+    run.victim.rename(half)
     damage.truncate(half, 0.6)
-    victim.unlink()
-    assert list(merged(run)) == ["4821_1.r0.gpu1.sqlite"]
-    assert merged(run, half)[half.name].status == "salvaged"
-    assert count(run, "detection") == CHUNKS
+    assert list(run.merge()) == ["4821_1.r0.gpu1.sqlite"]
+    assert run.merge(half)[half.name].status == "salvaged"
+    assert ROWS // 2 < sum(run.counts().values()) < ROWS
 
 
-# --- two sources of one task ------------------------------------------------------------------------------------------
+def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_when_we_may() -> None:
+    with powerless_folder() as folder:
+        other = TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+        closed = TaskFile(folder, index=0, states=STATES).write()
+        hidden = TaskFile(folder / "tasks" / "more", index=2, states={"z": "done"}).write().parent
+        (folder / "tasks" / "gone.sqlite").symlink_to("nowhere")
+        os.mkfifo(folder / "tasks" / "pipe.sqlite")
+        with closing(create_live(folder / "tasks" / "empty.sqlite")) as db:
+            db.execute("PRAGMA journal_mode = DELETE")
+        closed.chmod(0)
+        hidden.chmod(0)
+        run = Run(folder, closed)
+        for _ in range(2):
+            assert {name: file.reason for name, file in run.merge().items() if file.lost_something} == {
+                closed.name: "Permission denied",
+                "gone.sqlite": "No such file or directory",
+                "pipe.sqlite": "not a file",
+                "empty.sqlite": "it contains no task",
+                hidden.name: "the folder cannot be read: Permission denied; its files are not merged. "
+                f"try: ls -ld {hidden}",
+            }
+        closed.chmod(0o600)
+        hidden.chmod(0o700)
+        for name in ("gone", "pipe", "empty"):
+            (folder / "tasks" / f"{name}.sqlite").unlink()
+        assert {file.status for file in run.merge().values()} == {"merged"}
+        assert run.counts()["chunk"] == CHUNKS
+        closed.chmod(0)
+        TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+        assert run.merge()[closed.name].status == "merged", "it has not changed: nobody needs to open it"
+        closed.chmod(0o600)
+        (folder / "job.sqlite").unlink()
+        other.parent.chmod(0)
+        with pytest.raises(DatabaseProblem, match="none of the given files is a readable task database") as caught:
+            merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
+        assert "tasks: the folder cannot be read: Permission denied" in (caught.value.why or "")
+        with pytest.raises(DatabaseProblem, match="cannot be read") as caught:
+            merge(MergeOrder([other], folder / "job.sqlite"), SystemClock())
+        assert caught.value.fix == f"ls -ld {other.parent}"
+        assert not (folder / "job.sqlite").exists()
 
 
-@pytest.mark.parametrize("damaged_first", [True, False])
-def test_a_damaged_copy_beside_a_whole_one_is_no_loss(run: Path, victim: Path, damaged_first: bool) -> None:
-    name = "aaa.sqlite" if damaged_first else "zzz.sqlite"
-    bad = victim.with_name(name)
-    shutil.copy(victim, bad)
-    damage.truncate(bad, 0.7)
-    for path in [bad, victim] if damaged_first else [victim, bad]:
-        files = merged(run, path)
-    assert (files[victim.name].status, files[name].status) == ("merged", "copy")
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
+# --- two files of one task --------------------------------------------------------------------------------------------
 
 
-def test_what_an_earlier_merge_had_completes_a_file_that_is_damaged_now(run: Path, victim: Path) -> None:
-    merged(run)
-    page = damage.page_with(victim, b"c030.wav")
-    damage.zero_page(victim, page)
-    damage.truncate(victim, 0.9)
-    file = merged(run)[victim.name]
-    assert file.status == "salvaged"
-    assert "rows added from an earlier merge: " in (file.reason or "")
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
-    assert query(run / "job.sqlite", "SELECT count(*) FROM attempt") == [(CHUNKS + 1,)]
+def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_order(tmp_path: Path) -> None:
+    task = TaskFile(tmp_path / "t", states=dict.fromkeys(STATES, "pending"), samples=50, ended_at_ms=None)
+    earlier = Path(shutil.copy(task.write(), tmp_path / "earlier.sqlite"))
+    task.states, task.samples, task.ended_at_ms = STATES, 200, START_MS + 500_000
+    late = task.write()
+    bad = [Path(shutil.copy(late, tmp_path / f"bad{n}.sqlite")) for n in range(2)]
+    damage.zero_page(bad[0], damage.page_with(late, b"c010.wav"))
+    damage.zero_page(bad[1], damage.pages_of_kind(late, "table leaf")[-3])
+    tables = ("task", "chunk", "attempt", "detection", "sample", "host_sample", "worker", "device", "device_time")
+    wanted = {table: Counter(query(late, f"SELECT * FROM {table}")) for table in tables}
+    orders: list[tuple[list[Path], dict[str, str]]] = [
+        ([earlier, *bad], {}), ([*bad, earlier], {}), ([bad[1], earlier, bad[0]], {}),
+        ([bad[0], late], {bad[0].name: "copy", late.name: "merged"}),
+        ([late, bad[1]], {bad[1].name: "copy", late.name: "merged"}),
+    ]  # fmt: skip
+    for order, statuses in orders:
+        run = tmp_path / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir()
+        for path in order:
+            outcome = merge(MergeOrder([path], run / "job.sqlite"), SystemClock())
+        found = {table: Counter(query(run / "job.sqlite", f"SELECT * FROM {table}")) for table in tables}
+        assert found == wanted, [path.name for path in order]
+        told = {Path(file.path).name: file.status for file in outcome.files}
+        assert told == statuses if statuses else sorted(told.values())[:2] == ["copy", "copy"]
+        assert {file.rows_lost for file in outcome.files if file.status != "copy"} <= {0, None}, "no row is missing"
 
 
-def test_two_damaged_copies_complete_each_other(run: Path, victim: Path) -> None:
-    other = victim.with_name("other.sqlite")
-    shutil.copy(victim, other)
-    damage.truncate(victim, 0.8)
-    damage.zero_page(other, damage.pages_of_kind(other, "table leaf")[8])
-    files = merged(run)
-    assert {files[victim.name].status, files[other.name].status} == {"salvaged", "copy"}
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
-
-
-def test_a_file_that_was_mended_is_read_again_and_is_whole(run: Path, victim: Path) -> None:
-    whole = victim.read_bytes()
-    damage.truncate(victim, 0.5)
-    assert merged(run)[victim.name].status == "salvaged"
-    victim.write_bytes(whole)
-    assert merged(run)[victim.name].status == "merged"
-    assert (count(run, "sample"), count(run, "chunk"), count(run, "detection")) == (SAMPLES, CHUNKS, CHUNKS)
+def test_detections_of_a_chunk_whose_row_is_lost_are_not_doubled_by_a_second_attempt(tmp_path: Path) -> None:
+    first = TaskFile(tmp_path, states=STATES, samples=5).write()
+    second = TaskFile(tmp_path, restart=1, states=STATES, samples=5, chunk_ended_at_ms=START_MS + 9000).write()
+    damage.zero_page(first, damage.page_with(first, b"c030.wav"))
+    for inputs in ([tmp_path], [first, second], [second, first]):
+        (tmp_path / "job.sqlite").unlink(missing_ok=True)
+        for path in inputs:
+            merge(MergeOrder([path], tmp_path / "job.sqlite"), SystemClock())
+        found: list[tuple[Any, ...]] = query(
+            tmp_path / "job.sqlite", "SELECT count(*), (SELECT sum(detections) FROM chunk) FROM detection"
+        )
+        assert found == [(CHUNKS, CHUNKS)], inputs

@@ -1,12 +1,10 @@
-"""One merge at a time: the second waits or says so, and a merge that was killed is in nobody's way."""
+"""One merge at a time: the second waits and says so, and a merge that was killed is in nobody's way."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,40 +12,36 @@ from rooms.root import Clock, DatabaseProblem, SystemClock
 from rooms.store import MergeOrder, merge, merge_lock
 from support.hand_clock import HandClock
 from support.task_files import TaskFile
+from support.waiting import wait_for
+
+HERE, PID = os.uname().nodename, os.getpid()
 
 
-def told(*, lock_of: Path, clock: Clock | None = None) -> list[str]:
+def told(target: Path, clock: Clock) -> list[str]:
+    """Take the lock and return what was said while we waited for it."""
     said: list[str] = []
-    with merge_lock(lock_of, clock or SystemClock(), tell=said.append):
-        return said
+    with merge_lock(target, clock, tell=said.append):
+        lock = target.with_name(f".{target.name}.lock")
+        assert lock.read_text() == f"{HERE} {PID}"
+    assert list(target.parent.iterdir()) == [], "nothing is left"
+    return said
 
 
 def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
-    target, said = tmp_path / "job.sqlite", []
-    order: list[str] = []
+    target, said, order = tmp_path / "job.sqlite", list[str](), list[str]()
+
+    def come_second() -> None:
+        with merge_lock(target, SystemClock(), tell=said.append):
+            order.append("second")
+
     with merge_lock(target, SystemClock(), tell=said.append):
-        second = threading.Thread(target=lambda: (said.extend(told(lock_of=target)), order.append("second")))
+        second = threading.Thread(target=come_second)
         second.start()
-        time.sleep(0.5)
+        wait_for(lambda: said, "the second waits")
         order.append("first")
     second.join()
     assert order == ["first", "second"]
-    assert said == [f"another merge is running on {os.uname().nodename}, process {os.getpid()}; waiting for it"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_lock_of_a_merge_that_was_killed_here_is_taken_over_at_once(tmp_path: Path) -> None:
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from badcjobs.clock import SystemClock
-from badcjobs.store.merge_target import merge_lock
-with merge_lock(Path({str(tmp_path / "job.sqlite")!r}), SystemClock(), tell=print):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", code], check=False)
-    assert [path.name for path in tmp_path.iterdir()] == [".job.sqlite.lock"]
-    assert told(lock_of=tmp_path / "job.sqlite") == []
+    assert said == [f"another merge is running on {HERE}, process {PID}; waiting for it"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,30 +50,44 @@ class TouchingClock(HandClock):
 
     def __init__(self, lock: Path, touches: int) -> None:
         super().__init__()
-        self._lock = lock
-        self._touches = touches
-        self.last_touch_s = 0.0
+        self._lock, self._touches = lock, touches
+        self.waited_s = 0.0  # since the last touch
 
     def sleep(self, seconds: float) -> None:
-        super().sleep(10)
+        assert seconds == pytest.approx(0.2)
+        super().sleep(1)
+        self.waited_s += 1
         if self._touches:
             self._touches -= 1
             os.utime(self._lock, ns=(0, self.now_ms()))
-            self.last_touch_s = self.monotonic_s()
+            self.waited_s = 0.0
 
 
-def test_a_lock_from_another_node_is_taken_over_only_when_nobody_touches_it_any_more(tmp_path: Path) -> None:
-    lock = tmp_path / ".job.sqlite.lock"
-    lock.write_text("another-node 77")
-    clock = TouchingClock(lock, touches=20)
-    said = told(lock_of=tmp_path / "job.sqlite", clock=clock)
-    assert said == ["another merge is running on another-node, process 77; waiting for it"]
-    assert clock.last_touch_s > 0
-    assert clock.monotonic_s() - clock.last_touch_s >= 60
-    assert list(tmp_path.iterdir()) == []
+def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after_a_minute_without_a_touch(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
+    waiting = "another merge is running on {}, process {}; waiting for it"
+    for content, touches, said in (
+        (f"{HERE} {gone.pid}", 0, None),
+        ("another-node 77", 90, ("another-node", 77)),
+        (f"another-node {gone.pid}", 0, ("another-node", gone.pid)),
+        (f"{HERE} {PID}", 0, (HERE, PID)),
+        ("", 0, ("an unknown node", "unknown")),
+        (f"{HERE} x", 0, (HERE, "x")),
+        (None, 0, ("an unknown node", "unknown")),
+    ):
+        lock.mkdir() if content is None else lock.write_text(content)
+        clock = TouchingClock(lock, touches)
+        assert told(target, clock) == ([] if said is None else [waiting.format(*said)]), content
+        assert clock.waited_s == (0 if said is None else 61), content
 
 
-def test_a_merge_that_takes_long_keeps_its_lock_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_takes_long_touches_its_lock_well_within_that_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait, pauses_s = threading.Event.wait, list[float]()
 
     def wait_a_hundredth(event: threading.Event, timeout: float | None = None) -> bool:
@@ -91,43 +99,39 @@ def test_a_merge_that_takes_long_keeps_its_lock_fresh(tmp_path: Path, monkeypatc
     with merge_lock(tmp_path / "job.sqlite", SystemClock(), tell=print):
         for _ in range(2):
             os.utime(lock, (0, 0))
-            patience_s = time.monotonic() + 20
-            while lock.stat().st_mtime == 0:
-                assert time.monotonic() < patience_s, "nobody touches the lock"
-                time.sleep(0.01)
-    assert max(pauses_s) <= 20, "well within the minute after which another merge takes it over"
-    assert list(tmp_path.iterdir()) == []
+            wait_for(lambda: lock.stat().st_mtime, "the lock is touched")
+    assert 0 < max(pauses_s) <= 20
 
 
-def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [1, 11], ids=["changed in place", "made anew"])
+def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to_the_next(
+    tmp_path: Path, more: int
+) -> None:
     lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
     TaskFile(tmp_path, index=0, states={"a": "done"}).write()
     merge(MergeOrder([tmp_path], target), SystemClock())
     before = target.read_bytes()
-    for more in (1, 11):  # changed where it lies, and made anew
-        for index in range(1, more + 1):
-            TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
+    for index in range(1, more + 1):
+        TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
 
-        def be_taken_over(files: int, of: int, rows: int) -> None:
-            lock.write_text("another-node 77")
+    def be_taken_over(files: int, of: int, rows: int) -> None:
+        lock.write_text("another-node 77")
 
-        with pytest.raises(DatabaseProblem, match="another merge has taken over"):
-            merge(MergeOrder([tmp_path], target, progress=be_taken_over), SystemClock())
-        assert target.read_bytes() == before
-        assert lock.read_text() == "another-node 77"
-        lock.unlink()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sqlite", "tasks"]
+    with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
+        merge(MergeOrder([tmp_path], target, progress=be_taken_over), SystemClock())
+    assert refused.value.why == "this merge has replaced nothing"
+    assert (target.read_bytes(), lock.read_text()) == (before, "another-node 77")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [lock.name, target.name, "tasks"]
 
 
-def test_two_merges_at_once_both_end_well_and_lose_nothing(tmp_path: Path) -> None:
-    first = [TaskFile(tmp_path, index=n, states={f"a{n}": "done"}, samples=200).write() for n in range(8)]
-    second = [TaskFile(tmp_path, index=n, states={f"b{n}": "done"}, samples=200).write() for n in range(8, 16)]
-    target = tmp_path / "job.sqlite"
-    threads = [
-        threading.Thread(target=merge, args=(MergeOrder(files, target), SystemClock())) for files in (first, second)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert merge(MergeOrder([tmp_path], target), SystemClock()).read == 0
+def test_a_lock_for_which_there_is_no_room_is_not_left_empty(tmp_path: Path) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError), merge_lock(tmp_path / "job.sqlite", HandClock(), tell=print):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []

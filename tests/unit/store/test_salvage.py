@@ -403,12 +403,17 @@ def test_rows_that_only_the_program_sqlite3_finds_are_added_to_the_one_table_tha
     (device,) = (row for table, row in original.rows if table == "device" and row[3:5] == ("GPU-0", 0))
     found = [(0, 7, len(row) - 1, *row) for row in hosts] + [(0, 8, len(device) - 1, device[0], None, *device[2:])]
     found += [(0, 9, 2, 5, "fits", "meta"), (0, 9, 3, 5, "fits", "nothing", 1)]
-    rows = [f"({', '.join('NULL' if v is None else repr(v) for v in (*row, *[None] * (24 - len(row))))})" for row in found]
+    rows = [
+        f"({', '.join('NULL' if v is None else repr(v) for v in (*row, *[None] * (24 - len(row))))})" for row in found
+    ]
     columns = ", ".join(f"c{number}" for number in range(20))
     sql = f"CREATE TABLE lost_and_found (rootpgno, pgno, nfield, id, {columns});"
     sql += "".join(f"INSERT INTO lost_and_found VALUES {row};" for row in rows)
     sql += f"CREATE TABLE worker ({', '.join(columns_of('worker'))});"
-    sql += "".join(f"INSERT INTO worker VALUES ({', '.join('NULL' if v is None else repr(v) for v in row[1:])});" for row in workers)
+    sql += "".join(
+        f"INSERT INTO worker VALUES ({', '.join('NULL' if v is None else repr(v) for v in row[1:])});"
+        for row in workers
+    )
     program = tmp_path_factory.mktemp("program") / "sqlite3"
     program.write_text(FAKE_SQLITE3.format(python=sys.executable, sql=sql))
     program.chmod(0o755)
