@@ -528,6 +528,7 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
                    (START_MS + 1000,))  # fmt: skip
     before = content(tmp_path / "job.sqlite")
     removal = remove_merged_files(tmp_path / "job.sqlite", outcome.given)
+    elsewhere = f"{tmp_path}/other/job.sqlite; merge into that file first"
     assert {Path(path).name for path in removal.removed} == {files[0].name, files[5].name, "z-copy.sqlite", last.name}
     total = query(tmp_path / "job.sqlite", "SELECT rows FROM source_file WHERE path = ?", f"tasks/{files[3].name}")[0][
         0
@@ -539,7 +540,7 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
         unsealed.name: "it has no seal",
         "text.sqlite": "not a SQLite database",
         "z-earlier.sqlite": "it is not the file whose rows are in the job database",
-        far.name: f"a later run looks for finished work only in {tmp_path}/other/job.sqlite; merge into that file first",
+        far.name: f"a later run looks for finished work only in {elsewhere}",
     }
     assert not files[0].with_suffix(".slurm.json").exists()
     assert all(path.exists() for path in (files[1], files[3], files[4], running, unsealed, far))
