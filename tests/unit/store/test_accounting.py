@@ -1,129 +1,223 @@
-"""Where a device's time and energy went: nothing is counted twice, nothing is forgotten."""
+"""Where a device's time and energy went: nothing is counted twice, nothing is forgotten, and unknown is not zero."""
 
 from __future__ import annotations
 
-from collections import Counter, namedtuple
+from collections import Counter
+from contextlib import closing
+from dataclasses import astuple
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rooms.store import CHUNK_STATES, Cumulated, Span, busy_steps, make_spans, power_steps, state_seconds, sum_by_state
+from rooms.model import Allocation, ChunkResult, HostReading, Reading, TaskKey, UsageReading
+from rooms.root import SystemClock
+from rooms.store import (
+    CHUNK_STATES,
+    DERIVED,
+    LONGEST_STEP_MS,
+    Cumulated,
+    MergeOrder,
+    Span,
+    StateTime,
+    TaskWriter,
+    busy_steps,
+    columns_of,
+    distribution,
+    make_spans,
+    merge,
+    power_steps,
+    publish,
+    read_job,
+    state_seconds,
+    sum_by_state,
+)
+from rooms.telemetry import TelemetryWriter
+from support.behaviour import some_rows
+from support.databases import query
+from support.pages import Pages
+from support.task_files import START_MS, make_chunk, make_device
 
-Try = namedtuple("Try", "attempt_id from_ms to_ms state")
-WorkerLife = namedtuple("WorkerLife", "from_ms began_ms to_ms")
 END_MS = 100_000
-STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000))
-TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(CHUNK_STATES)), max_size=12)
-LIVES = st.lists(st.tuples(STRETCH, st.none() | st.integers(0, 40_000)), max_size=4)
-POINTS = st.lists(st.tuples(st.integers(1, 20_000), st.none() | st.floats(0, 100)), max_size=30)
-
-
-def make_tries(drawn: list[tuple[tuple[int, int], str]]) -> list[Try]:
-    return [Try(number, begin, begin + length, state) for number, ((begin, length), state) in enumerate(drawn)]
-
-
-def make_lives(drawn: list[tuple[tuple[int, int], int | None]]) -> list[WorkerLife]:
-    return [
-        WorkerLife(begin, None if wait is None else begin + wait, begin + length) for (begin, length), wait in drawn
-    ]
-
-
-def make_points(drawn: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
-    at_ms, points = 0, []
-    for step_ms, value in drawn:
-        at_ms += step_ms
-        points.append((at_ms, value))
-    return points
-
-
-@given(TRIES, LIVES)
-def test_every_moment_has_exactly_one_state(tries, lives) -> None:
-    spans = list(make_spans(0, END_MS, make_tries(tries), make_lives(lives)))
-    assert spans[0].from_ms == 0 and spans[-1].to_ms == END_MS
-    assert all(a.to_ms == b.from_ms for a, b in pairwise(spans))
-    assert all(span.from_ms < span.to_ms for span in spans)
-
-
-@given(TRIES, LIVES)
-def test_the_state_of_a_moment_is_what_a_look_at_that_moment_finds(tries, lives) -> None:
-    tries, lives = make_tries(tries), make_lives(lives)
-    for span in make_spans(0, END_MS, tries, lives):
-        at = (span.from_ms + span.to_ms) / 2
-        flying = [one for one in tries if one.from_ms <= at < one.to_ms]
-        states = {one.state for one in flying}
-        alive = [life for life in lives if life.from_ms <= at < life.to_ms]
-        starting = any(
-            life.from_ms <= at < (life.to_ms if life.began_ms is None else life.began_ms) for life in lives
-        ) or (lives and at < min(life.from_ms for life in lives))
-        expected = next((state for state in CHUNK_STATES if state in states), None)
-        assert span.state == (expected or ("start_up" if starting else "waiting" if alive else "idle"))
-        assert sorted(span.attempt_ids) == [one.attempt_id for one in flying]
-
-
-@given(TRIES, LIVES, POINTS, POINTS)
-def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy) -> None:
-    watts, busy = make_points(watts), make_points(busy)
-    power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
-    to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
-    spans = list(make_spans(0, to_ms, make_tries(tries), make_lives(lives)))
-    by_state, by_try = sum_by_state(spans, Cumulated(used), Cumulated(power))
-    states = by_state.values()
-    assert sum(account.total_s for account in states) == pytest.approx(to_ms / 1000)
-    assert sum(account.energy_j or 0.0 for account in states) == pytest.approx(sum(step[2] for step in power))
-    assert sum(account.busy_s or 0.0 for account in states) == pytest.approx(sum(step[2] for step in used))
-    for what in ("total_s", "energy_j", "busy_s"):
-        in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in CHUNK_STATES if state in by_state)
-        assert sum(getattr(account, what) or 0.0 for account in by_try.values()) == pytest.approx(in_chunks)
+STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000)).map(lambda s: (s[0], s[0] + s[1]))
+TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(CHUNK_STATES)), max_size=12).map(
+    lambda drawn: [(number, *stretch, state) for number, (stretch, state) in enumerate(drawn)]
+)
+LIVES = st.lists(st.tuples(STRETCH, st.none() | st.integers(0, 40_000)), max_size=4).map(
+    lambda drawn: [(begin, None if wait is None else begin + wait, end) for (begin, end), wait in drawn]
+)
+POINTS = st.lists(st.tuples(st.integers(1, 20_000), st.none() | st.floats(0, 100)), max_size=30).map(
+    lambda steps: [(sum(step for step, _ in steps[: n + 1]), value) for n, (_, value) in enumerate(steps)]
+)
 
 
 @given(TRIES, LIVES, st.integers(200, 50_000))
-def test_stretches_have_the_same_seconds_as_the_spans(tries, lives, width_ms) -> None:
-    spans = list(make_spans(7, END_MS, make_tries(tries), make_lives(lives)))
-    stretches = state_seconds(spans, 7, width_ms)
-    total: Counter[str] = Counter()
-    for number, seconds in stretches.items():
-        assert sum(seconds.values()) <= width_ms / 1000 + 1e-9
-        assert 0 <= number <= (END_MS - 7) // width_ms
-        total += seconds
-    expected: Counter[str] = Counter()
+@settings(max_examples=60)
+def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives, width_ms) -> None:
+    spans = list(make_spans(7, END_MS, tries, lives))
+    assert (spans[0].from_ms, spans[-1].to_ms) == (7, END_MS)
+    assert all(a.to_ms == b.from_ms for a, b in pairwise(spans))
+    seconds: Counter[str] = Counter()
     for span in spans:
-        expected[span.state] += span.seconds
-    assert dict(total) == {state: pytest.approx(seconds) for state, seconds in expected.items()}
+        assert span.from_ms < span.to_ms
+        at = (span.from_ms + span.to_ms) / 2
+        flying = [one for one in tries if one[1] <= at < one[2]]
+        starting = any(begin <= at < (end if began is None else began) for begin, began, end in lives)
+        starting = starting or (bool(lives) and at < min(life[0] for life in lives))
+        alive = any(begin <= at < end for begin, _, end in lives)
+        expected = next((state for state in CHUNK_STATES if state in {one[3] for one in flying}), None)
+        assert span.state == (expected or ("start_up" if starting else "waiting" if alive else "idle"))
+        assert sorted(span.attempt_ids) == [one[0] for one in flying]
+        seconds[span.state] += span.seconds
+    total: Counter[str] = Counter()
+    for number, part in state_seconds(spans, 7, width_ms).items():
+        whole_s = min(width_ms, END_MS - 7 - number * width_ms) / 1000
+        assert sum(part.values()) == pytest.approx(whole_s), "stretches have no holes"
+        total += part
+    assert dict(total) == {state: pytest.approx(found) for state, found in seconds.items()}
 
 
-def test_what_was_not_measured_is_unknown_and_not_zero() -> None:
-    power = Cumulated(power_steps([(10_000, 100.0), (11_000, 100.0)], 15_000))
-    nothing = Cumulated([])
-    by_state, by_try = sum_by_state([Span(0, 5000, "start_up"), Span(5000, 20_000, "working", (1,))], nothing, power)
-    assert by_state["start_up"].energy_j is None and by_state["start_up"].measured_s == 0
-    assert by_state["working"].energy_j == pytest.approx(100) and by_state["working"].measured_s == 1
-    assert by_state["working"].busy_s is None and by_try[1].busy_s is None
+@given(TRIES, LIVES, POINTS, POINTS)
+@settings(max_examples=60)
+def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy) -> None:
+    power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
+    to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
+    by_state, by_try = sum_by_state(make_spans(0, to_ms, tries, lives), Cumulated(used), Cumulated(power))
+    states = by_state.values()
+    assert sum(time.total_s for time in states) == pytest.approx(to_ms / 1000)
+    assert sum(time.energy_j or 0.0 for time in states) == pytest.approx(sum(step[2] for step in power))
+    assert sum(time.busy_s or 0.0 for time in states) == pytest.approx(sum(step[2] for step in used))
+    assert sum(time.measured_s for time in states) == pytest.approx(sum(b - a for a, b, _ in power) / 1000)
+    for what in ("total_s", "energy_j", "busy_s", "measured_s"):
+        in_chunks = sum(getattr(by_state[state], what) or 0.0 for state in CHUNK_STATES if state in by_state)
+        assert sum(getattr(time, what) or 0.0 for time in by_try.values()) == pytest.approx(in_chunks)
 
 
-def test_two_tries_at_once_share_the_device_and_a_third_pays_for_itself() -> None:
-    tries = [Try(1, 0, 2000, "working"), Try(2, 0, 2000, "failed"), Try(3, 2000, 3000, "working")]
-    power = Cumulated(power_steps([(0, 100.0), (3000, 100.0)], 15_000))
-    by_state, by_try = sum_by_state(make_spans(0, 3000, tries, [WorkerLife(0, 0, 3000)]), Cumulated([]), power)
-    assert {key: (cost.total_s, round(cost.energy_j or 0)) for key, cost in by_try.items()} == {
-        1: (1.0, 100), 2: (1.0, 100), 3: (1.0, 100),
+@given(POINTS)
+@example([(1, 100.0), (15_001, 200.0), (30_002, 300.0)])
+@settings(max_examples=40)
+def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points) -> None:
+    known = [(at, value) for at, value in points if value is not None]
+    near = [(a, b) for a, b in pairwise(known) if b[0] - a[0] <= 15_000]
+    joules = [(a[0], b[0], pytest.approx((a[1] + b[1]) / 2 * (b[0] - a[0]) / 1000)) for a, b in near]
+    assert list(power_steps(points, LONGEST_STEP_MS)) == joules
+    busy = [(a[0], b[0], pytest.approx(b[1] / 100 * (b[0] - a[0]) / 1000)) for a, b in near]
+    assert list(busy_steps(points, LONGEST_STEP_MS)) == busy
+    total = Cumulated(power_steps(points, LONGEST_STEP_MS)).total
+    assert total == (pytest.approx(sum(part[2].expected for part in joules)) if joules else None)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=120))
+@settings(max_examples=40)
+def test_mean_and_percentiles_are_those_of_the_sorted_values(values) -> None:
+    ordered = sorted(values)
+    p50, p95 = (ordered[-(-len(values) * share // 100) - 1] for share in (50, 95))  # nearest rank
+    mean = pytest.approx(sum(values) / len(values))
+    assert distribution(Counter(values)) == (len(values), ordered[0], mean, p50, p95, ordered[-1])
+
+
+def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was() -> None:
+    power = Cumulated(power_steps([(10_000, 100.0), (14_000, 100.0)], 15_000))
+    assert [power.until(at) for at in (9_999, 10_000, 12_000, 20_000)] == [(0, 0), (0, 0), (200, 2000), (400, 4000)]
+    spans = [Span(0, 5000, "start_up"), Span(5000, 12_000, "working", (1, 2)), Span(12_000, 20_000, "working", (1,))]
+    by_state, by_try = sum_by_state(spans, Cumulated([]), power)
+    assert {state: astuple(time) for state, time in by_state.items()} == {
+        "start_up": (5.0, 0.0, None, None), "working": (15.0, 4.0, None, 400.0),
     }  # fmt: skip
-    assert by_state.keys() == {"working"}
+    assert {number: astuple(time) for number, time in by_try.items()} == {
+        1: (11.5, 3.0, None, 300.0), 2: (3.5, 1.0, None, 100.0),
+    }  # fmt: skip
+    some = StateTime(5.0, 4.0, None, 30.0)
+    assert some.plus(StateTime(2.0, 1.0, 3.0, None), 0.5) == StateTime(6.0, 4.5, 1.5, 30.0)
+    assert some.plus(StateTime(2.0, 9.0, 3.0, 20.0), -1.0) == StateTime(3.0, 0.0, None, 10.0), "never below 0"
+    assert Cumulated([]).total is None
 
 
-def test_a_hole_in_the_readings_has_no_energy() -> None:
-    assert list(power_steps([(0, 100.0), (1000, 100.0), (30_000, 100.0), (31_000, 50.0)], 15_000)) == [
-        (0, 1000, 100.0),
-        (30_000, 31_000, 75.0),
-    ]
+# --- as they are published --------------------------------------------------------------------------------------------
+
+KEY = TaskKey("4821", 0, 0, "gpu1")
+ALERT = {"kind": "thermal", "severity": "warning", "started_at_ms": START_MS + 2000, "peak": 90.0, "threshold": 83.0}
 
 
-def test_a_reading_that_is_missing_is_no_zero_and_no_hole_while_its_neighbours_are_near() -> None:
-    watts = [(0, 100.0), (5000, None), (15_000, 50.0), (16_000, None)]
-    assert list(power_steps(watts, 15_000)) == [(0, 15_000, 1125.0)]
-    assert list(busy_steps([(0, 90.0), (5000, None), (10_000, 50.0), (11_000, None)], 15_000)) == [(0, 10_000, 5.0)]
+def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = False) -> Path:
+    """Publish ten seconds of a task: one chunk done in the second to the fourth, one begun in the fifth.
+
+    One device is read every second, with a hole of 16 s at the end; a second one is never read.
+    """
+    wrapper, recorder, devices = run / "wrapper.sqlite", run / "recorder.sqlite", [make_device(0), make_device(1)]
+    with closing(TaskWriter(wrapper, KEY)) as writer:
+        allocation = Allocation(True, "4821", "gpu1", array_index=0)
+        writer.begin_task(allocation, started_at_ms=START_MS, pid=1, version="1", engine="demo", telemetry=True)
+        writer.add_devices(devices)
+        writer.update_task(devices=2, workers=1)
+        writer.fill([make_chunk("a"), make_chunk("b")], lambda rows: None)
+        on = writer.device_id(devices[0])
+        worker = writer.worker_started(device_id=on, pid=7, engine="demo", at_ms=START_MS + 1000)
+        result = ChunkResult(make_chunk("a"), START_MS + 2000, START_MS + 4000, (), 30.0)
+        writer.attempt_ended(result, status="done", try_number=1, worker_id=worker, device_id=on)
+        begun = START_MS + 5000
+        writer.attempt_started(make_chunk("b"), try_number=1, worker_id=worker, device_id=on, at_ms=begun)
+        if worker_died:
+            writer.worker_ended(worker, at_ms=START_MS + 8000, exit_code=-9)
+        for at_ms, cores, memory, read in ((1000, None, 10, None), (2000, 1.0, 30, 10.0), (4000, 4.0, 20, 70.0)):
+            writer.add_usage(UsageReading(cores, memory, read, 3, "pss"), START_MS + at_ms)
+        with closing(TelemetryWriter(recorder, KEY.task_id)) as telemetry:
+            for second in (*range(11), 27):
+                reading = Reading(
+                    utilization_percent=min(100, 8 * second), power_w=100.0 + second,
+                    throttle_reasons=0x41 if second % 2 else 0,
+                    energy_j=1000.0 + 90 * second if second % 5 == 0 else None, temperature_c=40 + second,
+                    memory_used_bytes=2**30 + second,
+                )  # fmt: skip
+                telemetry.write_tick(START_MS + second * 1000, [(on, reading)], HostReading(5.0 * second, 2**30, 2**33))
+            telemetry.write_alert({**ALERT, "device_id": on, "ended_at_ms": None, "message": "at 85 °C"})
+            telemetry.write_alert({**ALERT, "device_id": on, "ended_at_ms": START_MS + 3000, "severity": "critical",
+                                   "message": "at 95 °C", "peak": 95.0})  # fmt: skip
+        (run / "tasks").mkdir(parents=True)
+        target = run / "tasks" / f"{KEY.name}.sqlite"
+        publish([wrapper, recorder], target, closing=None if verdict is None else {"verdict": verdict})
+    return target
 
 
-def test_a_hole_in_the_readings_is_neither_busy_nor_idle() -> None:
-    readings = [(0, 100.0), (1000, 100.0), (30_000, 100.0), (31_000, 50.0)]
-    assert list(busy_steps(readings, 15_000)) == [(0, 1000, 1.0), (30_000, 31_000, 0.5)]
+def test_figures(tmp_path: Path, pages: Pages) -> None:
+    """All that is computed at a publication, of a task that runs."""
+    path = publish_task(tmp_path)
+    numbers = {
+        str(row[0]): f"device{n}" for n, row in enumerate(query(path, "SELECT device_id FROM device ORDER BY token"))
+    }
+    numbers |= {str(KEY.task_id): "task", str(START_MS)[:-5]: "T"}
+    said = {}
+    for table in DERIVED:
+        text = some_rows(list(columns_of(table)), query(path, f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+        for number, name in numbers.items():
+            text = text.replace(number, name)
+        said[f"{table}.txt"] = text
+    pages(said)
+
+
+STATES = {
+    (None, False): {"start_up": 2.0, "working": 24.0, "waiting": 1.0},
+    ("killed", False): {"start_up": 2.0, "working": 2.0, "waiting": 1.0, "lost": 22.0},
+    (None, True): {"start_up": 2.0, "working": 2.0, "waiting": 1.0, "lost": 3.0, "idle": 19.0},
+}
+
+
+@pytest.mark.parametrize(("verdict", "worker_died"), STATES)
+def test_what_a_task_is_at_is_work_while_it_runs_and_lost_when_it_or_its_worker_was_killed(
+    tmp_path: Path, verdict: str | None, worker_died: bool
+) -> None:
+    path = publish_task(tmp_path, verdict=verdict, worker_died=worker_died)
+    times = "SELECT state, total_s FROM device_time JOIN device USING (device_id) WHERE device_index = 0"
+    assert dict(query(path, times)) == STATES[verdict, worker_died]
+    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    job = read_job(tmp_path / "job.sqlite")
+    device, blind = job.devices
+    runs = verdict is None and not worker_died
+    assert (device.work.done, device.work.lost, device.under_way.tries) == (1, int(not runs), int(runs))
+    assert (job.cost.tries, job.cost.gpu_s_mean, job.cost.energy_j_mean) == (1, 2.0, pytest.approx(206.0))
+    assert device.throttled == {"gpu_idle": 6, "hw_thermal_slowdown": 6}
+    assert (blind.energy_j, blind.energy_source, blind.samples, blind.work.done) == (None, None, 0, 0)
+    (alert,) = job.alerts
+    assert (alert.severity, alert.alerts, alert.peak, alert.example) == ("critical", 2, 95.0, "at 95 °C")
+    assert (alert.longest_s, alert.still_open) == (25.0, int(verdict is None)), "as long as anybody looked"

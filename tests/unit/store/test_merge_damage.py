@@ -110,8 +110,6 @@ HARMS: dict[str, tuple[Callable[[Path], object], str, str | None, int | None]] =
     "a live file": (lambda path: (write_pragma(path, "user_version = 1"), change(path, "DELETE FROM meta")),
                     "merged", None, None),
     "a lost first page": (damage.lose_first_page, "salvaged", "not a SQLite database; rows saved: all", 0),
-    "a lost root": (lambda path: damage.zero_page(path, damage.pages_of_kind(path, "table interior")[0]), "salvaged",
-                    "damaged: ", 0),
     "a stray journal beside a seal": (lambda path: path.with_name(path.name + "-journal").write_bytes(bytes(5000)),
                                       "merged", None, None),
     "a hot journal": (damage.leave_hot_journal, "recovered", "completed on a copy with 4821_0.r0.gpu1.sqlite-jo", None),

@@ -305,6 +305,23 @@ def test_a_reader_never_sees_a_torn_or_missing_file(live: LiveFiles, target: Pat
     assert trouble == [] and seen == sorted(seen)
 
 
+def test_a_file_is_on_disk_before_it_gets_its_name_and_its_folder_after(
+    live: LiveFiles, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut leaves an empty file under the right name."""
+    synced, fsync = list[tuple[str, bool]](), os.fsync
+
+    def watched(fd: int) -> None:
+        synced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), target.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    publish(live.paths, target)
+    (file, was_there), *folder = synced
+    assert Path(file).parent == target.parent and Path(file).name.startswith(f".{target.name}.") and not was_there
+    assert folder == [(str(target.parent), True)]
+
+
 # --- the seal, and text -----------------------------------------------------------------------------------------------
 
 
@@ -352,6 +369,9 @@ def test_samples_as_text(live: LiveFiles, target: Path, pages: Pages) -> None:
 def test_a_publisher_writes_at_once_soon_and_at_every_interval_and_warns_once_of_a_folder_that_is_away(
     live: LiveFiles, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def levels() -> list[str]:
+        return [record.levelname for record in caplog.records if "publish" in record.getMessage()]
+
     rare = Publisher(live.paths, target, base_interval_s=600)
     rare.start()
     assert query(target, CONTENT) == [(0, 0)]
@@ -372,8 +392,11 @@ def test_a_publisher_writes_at_once_soon_and_at_every_interval_and_warns_once_of
         os.rename(away, target.parent)  # noqa: PTH104
         live.add(2)
         wait_for(lambda: target.exists() and query(target, CONTENT) == [(3, 3)], "the interval")
+        wait_for(lambda: "INFO" in levels(), "it says so")
+        target.parent.rename(away)
+        wait_for(lambda: len(levels()) == 3, "a second warning")
         often.stop()
-    assert [record.levelname for record in caplog.records if "publish" in record.message] == ["WARNING", "INFO"]
+    assert levels() == ["WARNING", "INFO", "WARNING"]
 
 
 def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart() -> None:

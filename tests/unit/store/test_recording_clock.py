@@ -1,4 +1,4 @@
-"""What was heard, on the recording's own clock and each sound once: the view against the rule in Python."""
+"""Detections on the recording's own clock, each sound once: the view against the rule in Python."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rooms.store import JOB_TABLES, ORDERED_BY, VIEWS, create_indexes, ddl_scrip
 from rooms.workers import Stretch, join_detections
 
 Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
-every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 
 @pytest.fixture(scope="module")
-def empty() -> Iterator[sqlite3.Connection]:
+def db() -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
     view = next(view for view in VIEWS if view.name == "recording_detection")
@@ -27,24 +27,11 @@ def empty() -> Iterator[sqlite3.Connection]:
     db.close()
 
 
-@pytest.fixture
-def db(empty: sqlite3.Connection) -> sqlite3.Connection:
-    clear(empty)
-    return empty
-
-
-def clear(db: sqlite3.Connection) -> None:
-    for table in ("detection", "chunk", "recording"):
-        db.execute(f"DELETE FROM {table}")
-
-
-def add(
-    db: sqlite3.Connection, heard: Heard, recording: str = "rec", status: str = "done", end_known: bool = True
-) -> None:
+def add(db: sqlite3.Connection, recording: str, heard: Heard, status: str = "done", end_known: bool = True) -> None:
     """Write chunks of a recording as merge leaves them, and what was heard in them."""
     for number, (stretch, found) in enumerate(heard):
         start_ms, end_ms = round(stretch[0] * 1000), round(stretch[1] * 1000)
-        chunk = f"c{number:03d}"
+        chunk = f"{status}{number:03d}"
         db.execute(
             """INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
                                   status, attempts) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)""",
@@ -56,11 +43,10 @@ def add(
 
 def on_its_clock(db: sqlite3.Connection, recording: str = "rec") -> list[Detection]:
     rows = db.execute(
-        """SELECT start_ms, end_ms, label, score, label_name FROM recording_detection WHERE recording_id = ?
-           ORDER BY start_ms, end_ms, label""",
+        "SELECT start_ms, end_ms, label, score, label_name FROM recording_detection WHERE recording_id = ?",
         (recording,),
     )
-    return [Detection(*row) for row in rows]
+    return in_order([Detection(*row) for row in rows])
 
 
 def in_order(found: Sequence[Detection]) -> list[Detection]:
@@ -70,7 +56,10 @@ def in_order(found: Sequence[Detection]) -> list[Detection]:
     return sorted(found, key=key)
 
 
-# --- the same rule ----------------------------------------------------------------------------------------------------
+def clear(db: sqlite3.Connection) -> None:
+    for table in ("detection", "chunk", "recording"):
+        db.execute(f"DELETE FROM {table}")
+
 
 tenths = st.integers(0, 119)
 scores = st.one_of(st.none(), st.sampled_from([0.1, 0.5, 0.9]))
@@ -84,27 +73,25 @@ found_in_one = st.lists(detections, max_size=8).map(lambda found: sorted(found, 
 @given(found_in_one, found_in_one, st.integers(1, 60))
 @every_example_alone
 def test_two_neighbours_are_joined_as_two_pieces_are(
-    empty: sqlite3.Connection, first: list[Detection], second: list[Detection], overlap: int
+    db: sqlite3.Connection, first: list[Detection], second: list[Detection], overlap: int
 ) -> None:
     """Whatever was heard, near the joint or not, several times or once."""
-    clear(empty)
+    clear(db)
     heard = [((0, 12), first), ((12 - overlap / 10, 24), second)]
-    add(empty, heard)
-    assert in_order(on_its_clock(empty)) == in_order(join_detections(heard))
+    add(db, "rec", heard)
+    assert on_its_clock(db) == in_order(join_detections(heard))
 
 
-calls = st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 300)), max_size=12)
-
-
-@given(calls, st.integers(3, 6), st.integers(1, 30))
+@given(
+    st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 300)), max_size=12), st.integers(3, 6), st.integers(1, 30)
+)
 @every_example_alone
 def test_a_sound_that_goes_on_through_several_chunks_is_one(
-    empty: sqlite3.Connection, sounds: list[tuple[int, int]], chunks: int, overlap: int
+    db: sqlite3.Connection, sounds: list[tuple[int, int]], chunks: int, overlap: int
 ) -> None:
     """Take calls of tenths of a second, grown together where they touch, as a detector would report them."""
-    clear(empty)
-    step = 200
-    stretches = [(n * step, (n + 1) * step + overlap) for n in range(chunks)]
+    clear(db)
+    stretches = [(n * 200, (n + 1) * 200 + overlap) for n in range(chunks)]
     loud = {t for start, length in sounds for t in range(start, start + length) if t < stretches[-1][1]}
 
     def detect(first: int, last: int) -> list[Detection]:
@@ -118,58 +105,37 @@ def test_a_sound_that_goes_on_through_several_chunks_is_one(
         return found
 
     heard = [((first / 10, last / 10), detect(first, last)) for first, last in stretches]
-    add(empty, heard)
-    assert on_its_clock(empty) == detect(0, stretches[-1][1]) == list(join_detections(heard))
+    add(db, "rec", heard)
+    assert on_its_clock(db) == detect(0, stretches[-1][1]) == list(join_detections(heard))
 
 
-# --- when nothing is shared -------------------------------------------------------------------------------------------
-
-ROPT = Detection(1000, 4000, "ROPT", 0.9)
-
-
-def test_times_count_from_the_start_of_the_recording(db: sqlite3.Connection) -> None:
-    add(db, [((0, 30), [ROPT]), ((30, 60), [ROPT])])
-    assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(1000, 4000), (31_000, 34_000)]
-
-
-def test_next_to_a_chunk_that_failed_nothing_is_left_to_it(db: sqlite3.Connection) -> None:
-    add(db, [((0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])])
-    db.execute("UPDATE chunk SET chunk_id = 'first'")
-    db.execute("UPDATE detection SET chunk_id = 'first'")
-    add(db, [((20, 50), [])], status="failed")
-    assert [(d.start_ms, d.end_ms) for d in on_its_clock(db)] == [(26_000, 29_500)]
+ROPT, LATE = Detection(1000, 4000, "ROPT", 0.9), Detection(26_000, 28_000, "ROPT", 0.9)
+# recording: its chunks with what was heard, and the times on its clock
+CASES: dict[str, tuple[Heard, list[tuple[int, int]]]] = {
+    "side by side": ([((0, 30), [ROPT]), ((30, 60), [ROPT])], [(1000, 4000), (31_000, 34_000)]),
+    "one within another": (
+        [((0, 60), [ROPT, Detection(50_000, 52_000, "ROPT", 0.9)]), ((10, 20), [ROPT]), ((55, 90), [ROPT])],
+        [(1000, 4000), (11_000, 14_000), (50_000, 52_000), (56_000, 59_000)],
+    ),
+    "a": ([((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], [(28_000, 30_000)]),
+    "b": ([((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], [(28_000, 30_000)]),
+    "no end": ([((0, 30), [LATE]), ((24, 54), [Detection(2000, 4000, "ROPT", 0.8)])], [(26_000, 28_000)]),
+    "next to a failure": ([((0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])], [(26_000, 29_500)]),
+}
 
 
-def test_a_chunk_within_another_takes_nothing_from_it(db: sqlite3.Connection) -> None:
-    """The same stretch in two files: of two channels, or cut in two ways."""
-    late = Detection(50_000, 52_000, "ROPT", 0.9)
-    add(db, [((0, 60), [ROPT, late]), ((10, 20), [ROPT]), ((55, 90), [ROPT])])
-    starts = [d.start_ms for d in on_its_clock(db)]
-    assert starts == [1000, 11_000, 50_000, 56_000]
-
-
-def test_chunks_of_one_name_in_two_recordings_are_no_neighbours(db: sqlite3.Connection) -> None:
-    add(db, [((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], "a")
-    add(db, [((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], "b")
-    assert [len(on_its_clock(db, recording)) for recording in ("a", "b")] == [1, 1]
-
-
-def test_an_end_that_only_the_engine_knew_counts(db: sqlite3.Connection) -> None:
-    twice = [
-        ((0, 30), [Detection(26_000, 28_000, "ROPT", 0.9)]),
-        ((24, 54), [Detection(2000, 4000, "ROPT", 0.8)]),
-    ]
-    add(db, twice, end_known=False)
-    assert on_its_clock(db) == [Detection(26_000, 28_000, "ROPT", 0.9)]
-
-
-def test_the_recording_says_where_and_when_by_the_task_that_heard_it(db: sqlite3.Connection) -> None:
-    add(db, [((0, 30), [ROPT])])
+def test_only_chunks_of_one_recording_that_are_done_and_overlap_are_neighbours(db: sqlite3.Connection) -> None:
+    clear(db)
+    for recording, (heard, _) in CASES.items():
+        add(db, recording, heard, end_known=recording != "no end")
+    add(db, "next to a failure", [((20, 50), [])], status="failed")
     names = "(task_id, recording_id, source_path, study_area, location, recorded_at)"
-    db.execute(f"INSERT INTO recording {names} VALUES (1, 'rec', 'x', 'Gameti', 'G1', '2022-05-01T06:00:00')")
-    db.execute(f"INSERT INTO recording {names} VALUES (2, 'rec', 'x', 'elsewhere', 'E1', NULL)")
-    found = db.execute("SELECT study_area, location, recorded_at, start_ms FROM recording_detection").fetchall()
-    assert found == [("Gameti", "G1", "2022-05-01T06:00:00", 1000)]
+    db.execute(f"INSERT INTO recording {names} VALUES (1, 'a', 'x', 'Gameti', 'G1', '2022-05-01T06:00:00')")
+    db.execute(f"INSERT INTO recording {names} VALUES (2, 'a', 'x', 'elsewhere', 'E1', NULL)")
+    for recording, (_, times) in CASES.items():
+        assert [(d.start_ms, d.end_ms) for d in on_its_clock(db, recording)] == times, recording
+    place = "SELECT study_area, location, recorded_at FROM recording_detection WHERE recording_id = 'a'"
+    assert db.execute(place).fetchall() == [("Gameti", "G1", "2022-05-01T06:00:00")], "by the task that heard it"
 
 
 def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db: sqlite3.Connection) -> None:
@@ -177,5 +143,4 @@ def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db: 
     plan = [str(row[3]) for row in db.execute("EXPLAIN QUERY PLAN SELECT * FROM recording_detection")]
     for alias in ("d", "r", "l", "e", "t"):
         steps = [step for step in plan if step.split(" ")[1:2] == [alias] or step.startswith(f"SCAN {alias} ")]
-        assert steps, alias
-        assert all(step.startswith("SEARCH ") for step in steps), steps
+        assert steps and all(step.startswith("SEARCH ") for step in steps), (alias, steps)
