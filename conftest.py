@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, chromium, …) where missing; repeatable",
+        help="fail, not skip, tests that need NAME (slurm, cc, hawkears, …; all) where it is missing; repeatable",
     )
     parser.addoption("--count", type=int, default=6, metavar="N", help="how many kills a kill campaign has")
     parser.addoption("--update-pages", action="store_true", help="rewrite the pages that tests compare")
@@ -22,10 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     from support import needs
 
-    unknown = set(config.getoption("--require")) - needs.KNOWN
-    if unknown:
-        raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: known are {', '.join(sorted(needs.KNOWN))}")
-    needs.required.update(config.getoption("--require"))
+    needs.require(config.getoption("--require"))
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks

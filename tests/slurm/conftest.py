@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from support.needs import missing
-from support.slurm_cluster import INSTALL, SlurmCluster
+from support.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """A running cluster of 2 nodes with 4 GPUs each; with ``--require slurm`` its absence is a failure."""
     if programs := SlurmCluster.missing():
-        missing("slurm", f"no Slurm here, {', '.join(programs)} not found; try: {INSTALL}")
+        missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
     with SlurmCluster(nodes=2, gpus=4) as cluster:
         yield cluster

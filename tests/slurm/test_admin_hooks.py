@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.needs import missing
-from support.slurm_cluster import INSTALL, SlurmCluster
+from support.slurm_cluster import SlurmCluster
 from support.slurm_hooks import SCRIPTS, Hooks
 from support.slurm_job import SlurmJob
 from support.waiting import wait_for
@@ -39,7 +39,7 @@ class Hooked:
 @pytest.fixture(scope="module")
 def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hooked]:
     if programs := SlurmCluster.missing():
-        missing("slurm", f"no Slurm here, {', '.join(programs)} not found; try: {INSTALL}")
+        missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
     folder = tmp_path_factory.mktemp("hooks")
     hooks = Hooks.install(folder)
     with SlurmCluster(nodes=1, gpus=4, extra_conf=hooks.conf) as cluster:

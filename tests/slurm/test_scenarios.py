@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.databases import query
 from support.needs import missing
-from support.slurm_cluster import INSTALL, JobEnd, SlurmCluster
+from support.slurm_cluster import JobEnd, SlurmCluster
 from support.slurm_hooks import Hooks
 from support.slurm_job import SlurmJob
 from support.waiting import wait_for
@@ -139,7 +139,7 @@ class BadDay:
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BadDay]:
     if programs := SlurmCluster.missing():
-        missing("slurm", f"no Slurm here, {', '.join(programs)} not found; try: {INSTALL}")
+        missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
     folder = tmp_path_factory.mktemp("bad-day")
     hooks = Hooks.install(folder)
     with SlurmCluster(nodes=len(GPUS), gpus=GPUS, extra_conf=[*PARTITIONS, *hooks.conf]) as cluster:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.badcjobs_program import Site
 from support.needs import missing
-from support.slurm_cluster import INSTALL, JobEnd, SlurmCluster
+from support.slurm_cluster import JobEnd, SlurmCluster
 from support.slurm_hooks import Hooks
 from support.slurm_job import SlurmJob
 from support.waiting import wait_for
@@ -69,7 +69,7 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     if programs := SlurmCluster.missing():
-        missing("slurm", f"no Slurm here, {', '.join(programs)} not found; try: {INSTALL}")
+        missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
     if why := SlurmCluster.missing_for_cgroups():
         missing("cgroup", why)
     folder = tmp_path_factory.mktemp("guarded")

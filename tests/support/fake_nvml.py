@@ -31,7 +31,7 @@ def fake_nvml_folder() -> Path:
     """Build the library once per test session; return the folder for LD_LIBRARY_PATH."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        missing("cc", "no C compiler for the stand-in NVML library; try: apt-get install gcc libc6-dev")
+        missing("cc", "no C compiler for the stand-in NVML library")
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 def _library() -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        missing("cc", "no C compiler for the library that counts file calls; try: apt-get install gcc libc6-dev")
+        missing("cc", "no C compiler for the library that counts file calls")
     folder = Path(tempfile.mkdtemp(prefix="file-calls-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "file_calls.so"

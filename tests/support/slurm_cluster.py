@@ -25,7 +25,6 @@ from types import TracebackType
 import psutil
 from support.badcjobs_program import without_charts
 
-INSTALL = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "setpriv")
 
 # What another Slurm, or a shell on a GPU machine, may have left in the caller's environment.
@@ -109,7 +108,7 @@ class SlurmCluster:
 
     @staticmethod
     def missing() -> list[str]:
-        """Name the programs that are not installed; ``INSTALL`` is the line that brings them."""
+        """Name the programs that are not installed."""
         return [program for program in PROGRAMS if shutil.which(program, path=_path(os.environ)) is None]
 
     @staticmethod

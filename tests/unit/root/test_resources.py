@@ -42,7 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel and install it into a venv of its own that borrows our dependencies; no network."""
     absent = [name for name in ("pip", "hatchling", "venv") if importlib.util.find_spec(name) is None]
     if absent:
-        missing("wheel", f"cannot build a wheel without {', '.join(absent)}; try: pip install '.[test]'")
+        missing("wheel", f"cannot build a wheel without {', '.join(absent)}")
     work = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = copy_of_the_source(work / "source")
