@@ -23,7 +23,7 @@ from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
-from support.live_files import committed, live_folders
+from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
 
 DEVICES = 2
@@ -31,7 +31,13 @@ CHUNKS_PER_KILL = 9
 CHUNK_S, WINDOWS = 1.2, 12
 LONGEST_PAUSE_S = 1.0  # between two kills
 ALONE_SHARE = 0.05  # of the moments at which a wrapper has nobody beside it
-FINISHED = "SELECT recording_id, chunk_id, ended_at_ms FROM chunk WHERE status = 'done'"
+# What must not be lost once it is committed.
+PRECIOUS = {
+    "chunk": "SELECT recording_id, chunk_id, ended_at_ms FROM chunk WHERE status = 'done'",
+    "attempt": "SELECT chunk_id, started_at_ms, ended_at_ms, outcome FROM attempt WHERE outcome IS NOT NULL",
+    "detection": "SELECT chunk_id, start_ms, end_ms, label FROM detection",
+    "sample": "SELECT at_ms, device_id, utilization_percent, power_w FROM sample",
+}
 BEGUN = "SELECT t.pid, w.pid FROM attempt a JOIN worker w USING (worker_id), task t WHERE a.outcome IS NULL"
 
 
@@ -41,6 +47,7 @@ class Variant:
 
     options: Callable[[Site, float], tuple[object, ...]]
     lanes: int  # chunks that a worker has begun at the same time
+    mode: str  # of the live files
     chunk_s: float
     share: float  # of --count
 
@@ -66,9 +73,9 @@ def command(site: Site, chunk_s: float) -> tuple[object, ...]:
 
 
 VARIANTS = {
-    "demo": Variant(demo, lanes=1, chunk_s=0.08, share=1.0),
-    "hawkears": Variant(hawkears, lanes=2, chunk_s=0.15, share=0.3),
-    "command": Variant(command, lanes=1, chunk_s=0.1, share=0.2),
+    "demo": Variant(demo, lanes=1, mode="local", chunk_s=0.08, share=1.0),
+    "hawkears": Variant(hawkears, lanes=2, mode="local", chunk_s=0.15, share=0.3),
+    "command": Variant(command, lanes=1, mode="shared", chunk_s=0.1, share=0.2),
 }
 
 
@@ -91,16 +98,8 @@ class Work:
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         env = {**stand_in, "HOME": "/nonexistent", **(env or {})}
-        quick = (
-            "--interval",
-            0.1,
-            "--config",
-            "run.publish_every_s=0.5",
-            "--config",
-            "run.backoff_s=0.05",
-            "--simulate",
-            DEVICES,
-        )
+        config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.variant.mode}")
+        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
         return self.site.start("run", self.manifest, "--out", out, *quick, *options, env=env)
 
     def undisturbed(self) -> dict[str, list[tuple[Any, ...]]]:
@@ -144,7 +143,7 @@ class Campaign:
         self.work, self.site, self.wanted = work, work.site, kills
         self.chance = random.Random(seed)
         self.kills: Counter[str] = Counter()
-        self.finished: set[tuple[Any, ...]] = set()  # what was committed as done when somebody was killed
+        self.seen: dict[str, set[tuple[Any, ...]]] = {table: set() for table in PRECIOUS}  # at the kills
         self.in_flight = 0  # begun, not done, and in the hands of those who were killed
         self.at_most_in_flight = 0
         self.wrappers: list[int] = []
@@ -181,7 +180,7 @@ class Campaign:
 
     def _pause_s(self) -> float:
         """Return a random time, short enough that there is work left for the last of the kills."""
-        left_s = (self.work.chunks - len(self.finished)) * self.work.variant.chunk_s / self.work.at_a_time
+        left_s = (self.work.chunks - len(self.seen["chunk"])) * self.work.variant.chunk_s / self.work.at_a_time
         share_s = left_s / (self.wanted - self.kills.total() + 1)
         return self.chance.uniform(0, min(LONGEST_PAUSE_S, 1.5 * share_s))
 
@@ -197,17 +196,17 @@ class Campaign:
     def _kind(self, process: psutil.Process) -> str:
         if process.pid in self.wrappers:
             return "wrapper"
-        if "badcjobs.telemetry.recorder_process" in process.cmdline():
+        if any("recorder_process" in word for word in process.cmdline()):
             return "recorder" if process.ppid() in self.wrappers else "recorder of a dead wrapper"
         return "worker" if process.ppid() in self.wrappers else "child of a worker"
 
     def _kill(self, kind: str, victim: psutil.Process) -> None:
         self.kills[kind] += 1
         begun = Counter[int]()
-        for live in (folder / "wrapper.sqlite" for folder in live_folders(self.site)):
-            if live.exists():
-                self.finished |= set(committed(live, FINISHED))
-                begun.update(pid for wrapper, pid in committed(live, BEGUN) if wrapper == self.program.pid)
+        for live in (half for folder in live_folders(self.site) for half in halves(folder) if half.exists()):
+            for table, sql in PRECIOUS.items():
+                self.seen[table] |= set(committed(live, sql))
+            begun.update(pid for wrapper, pid in committed(live, BEGUN) if wrapper == self.program.pid)
         victim.kill()
         if kind == "wrapper":
             self.in_flight += begun.total()
@@ -223,21 +222,25 @@ class Campaign:
     def account(self, job: Path) -> str:
         """Compare what was finished and begun with what is in the job database."""
         done = Counter(rows(job, "SELECT recording_id, chunk_id FROM attempt WHERE outcome = 'done'"))
-        kept = set(rows(job, "SELECT recording_id, chunk_id, ended_at_ms FROM attempt WHERE outcome = 'done'"))
+        lost = {table: self.seen[table] - set(self.site.rows(sql)) for table, sql in PRECIOUS.items()}
         ((attempts, chunks, tasks),) = rows(
             job, "SELECT count(*), (SELECT count(*) FROM chunk), (SELECT count(*) FROM task) FROM attempt"
         )
-        lost, twice = self.finished - kept, {key: many for key, many in done.items() if many > 1}
+        twice = {key: many for key, many in done.items() if many > 1}
         text = "\n".join(
             [
                 *(f"{many:6d} × {kind}" for kind, many in sorted(self.kills.items())),
                 f"{chunks} chunks in {tasks} tasks ({len(self.wrappers)} starts), {attempts} attempts",
-                f"finished chunks seen at a kill: {len(self.finished)}, lost {len(lost)}; done twice: {len(twice)}",
+                *(
+                    f"{table}: {len(self.seen[table])} rows seen at the kills, {len(lost[table])} lost"
+                    for table in lost
+                ),
+                f"done twice: {len(twice)}",
                 f"begun again: {attempts - chunks}; in flight at the kills: {self.in_flight} written down,"
                 f" at most {self.at_most_in_flight}",
             ]
         )
-        assert not lost, f"{text}\nlost: {sorted(lost)[:5]}"
+        assert not any(lost.values()), f"{text}\nlost: { ({table: sorted(some)[:5] for table, some in lost.items()}) }"
         assert not twice, f"{text}\ndone twice: {sorted(twice)[:5]}"
         assert attempts - chunks <= self.at_most_in_flight, text
         return text

@@ -1,0 +1,240 @@
+"""kill -9 of the wrapper, of a worker or of the recorder, at a chosen moment: what it costs, and what is written."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.badcjobs_program import NOT_LATE, Program, Site, array_task, rows
+from support.live_files import committed, halves, live_folders, live_rows
+from support.waiting import wait_for
+
+ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
+STATES = "SELECT status, count(*) FROM chunk GROUP BY status"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "site")
+    yield site
+    site.close()
+
+
+def start(site: Site, chunks: int = 6, *options: object) -> Program:
+    """Start a run on two devices and wait until both have a chunk and telemetry is written."""
+    program = site.start_run(site.manifest(chunks), *ENGINE, *options)
+    running = "SELECT 1 FROM attempt WHERE ended_at_ms IS NULL"
+    wait_for(lambda: live_rows(site, "SELECT 1 FROM sample") and len(live_rows(site, running)) == 2, "all is running")
+    return program
+
+
+def kill_the_recorder(site: Site) -> int:
+    """Kill the recorder once it has written something, and return its process id."""
+    samples = site.count_now("sample")
+    wait_for(lambda: site.count_now("sample") > samples and site.recorders(), "the recorder is at work")
+    (recorder,) = site.recorders()
+    recorder.kill()
+    wait_for(lambda: recorder.pid not in [other.pid for other in site.recorders()], "it is dead")
+    return int(recorder.pid)
+
+
+# --- the wrapper ------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(site: Site) -> None:
+    """Publishing is so rare that what is in the file afterwards can only be the recorder's work."""
+    program = start(site, 10, "--config", "run.publish_every_s=600")
+    running = "ended_at_ms IS NULL"
+    wait_for(lambda: site.count_now("chunk", "status = 'done'") >= 2 and site.count_now("attempt", running), "half way")
+    program.kill()
+    wait_for(lambda: not site.processes(), "recorder and workers are gone", timeout_s=40)
+    database = site.task_database()
+    assert rows(database, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(database, "SELECT verdict, exit_code, ended_at_ms > started_at_ms FROM task") == [("killed", None, 1)]
+    done = rows(database, "SELECT chunk_id, detections FROM chunk WHERE status = 'done'")
+    heard = dict(rows(database, "SELECT chunk_id, count(*) FROM detection GROUP BY 1"))
+    assert (len(done) >= 2, heard) == (True, {chunk_id: many for chunk_id, many in done if many})
+    cut_short = """SELECT DISTINCT c.status, a.ended_at_ms FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+                   WHERE a.outcome IS NULL"""
+    assert rows(database, cut_short) == [("pending", None)]
+    last = "SELECT count(DISTINCT device_id), max(at_ms) >= (SELECT max(started_at_ms) FROM attempt) FROM sample"
+    assert rows(database, last) == [(2, 1)], "the telemetry up to the kill is in the same file"
+    assert list(site.local.iterdir()) == []
+    files = {path.name for path in site.out.rglob("*") if path.is_file()} - {"job.sqlite", "report.html"}
+    assert files == {"run.toml", database.name, f"{database.stem}.log"}
+
+    attempts = site.count("attempt")
+    again = site.run(site.folder / "manifest.csv", *ENGINE, "--json")
+    assert again.json["chunks"] == {"done": 10 - len(done), "skipped": len(done)}, again.stderr
+    assert site.count("attempt") - attempts == 10 - len(done)
+    job = site.merged()
+    assert rows(job, STATES) == [("done", 10)]
+    assert rows(job, "SELECT count(*) FROM attempt WHERE outcome = 'done'") == [(10,)], "each was done once"
+    heard = dict(rows(job, "SELECT chunk_id, count(*) FROM detection GROUP BY 1"))
+    assert heard == {f"c{i:03d}": i % 3 for i in range(10) if i % 3}
+    assert rows(job, "SELECT verdict FROM task ORDER BY verdict") == [("done",), ("killed",)]
+
+
+def test_a_daemon_below_a_killed_task_is_found_and_ended_by_the_recorder(site: Site) -> None:
+    """It has left its session, so that only the recorder knows it; this is the second run in one job."""
+    script = site.script("daemon.sh", f"setsid sh -c 'touch {site.folder}/up; exec sleep 300' &\nexec sleep 300")
+    (site.out / "tasks").mkdir(parents=True)
+    (site.out / "tasks" / "4821_0.r0.gpu-01.log").touch()  # the first run has this name
+    env = {**array_task(0, (0, 1)), "CUDA_VISIBLE_DEVICES": "0"}
+    program = site.start_run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 1, env=env)
+    wait_for(lambda: (site.folder / "up").exists() and site.count_now("sample"), "the daemon and the recorder are up")
+    program.kill()
+    wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
+    assert site.task_database().name == "4821_0.r1.gpu-01.sqlite"
+    assert site.rows("SELECT verdict FROM task") == [("killed",)]
+
+
+def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site: Site) -> None:
+    manifest = site.manifest(4)
+    program = site.start_run(manifest, *ENGINE, "--no-emit-gpu-telemetry")
+    wait_for(lambda: site.task_databases() and site.workers(), "a worker runs")
+    program.kill()
+    wait_for(lambda: not site.processes(), "the workers are gone", timeout_s=40)
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    assert site.run(manifest, *ENGINE, "--no-emit-gpu-telemetry").exit_code == 0
+    assert rows(site.merged(), STATES) == [("done", 4)]
+
+
+def test_a_wrapper_that_is_only_stopped_keeps_its_recorder(site: Site) -> None:
+    """A stopped wrapper (SIGSTOP, as in a suspended job) is not a dead one."""
+    program = start(site, 4)
+    program.send(signal.SIGSTOP)
+    before = site.count_now("sample")
+    wait_for(lambda: site.count_now("sample") > before + 6, "the recorder goes on")
+    program.send(signal.SIGCONT)
+    assert program.wait().exit_code == 0
+    assert site.rows("SELECT verdict FROM task") == [("done",)]
+
+
+@pytest.mark.parametrize("mode", ["local", "shared"])
+def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site: Site, mode: str) -> None:
+    """All processes at once, and the node's disk with them; in the mode for shared filesystems nothing lies there."""
+    start(site, 12, "--config", f"run.live_mode={mode}")
+    wait_for(lambda: site.task_databases() and site.count("chunk", "status = 'done'") >= 2, "it is published")
+    everybody = site.processes()
+    for process in everybody:
+        process.suspend()
+    sql = "SELECT at_ms, device_id FROM sample"
+    known = {row for folder in live_folders(site) for half in halves(folder) for row in committed(half, sql)}
+    for process in everybody:
+        process.kill()
+    wait_for(lambda: not site.processes(), "everybody is gone")
+    for folder in site.local.iterdir():
+        shutil.rmtree(folder)
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
+    lost = known - set(rows(site.task_database(), sql))
+    newest_ms = max(at_ms for at_ms, _ in known)
+    assert newest_ms - min((at_ms for at_ms, _ in lost), default=newest_ms) < 5000, "published every 0.1 s"
+    again = site.run(site.folder / "manifest.csv", *ENGINE, "--config", f"run.live_mode={mode}")
+    assert again.exit_code == 0, again.stderr
+    assert rows(site.merged(), STATES) == [("done", 12)]
+
+
+# --- a worker, the recorder -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap(site: Site) -> None:
+    program = start(site)
+    victim = site.workers()[0]
+    victim.kill()
+    kill_the_recorder(site)
+    done = program.wait()
+    assert done.exit_code == 0, done.stderr
+    assert site.rows(STATES) == [("done", 6)]
+    ((chunk_id, *why),) = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
+    assert why == [1, "worker_died"]
+    assert site.rows("SELECT outcome FROM attempt WHERE chunk_id = ? AND try_number = 2", chunk_id) == [("done",)]
+    assert site.rows("SELECT exit_code FROM worker WHERE pid = ?", victim.pid) == [(-9,)]
+    assert site.count("worker") == 3, "a new worker has taken its place"
+    assert site.rows("SELECT sum(detections) FROM chunk") == [(site.count("detection"),)]
+    assert "restarting it" in done.stderr
+    ((from_ms, to_ms, *what),) = site.rows(
+        f"SELECT from_ms, to_ms, reason, device_id, metric FROM gap WHERE {NOT_LATE}"
+    )
+    assert what == ["the recorder died and was restarted", None, None]
+    around = "SELECT sum(at_ms <= ?1) > 0, sum(at_ms > ?1 AND at_ms < ?2), sum(at_ms >= ?2) > 0 FROM sample"
+    assert site.rows(around, from_ms, to_ms) == [(1, 0, 1)]
+
+
+def test_a_recorder_that_is_killed_twice_is_given_up_but_never_the_run(site: Site) -> None:
+    program = start(site)
+    assert kill_the_recorder(site) != kill_the_recorder(site)
+    done = program.wait()
+    assert done.exit_code == 0, done.stderr
+    assert "continues without telemetry" in done.stderr
+    assert "telemetry incomplete" in done.stdout
+    assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
+    assert site.rows(STATES) == [("done", 6)]
+    _, (from_ms, to_ms, reason) = site.rows(f"SELECT from_ms, to_ms, reason FROM gap WHERE {NOT_LATE} ORDER BY from_ms")
+    assert "recorder" in reason
+    last = "SELECT max(at_ms) = ?, (SELECT ended_at_ms FROM task) - ? < 1000 FROM sample"
+    assert site.rows(last, from_ms, to_ms) == [(1, 1)], "from the last reading to the end"
+    assert list(site.local.iterdir()) == []
+
+
+def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_results(site: Site) -> None:
+    program = start(site)
+    kill_the_recorder(site)
+    kill_the_recorder(site)
+    wait_for(lambda: "continues without telemetry" in program.stderr, "it was given up")
+    (recorder_file,) = site.local.glob("*/recorder.sqlite")
+    recorder_file.with_name("recorder.sqlite-wal").unlink(missing_ok=True)
+    recorder_file.write_bytes(b"a disk that went bad" * 500)
+    done = program.wait()
+    assert done.exit_code == 0, done.stderr
+    assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
+    assert site.count("gap") > 0
+    assert rows(site.merged(), STATES) == [("done", 6)]
+
+
+def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site: Site) -> None:
+    """There may be no time to start it again."""
+    pid = site.folder / "recorder.pid"
+    heard = 'echo start_time,end_time,label,score > "$2"'
+    script = site.script("last.sh", f"while [ ! -e {pid} ]; do sleep 0.02; done\n{heard}\nkill -9 $(cat {pid})")
+    program = site.start_run(site.manifest(1), "--command", f"{script} {{input}} {{output}}", "--simulate", 1)
+    wait_for(lambda: site.count_now("sample") >= 2, "the recorder is at work")
+    (recorder,) = site.recorders()
+    pid.with_suffix(".new").write_text(str(recorder.pid))
+    pid.with_suffix(".new").rename(pid)
+    assert program.wait().exit_code == 0
+    ended_ms = site.rows("SELECT ended_at_ms FROM attempt")[0][0]
+    ((from_ms, to_ms),) = site.rows(f"SELECT from_ms, to_ms FROM gap WHERE {NOT_LATE}")
+    assert from_ms <= ended_ms <= to_ms
+    assert site.count("sample", f"at_ms = {from_ms}") == 1, "a gap starts with the last reading before it"
+
+
+def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site: Site) -> None:
+    (site.folder / "broken").mkdir()
+    (site.folder / "broken" / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if any('recorder_process' in word for word in sys.orig_argv):\n"
+        "    os.write(2, b'no recorder today')\n"
+        "    os._exit(1)\n"
+    )
+    done = site.run(site.manifest(3), *ENGINE, env={"PYTHONPATH": str(site.folder / "broken")})
+    assert done.exit_code == 0, done.stderr
+    assert "telemetry incomplete: the recorder exited with 1: no recorder today" in done.stdout
+    gap = "SELECT g.from_ms = t.started_at_ms, g.to_ms - t.ended_at_ms < 1000 FROM gap g, task t"
+    assert (site.rows(gap), site.rows(STATES)) == ([(1, 1)], [("done", 3)])
+
+
+def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(site: Site) -> None:
+    """Drivers do hang; the wrapper waits for an answer of the recorder only with a limit."""
+    program = start(site, 2)
+    (recorder,) = site.recorders()
+    recorder.suspend()
+    done = program.wait(timeout_s=90)
+    assert done.exit_code == 0, done.stderr
+    assert "telemetry incomplete: the recorder did not answer" in done.stdout
+    assert site.rows(STATES) == [("done", 2)]
+    assert site.rows("SELECT max(at_ms) = (SELECT max(from_ms) FROM gap) FROM sample") == [(1,)]
+    assert list(site.local.iterdir()) == []
