@@ -1,0 +1,156 @@
+"""Two jobs side by side: one pair whole, then what is said of other pairs."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rooms.model import CutShort
+from rooms.report import (
+    FAST,
+    LONG,
+    MUCH,
+    Comparison,
+    Summary,
+    at_least,
+    change_words,
+    compare,
+    comparison_markdown,
+    comparison_text,
+    summarize,
+)
+from rooms.store import Freshness, JobFacts, StateTime
+from support.behaviour import pretty
+from support.pages import Pages
+from support.summaries import HOUR_MS, JOB, NASTY, START_MS, TASK, device
+
+FOUR = replace(
+    JOB,
+    tasks=(replace(TASK, devices=4, last_sign_ms=START_MS + HOUR_MS // 2),),
+    devices=tuple(
+        replace(device(n), states={s: replace(t, total_s=t.total_s / 2) for s, t in device().states.items()})
+        for n in range(4)
+    ),
+    last_settings={**JOB.last_settings, "workers_per_gpu": "auto", "out": "june", "alerts": {"idle_s": 600.0}},
+)
+FAILED = replace(JOB, chunks={"failed": 5}, audio_done_s=0.0)
+ON_CPU = replace(JOB, tasks=(replace(TASK, devices=0),), devices=())
+EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
+
+
+def busy(*percents: float | None, **more: Any) -> JobFacts:
+    return replace(JOB, devices=tuple(replace(device(n), busy_mean_percent=p) for n, p in enumerate(percents)), **more)
+
+
+def measured_for(share: float) -> JobFacts:
+    """Return the job with twice the energy, measured for a share of the time."""
+    devices = []
+    for one in JOB.devices:
+        states = {name: replace(time, measured_s=share * time.total_s) for name, time in one.states.items()}
+        devices.append(replace(one, energy_counter_j=None, energy_integrated_j=2 * 734_400.0, states=states))
+    return replace(JOB, devices=tuple(devices))
+
+
+def idle(percent: float) -> JobFacts:
+    """Return the job with so much idle time."""
+    times = {"working": StateTime(36 * (100 - percent), 0.0), "idle": StateTime(36 * percent, 0.0)}
+    return replace(JOB, devices=tuple(replace(one, states=times) for one in JOB.devices))
+
+
+def pair(this: JobFacts | Summary, other: JobFacts | Summary = JOB, *titles: str) -> Comparison:
+    ours, theirs = (one if isinstance(one, Summary) else summarize(one) for one in (this, other))
+    return compare(ours, *(titles[:1] or ("a",)), theirs, *(titles[1:] or ("b",)))
+
+
+def pairs() -> dict[str, Comparison]:
+    cost = replace(JOB.cost, gpu_s_mean=162.0, energy_j_mean=37_800.0)
+    slower = replace(JOB, durations={3 * ms: many for ms, many in JOB.durations.items()}, cost=cost)
+    few, many = replace(JOB, chunks={"done": 90, "failed": 10}), replace(JOB, chunks={"done": 70, "failed": 30})
+    command = f"badcjobs merge {'/scratch' * 20}/june"
+    old = replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))
+    unsure = replace(summarize(JOB), merged=Freshness(gone=1))
+    cut = replace(summarize(JOB), cut_short=CutShort("a submit was cut short here", "badcjobs submit m.csv"))
+    few_samples = replace(device(), samples=900, busy_mean_percent=90.0)
+    lazy = tuple(replace(one, states={"idle": one.states["idle"]}) for one in JOB.devices)
+    some = replace(JOB, cost=replace(JOB.cost, energy_tries=95))
+    return {
+        "itself": pair(JOB), "slower": pair(slower),
+        "slower, of longer chunks": pair(replace(slower, audio_done_s=1e6)),
+        "chunks that are 0.9 % longer": pair(replace(slower, audio_done_s=363_240.0)),
+        "chunks that are 1.1 % longer": pair(replace(slower, audio_done_s=363_960.0)),
+        "no length is known": pair(replace(slower, done_of_unknown_length=100)),
+        "the other has no length": pair(slower, replace(JOB, done_of_unknown_length=100)),
+        "more failed": pair(many, few),
+        "more failed, of more": pair(replace(JOB, chunks={"done": 970, "failed": 30}), few),
+        **{f"measured for {share}": pair(measured_for(share)) for share in (1.0, 0.99, 0.98, 0.9, 0.89, 0.004)},
+        "joules of 95 % of the tries": pair(some),
+        "joules of less": pair(replace(some, cost=replace(JOB.cost, energy_tries=89))),
+        "energy of one device": pair(replace(JOB, devices=(device(), replace(
+            device(1), energy_counter_j=None, energy_integrated_j=None)))),
+        "busier": pair(busy(87.0, 87.0), busy(80.0, 80.0)), "a little busier": pair(busy(80.4, 80.4), busy(79.6, 79.6)),
+        "busy, by samples": pair(replace(JOB, devices=(few_samples, device(1)))),
+        "busy, as far as known": pair(busy(None, 70.0)), "not known how busy": pair(busy(None, None)),
+        "busier, without a result": pair(busy(87.0, 87.0, chunks={"failed": 5}, audio_done_s=0.0)),
+        **{f"idle {a} and {b}": pair(idle(a), idle(b)) for a, b in ((6.4, 5.6), (7.4, 2.6), (0.3, 3.0), (3.0, 2.5))},
+        "only idle": pair(JOB, replace(JOB, devices=lazy)),
+        "older settings": pair(JOB, replace(JOB, last_settings={"engine": "hawkears", "out": "x"})),
+        "no settings": pair(JOB, replace(JOB, last_settings={})),
+        "settings": pair(replace(JOB, last_settings={"a": None, "b": ["x"], "c": "y"}),
+                         replace(JOB, last_settings={"a": "z", "b": [], "c": True})),
+        "failed": pair(FAILED), "against a failed one": pair(JOB, FAILED), "both failed": pair(FAILED, FAILED),
+        "on the CPU": pair(ON_CPU), "against the CPU": pair(JOB, ON_CPU), "both on the CPU": pair(ON_CPU, ON_CPU),
+        "empty": pair(EMPTY, EMPTY), "against an empty one": pair(JOB, EMPTY),
+        "out of date": pair(JOB, old), "not known whether it is": pair(unsure), "cut short": pair(cut),
+        "0.4 % faster": pair(replace(JOB, audio_done_s=361_440.0)),
+        "0.6 % faster": pair(replace(JOB, audio_done_s=362_160.0)),
+        "other models and engines": pair(replace(JOB, tasks=(replace(TASK, engine=None), replace(TASK, engine="demo")),
+            devices=(replace(device(), name=None), replace(device(1), name="NVIDIA A100-SXM4-80GB")))),
+        "names of 20 letters": pair(JOB, JOB, "a" * 20, "b" * 20), "names of 21": pair(JOB, JOB, "a" * 21, "b" * 21),
+        "names that end alike": pair(JOB, JOB, "july-2027-with-four-gpus", "june-2027-with-four-gpus"),
+        "nasty names": pair(JOB, JOB, "/scratch/lab/" + "long/" * 30, NASTY),
+    }  # fmt: skip
+
+
+def test_two_jobs_side_by_side(pages: Pages) -> None:
+    two = pair(FOUR, JOB, "four", "two")
+    pages({"compare.txt": comparison_text(two), "compare.md": comparison_markdown(two),
+           "compare.json": pretty(two.to_dict())})  # fmt: skip
+
+
+def test_what_is_said_of_other_pairs(pages: Pages) -> None:
+    usual, said, notebook = comparison_text(pair(JOB)).splitlines(), [], []
+    for name, comparison in pairs().items():
+        text = comparison_text(comparison).splitlines()
+        assert max(map(len, text[3:])) <= 100 or name == "out of date", name
+        assert all(line.isprintable() for line in text)
+        lines = list(difflib.unified_diff(usual, text, n=0, lineterm=""))[2:]
+        said += [f"## {name}", *(line for line in lines if line.startswith("+"))]
+        if name in ("out of date", "cut short", "no settings", "nasty names"):
+            notebook += [f"## {name}", *comparison_markdown(comparison).splitlines()[:6], "…"]
+    pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "words", "better", "said"),
+    [
+        (None, 1.0, MUCH, 0, "–"), (1.0, None, MUCH, 1, "–"), (0.0, 0.0, MUCH, 1, "the same"),
+        (100.0, 100.4, FAST, 1, "the same"), (100.0, 100.6, FAST, 1, "1 % slower (worse)"),
+        (3.0, 0.0, MUCH, -1, "more (worse)"), (0.0, 3.0, MUCH, -1, "100 % less (better)"),
+        (0.8, 366.75, MUCH, 0, "1/458 as much"), (0.16, 115.24, LONG, -1, "1/720 as long (better)"),
+        (1.0, 100.0, MUCH, 0, "99 % less"), (0.999, 100.0, MUCH, 0, "1/100 as much"),
+        (110.0, 100.0, FAST, 1, "10 % faster (better)"), (90.0, 100.0, FAST, 1, "10 % slower (worse)"),
+        (199.0, 100.0, MUCH, 0, "99 % more"), (200.0, 100.0, MUCH, 0, "2.0 × as much"),
+        (-1.0, 100.0, MUCH, 0, "less"),
+    ],
+)  # fmt: skip
+def test_a_change_is_said_with_its_direction(this, other, words: tuple[str, str, str], better: int, said: str) -> None:
+    assert change_words(this, other, words, better) == said
+
+
+def test_percentages_differ_by_the_points_that_are_shown() -> None:
+    assert [change_words(*two, MUCH, 1, points=True) for two in ((2.5, 2.01), (2.5, 2.0), (7.4, 2.6), (2.4, 2.9))] == [
+        "the same", "1 point more (better)", "4 points more (better)", "1 point less (worse)",
+    ]  # fmt: skip
+    assert (at_least("under 0.01 Wh"), at_least("3 Wh")) == ("measured: under 0.01 Wh", "at least 3 Wh")
