@@ -62,27 +62,19 @@ _PLAIN = Story(chunks=_QUARTER)
 
 def healthy() -> list[Trace]:
     """Return jobs in which all is well, odd ones too."""
-    alone = Story(card=RTX4000, devices=1, workers=2, cores=4, chunks=(1200.0,) * 125)
     tiny = Story(card=H200, workers=2, chunks=(30.0,) * 12, start_up_s=0.4, prepare_s=0.3, end_s=0.2)
     return [
         _trace("two V100, four workers each", _PLAIN),
-        _trace("one small card", alone),
         _trace("a MIG slice that tells next to nothing", replace(_PLAIN, card=MIG, devices=1, workers=2, cores=4,
                                                                 chunks=(300.0,) * 200)),
-        _trace("no energy counter", replace(_PLAIN, card=V100.without("energy"), seed=2)),
         _trace("neither power nor energy", replace(_PLAIN, card=V100.without("energy", "power"), seed=3)),
-        _trace("only the plain utilization", replace(_PLAIN, card=V100.without("busy"), seed=4)),
-        _trace("forty tasks", *_array(replace(_PLAIN, devices=1, cores=6, chunks=_SIX_MINUTES[:62]), 40)),
+        _trace("three tasks", *_array(replace(_PLAIN, devices=1, cores=6, chunks=_SIX_MINUTES[:62]), 3)),
         _trace("on the CPU, on purpose", Story(devices=0, workers=4, cores=4, chunks=(120.0,) * 400,
                                                settings={"cpu_workers": 4})),
-        _trace("chunks of 40 ms", replace(_PLAIN, devices=1, cores=6, chunks=(6.0,) * 3500, read_s=0.002)),
+        _trace("chunks of 40 ms", replace(_PLAIN, devices=1, cores=6, chunks=(6.0,) * 1500, read_s=0.002)),
         _trace("a demo of two seconds", tiny, replace(tiny, index=1, seed=9)),
-        _trace("asked for what it needed", replace(_PLAIN, memory_limit_gib=26, time_limit_s=1800.0)),
-        _trace("a second task that finds everything done", _PLAIN, replace(_PLAIN, index=1, chunks=(), seed=8)),
-        _trace("recordings of all lengths", replace(_PLAIN, chunks=tuple(60.0 * (1 + n * n % 17) for n in range(700)))),
         _trace("at its power limit, at full speed", replace(_PLAIN, throttle={0: 0x4, 1: 0x4}, seed=11)),
         _trace("without telemetry", replace(_PLAIN, telemetry=False)),
-        _trace("an old file without usage", replace(_PLAIN, usage=False, seed=5)),
     ]  # fmt: skip
 
 
@@ -93,30 +85,20 @@ def starting_and_waiting() -> list[Trace]:
     slow = replace(_PLAIN, read_s=20.0, chunks=(300.0,) * 300)
     long_last = (*(300.0,) * 300, 86400.0)
     return [
-        _trace("sixteen tasks with next to nothing to do", *_array(short, 16), main="start_up"),
-        _trace("imports from a cold file system", *_array(replace(short, start_up_s=240.0, chunks=(300.0,) * 90), 4),
-               main="start_up"),
+        _trace("five tasks with next to nothing to do", *_array(short, 5), main="start_up"),
         _trace("a process for every chunk", Story(card=H200, devices=1, workers=1, cores=8, engine="command",
                chunks=(30.0,) * 60, cpu_s=17.0, start_up_s=0.1), main="start_up"),
         _trace("engines that crash all the time", Story(card=V100, devices=2, workers=1, cores=4, cpu_s=0.05,
                chunks=(600.0,) * 240, fails=crashes), main="start_up", may="failed_chunks"),
         _trace("slow reads, four workers", slow, main="waiting_for_audio"),
-        _trace("slow reads, one worker", replace(slow, workers=1, read_s=8.0, chunks=(300.0,) * 180, seed=3),
-               main="waiting_for_audio"),
-        _trace("slow reads, a big card", Story(card=H200, devices=1, workers=8, cores=16, read_s=30.0,
-               chunks=(1200.0,) * 150), main="waiting_for_audio"),
-        _trace("slow reads in six tasks", *_array(replace(slow, devices=1, cores=6, read_s=14.0,
-               chunks=(300.0,) * 130), 6), main="waiting_for_audio"),
         _trace("workers that have to wait for their next chunk", Story(devices=2, workers=1, cores=2, cpu_s=0.04,
                pause_s=5.0, chunks=(600.0,) * 200), main="waiting_for_audio"),
         _trace("one recording of a whole day at the end", Story(devices=4, workers=3, cores=16, chunks=long_last),
                main="tail"),
         _trace("nine long chunks for eight devices", Story(card=RTX4000, devices=8, workers=1, cores=16, cpu_s=0.08,
                chunks=(36000.0,) * 9), main="tail"),
-        _trace("five chunks for four devices, twice", *_array(Story(card=RTX4000, devices=4, workers=1, cores=8,
-               cpu_s=0.06, chunks=(50000.0,) * 5), 2), main="tail"),
-        _trace("one task of six has most of the work", *[replace(task, chunks=(1200.0,) * (475 if n == 3 else 48))
-               for n, task in enumerate(_array(replace(_PLAIN, devices=1, cores=6), 6))], main="tail",
+        _trace("one task of four has most of the work", *[replace(task, chunks=(1200.0,) * (475 if n == 3 else 48))
+               for n, task in enumerate(_array(replace(_PLAIN, devices=1, cores=6), 4))], main="tail",
                may="start_up"),
     ]  # fmt: skip
 
@@ -127,34 +109,14 @@ def cores_and_workers() -> list[Trace]:
     return [
         _trace("eight workers on four cores", Story(card=H200, devices=1, workers=8, cores=4, chunks=(1200.0,) * 300),
                main="cpu_bound"),
-        _trace("four V100 on four cores", Story(devices=4, workers=2, cores=4, chunks=(1200.0,) * 225),
-               main="cpu_bound"),
-        _trace("heavy decoding", Story(card=H200, devices=4, workers=6, cores=24, cpu_s=0.6, chunks=(1200.0,) * 400),
-               main="cpu_bound"),
-        _trace("five tasks with two cores each", *_array(Story(devices=1, workers=4, cores=2, cpu_s=0.4,
-               chunks=(300.0,) * 200), 5), main="cpu_bound"),
-        _trace("a full machine in an old file", Story(card=H200, devices=1, workers=16, cores=16, cpu_s=0.6,
-               chunks=(1200.0,) * 300, usage=False), main="cpu_bound"),
         _trace("one worker each, four V100", Story(devices=4, workers=1, cores=24, chunks=(1200.0,) * 250),
                main="too_few_workers"),
         _trace("one worker, one big card", Story(card=H200, devices=1, workers=1, cores=16, chunks=(600.0,) * 200),
-               main="too_few_workers"),
-        _trace("two workers, one big card", Story(card=H200, devices=1, workers=2, cores=16, chunks=(1200.0,) * 200,
-               seed=4), main="too_few_workers"),
-        _trace("one worker of three threads", Story(card=H200, devices=1, workers=1, threads=3, cores=16,
-               chunks=(1200.0,) * 250), main="too_few_workers"),
-        _trace("one worker, one small card", Story(card=RTX4000, devices=1, workers=1, cores=8, chunks=(300.0,) * 200),
-               main="too_few_workers"),
-        _trace("one worker in five tasks", *_array(Story(devices=1, workers=1, cores=6, chunks=(300.0,) * 120), 5),
                main="too_few_workers"),
         _trace("one worker in an old file, and a machine with cores to spare", Story(card=H200, devices=1, workers=1,
                cores=16, chunks=(600.0,) * 120, usage=False), main="low_busy"),
         _trace("as many workers as pay, on a card that is too big", Story(card=H200, devices=1, workers=3, cores=16,
                chunks=(1200.0,) * 200, decisions=(settled,)), main="low_busy"),
-        _trace("one worker, and three GPUs that nobody uses", Story(devices=4, workers=1, cores=12,
-               idle_devices=frozenset({1, 2, 3}), chunks=(300.0,) * 250), main="too_few_workers", also="unused_gpus"),
-        _trace("slow reads, and one GPU that nobody uses", Story(devices=2, workers=4, cores=12, read_s=20.0,
-               idle_devices=frozenset({1}), chunks=(300.0,) * 160), main="waiting_for_audio", also="unused_gpus"),
     ]  # fmt: skip
 
 
@@ -168,73 +130,50 @@ def work_and_failures() -> list[Trace]:
     one = replace(_PLAIN, devices=1, cores=6, chunks=_SIX_MINUTES)
     return [
         _trace("out of memory, rescued", replace(_PLAIN, fails=oom, decisions=(learned,)), also="out_of_memory"),
-        _trace("out of memory for good", replace(_PLAIN, fails={7: ("out_of_memory",) * 3}, hopeless={7: "failed"}),
-               also="out_of_memory"),
         _trace("three broken files", replace(_PLAIN, fails=bad, hopeless=dict.fromkeys(bad, "failed")),
                also="failed_chunks"),
         _trace("two chunks that kill the engine", replace(_PLAIN, fails=poison,
                hopeless=dict.fromkeys(poison, "poison")), also="poison_chunks"),
         _trace("killed at its time limit, with long chunks", replace(long, killed_s=900.0, slurm_state="TIMEOUT",
                time_limit_s=900.0), also="tasks_killed time_request lost_work"),
-        _trace("a node failed, the restart did the rest", replace(one, killed_s=200.0, slurm_state="NODE_FAIL"),
-               replace(one, restart=1, node="gpu2", started_s=900.0, seed=6, done_before=51, chunks=_SIX_MINUTES[51:]),
-               also="tasks_killed"),
         _trace("submitted again without what was done", one, replace(one, restart=1, node="gpu2", started_s=900.0,
                seed=6), also="done_again"),
-        _trace("two arrays on one source at the same time", *_array(one, 2), *[replace(task, restart=1,
-               node=f"{task.node}b", started_s=30.0) for task in _array(one, 2)], also="done_again"),
-        _trace("three tasks that left no word", *_array(one, 5), also="tasks_missing", missing=(5, 6, 9)),
         _trace("stopped in order at its time limit", replace(_PLAIN, stopped_s=590.0, time_limit_s=660.0),
                also="time_request"),
         _trace("Slurm killed it for its memory", replace(_PLAIN, killed_s=420.0, slurm_state="OUT_OF_MEMORY",
                memory_limit_gib=20.0, worker_gib=2.4), also="tasks_killed memory_request"),
         _trace("the engine did not use its GPU", replace(_PLAIN, on_cpu=True, chunks=(300.0,) * 90), also="ran_on_cpu"),
-        _trace("some tasks had no GPU", *_array(one, 3), replace(one, index=3, node="cpu1", devices=0, cores=6,
+        _trace("some tasks had no GPU", one, replace(one, index=3, node="cpu1", devices=0, cores=6,
                chunks=(120.0,) * 80), also="ran_on_cpu"),
-        _trace("one device went on with the CPU", replace(_PLAIN, gives_up={1: "ran_on_cpu"}, chunks=_QUARTER[:225]),
-               also="ran_on_cpu"),
     ]  # fmt: skip
 
 
 def devices_and_requests() -> list[Trace]:
     """Return jobs with trouble on a device, a slow one, or a request far from what was used."""
     eight = _array(replace(_PLAIN, devices=1, cores=6, chunks=_SIX_MINUTES), 8)
-    pairs = _array(replace(_PLAIN, cores=12, chunks=_QUARTER[:175]), 6)
+    pairs = _array(replace(_PLAIN, cores=12, chunks=_QUARTER[:175]), 3)
     four = replace(_PLAIN, devices=4, cores=24, chunks=(1200.0,) * 600)
     slow_node = {0: 1.9, 1: 1.9}
     return [
         _trace("one device too hot", replace(four, throttle={2: 0x20}, slowness={2: 1.8}), also="throttled_thermal",
                may="straggler_device"),
-        _trace("both devices too hot", replace(_PLAIN, throttle={0: 0x48, 1: 0x48}, slowness={0: 1.7, 1: 1.7},
-               chunks=_QUARTER[:300]), also="throttled_thermal"),
         _trace("a low power limit", replace(_PLAIN, throttle={0: 0x4, 1: 0x4}, slowness={0: 1.6, 1: 1.6},
                chunks=_QUARTER[:300]), also="throttled_power"),
-        _trace("a power brake", replace(four, throttle={1: 0x88}, slowness={1: 1.8}), also="throttled_power",
-               may="straggler_device"),
         _trace("one GPU of four used", replace(four, idle_devices=frozenset({1, 2, 3}), chunks=_QUARTER[:225], cores=6),
                also="unused_gpus"),
-        _trace("one GPU of each task not used", *[replace(t, devices=2, idle_devices=frozenset({1}))
-               for t in eight[:3]], also="unused_gpus"),
-        _trace("one slow device of eight", *[replace(t, slowness={0: 2.0}) if t.index == 5 else t for t in eight],
-               also="straggler_device", may="straggler_node"),
-        _trace("one slow node of six", *[replace(t, slowness=slow_node) if t.index == 2 else t for t in pairs],
+        _trace("one slow node of three", *[replace(t, slowness=slow_node) if t.index == 2 else t for t in pairs],
                also="straggler_node"),
         _trace("one slow device in a task of four", replace(four, slowness={3: 2.2}), also="straggler_device"),
         _trace("96 GiB asked for, a fifth of it used", replace(_PLAIN, memory_limit_gib=96), also="memory_request"),
-        _trace("memory nearly full", replace(_PLAIN, memory_limit_gib=20), also="memory_request"),
-        _trace("three days asked for", replace(_PLAIN, time_limit_s=72 * 3600.0), also="time_request"),
         _trace("three days and a whole node", *[replace(t, time_limit_s=72 * 3600.0, memory_limit_gib=180)
-               for t in eight[:3]], also="time_request memory_request"),
+               for t in eight[:1]], also="time_request memory_request"),
         _trace("24 cores for one busy card", replace(_PLAIN, card=RTX4000, devices=1, workers=2, cores=24,
                chunks=(1200.0,) * 125), also="cpus_request"),
         _trace("somebody else on our device", replace(_PLAIN, foreign=((1, 100.0, 500.0, 6.0),)),
                also="foreign_process"),
         _trace("the recorder was gone for a while", replace(_PLAIN, gaps=((None, 200.0, 500.0, "the recorder died"),)),
                also="telemetry_gaps"),
-        _trace("a device that nobody can read", replace(_PLAIN, gaps=((1, 0.0, 9e4, "no library to ask"),)),
-               also="telemetry_gaps"),
         _trace("an energy counter that counts half", replace(_PLAIN, counter_factor=0.5), also="energy_disagrees"),
-        _trace("an energy counter that counts too much", replace(four, counter_factor=1.2), also="energy_disagrees"),
         _trace("a GPU that fell off the bus", replace(four, lost={1: 200.0}, faults={195.0: (1, "Xid 79")}),
                also="device_lost", may="device_fault telemetry_gaps"),
         _trace("a GPU that reports faults", replace(_PLAIN, faults={300.0: (0, "Xid 31"), 400.0: (0, "Xid 31")}),
@@ -254,27 +193,15 @@ def under_way() -> list[Trace]:
     return [
         _trace("two tasks that run, half way", *_array(running, 2), seen_s=230.0),
         _trace("a first chunk that takes long", long_chunk, seen_s=100.0),
-        _trace("engines that take long to start, and still do", starting, seen_s=200.0),
         _trace("engines that took long to start, just now", *_array(young, 3), seen_s=320.0),
+        _trace("one ended, and two left no word", one, missing=(1, 2), also="tasks_missing"),
         _trace("two tasks run, others wait in the queue", *_array(running, 2), missing=(2, 3, 4), seen_s=230.0),
-        _trace("some have ended, one runs, others wait", *_array(one, 3), replace(running, index=3, started_s=380.0),
-               missing=(4, 5), seen_s=600.0),
-        _trace("a GPU that nobody uses, while the task runs", replace(running, devices=2,
-               idle_devices=frozenset({1})), also="unused_gpus", seen_s=230.0),
-        _trace("two of four tasks went silent", *_array(one, 2), *[replace(t, under_way_s=200.0)
-               for t in _array(one, 4)[2:]], also="tasks_silent"),
+        _trace("one of two tasks went silent", one, replace(one, index=1, under_way_s=200.0), also="tasks_silent"),
         _trace("long chunks under way", replace(long, under_way_s=900.0), seen_s=930.0),
         _trace("silent, with long chunks under way", replace(long, under_way_s=900.0), also="tasks_silent lost_work"),
-        _trace("one went silent while the others run", *_array(running, 3), replace(running, index=3, node="gpu9",
-               under_way_s=20.0), also="tasks_silent", seen_s=230.0),
-        _trace("silent, and nothing ever heard of others", *[replace(t, under_way_s=200.0) for t in _array(one, 2)],
-               also="tasks_silent tasks_missing", missing=(2, 3)),
         _trace("a silent attempt, whose next one did the rest", replace(one, under_way_s=200.0),
                replace(one, restart=1, node="gpu2", started_s=900.0, seed=6, done_before=51, chunks=_SIX_MINUTES[51:]),
                also="tasks_silent"),
-        _trace("killed by its node's failure, its recorder with it", replace(one, under_way_s=200.0,
-               slurm_state="NODE_FAIL"), also="tasks_killed"),
-        _trace("all have ended, and there is no word from one", *_array(one, 3), also="tasks_missing", missing=(3,)),
     ]  # fmt: skip
 
 

@@ -1,0 +1,279 @@
+"""The charts of the page: what is drawn, the data that page.js gets, and that no peak and no chunk is left out."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.model import CHARTED, ChartData, Envelope, Stretches
+from rooms.report import (
+    STATES,
+    as_parts,
+    choose,
+    curve,
+    draw,
+    find_runs,
+    make_histogram,
+    over_all,
+    page,
+    summarize,
+)
+from support.behaviour import page_text, pretty
+from support.pages import Pages
+from support.summaries import HOUR_MS, JOB, NASTY, START_MS, TASK, device
+
+NAN = math.nan
+LETTERS = {"w": "working", "f": "failed", "l": "lost", "s": "start_up", "a": "waiting", "i": "idle"}
+TYPES = {"uint16": "<u2", "int32": "<i4", "float64": "<f8"}
+
+
+def stretches(states: str, figures: list[float] | None = None, *, from_ms: int = 0, width_ms: int = 1000) -> Stretches:
+    """Return stretches with one state each, by its first letter (s: start-up), and figures for all metrics."""
+    figures = figures or [1.0] * len(states)
+    envelope = Envelope([f - 1 for f in figures], figures, [f + 1 for f in figures])
+    begins = [from_ms + n * width_ms for n in range(len(states))]
+    return Stretches(begins, [at_ms + width_ms for at_ms in begins], [LETTERS[s] for s in states],
+                     dict.fromkeys(CHARTED, envelope))  # fmt: skip
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def drawn(script: str) -> str:
+    """Return the figures of a script as text: each model that we set up, with what we set."""
+    found = re.search(r"docs_json = '(.*?)';", script, re.DOTALL)
+    assert found is not None
+    (document,) = json.loads(found[1].replace("\\\\", "\\").replace("\\'", "'")).values()
+    return "\n".join(line for root in document["roots"] for line in models(root, ""))
+
+
+def models(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for one in value:
+            yield from models(one, place)
+    elif isinstance(value, dict) and value.get("type") == "object":
+        attributes = {
+            k: v for k, v in value.get("attributes", {}).items() if not k.startswith(("nonsel", "muted", "sel"))
+        }
+        simple = {key: plain(one) for key, one in attributes.items()}
+        said = ", ".join(f"{key}={one}" for key, one in sorted(simple.items()) if one is not None)
+        if said:
+            yield f"{place}{value['name']}: {said}"
+        for one in (attributes[key] for key in sorted(attributes)):
+            yield from models(one, f"{place}  ")
+
+
+def plain(value: Any) -> Any:
+    """Return a number, a text, or the columns of a table; None: a model, which is told by itself."""
+    if isinstance(value, dict) and value.get("type") == "map":
+        return {key: plain(one) for key, one in value["entries"]}
+    if isinstance(value, dict) and value.get("type") == "ndarray":
+        data = gzip.decompress(base64.b64decode(value["array"]["data"]))
+        return np.frombuffer(data, TYPES[value["dtype"]]).round(6).tolist()
+    if isinstance(value, dict) and set(value) <= {"type", "value", "field"}:
+        return value.get("value", value.get("field"))
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return None
+    return None if isinstance(value, dict) else value
+
+
+def unpacked(data: Any) -> dict[str, Any]:
+    """Return the data of page.js with its numbers."""
+    series = [{**one, "edges": numbers(one["edges"], "<u4"),
+               "figures": {name: numbers(text, "<u2") for name, text in one["figures"].items()}}
+              for one in data["series"]]  # fmt: skip
+    return {**data, "series": series}
+
+
+def numbers(text: str, kind: str) -> str:
+    """Return packed numbers, of very many those that differ from the one before, with their places."""
+    values = np.frombuffer(base64.b64decode(text), kind).tolist()
+    if len(values) < 40:
+        return str(values)
+    places = [n for n in range(len(values)) if n == 0 or values[n] != values[n - 1]]
+    some = places if len(places) < 40 else [*places[:3], *places[-3:]]
+    return f"{len(values)}: {', '.join(f'{n}→{values[n]}' for n in some)}"
+
+
+def data_of(**changes: Any) -> ChartData:
+    first = replace(stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS), mixed={})
+    second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
+    both = {(TASK.name, "0"): first, (TASK.name, "1"): second}
+    return replace(ChartData(stretches=both, durations={1000: 3, 1400: 2, 2500: 1}), **changes)
+
+
+def test_what_is_drawn_and_sent_to_the_page(pages: Pages) -> None:
+    third = replace(device(2), node="gpu10", power_limit_w=250.0)
+    charts = draw(summarize(replace(JOB, devices=(device(), device(1), third))), data_of())
+    probed, places = as_parts(
+        {"speed": curve("speed", "× real time", "0.0", [(30.0, 5.0), (600.0, 9.0)], 8.0, (60.0, 900.0))}
+    )
+    assert list(places) == ["speed"] and list(charts.places) == ["timeline", *CHARTED, "histogram"]
+    pages({
+        "figures.txt": drawn(charts.script), "curve.txt": drawn(probed), "data.json": pretty(unpacked(charts.data)),
+        "notes.txt": "\n".join(charts.notes),
+    })  # fmt: skip
+
+
+def test_charts_of_other_jobs(pages: Pages) -> None:
+    silent = replace(TASK, heard_at_ms=START_MS, silent_after_s=60.0)
+    lost = {(TASK.name, "0"): stretches("sswwllll", from_ms=START_MS)}
+    late = summarize(replace(JOB, tasks=(silent,)), now_ms=START_MS + HOUR_MS)
+    dark = Stretches([0, 10_000], [10_000, 20_000], ["idle", "idle"],
+                     {name: Envelope([NAN] * 2, [NAN] * 2, [NAN] * 2) for name in CHARTED})  # fmt: skip
+    one = summarize(replace(JOB, devices=(device(),)))
+    other = summarize(replace(JOB, devices=(device(0, "a"), device(0, "b"))))
+    alike = {(name, "0"): stretches("wi", [60.0, 0.0]) for name in ("a", "b")}
+    work = replace(device().work, chunk_p50_s=None)
+    many = [replace(device(n), token=str(n), busy_mean_percent=50 + n / 10, gap_s=float(n == 3), work=work)
+            for n in range(241)]  # fmt: skip
+    each = {(TASK.name, str(n)): stretches("w", [50.0]) for n in range(241)}
+    cases = {
+        "a silent task": (late, data_of(given_up=lost, durations={1: 5})),
+        "no readings": (one, data_of(stretches={(TASK.name, "0"): dark}, durations={1: 4})),
+        "a device in two tasks": (other, data_of(stretches=alike, durations={})),
+        "more devices than can be picked": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
+        "nothing": (one, ChartData()), "tries alone": (one, data_of(stretches={})),
+    }  # fmt: skip
+    said = []
+    for name, (summary, data) in cases.items():
+        charts = draw(summary, data)
+        sent = unpacked(charts.data) if charts.data else {"series": []}
+        timeline = (
+            [line for line in drawn(charts.script).splitlines() if "Range1d" in line or "'left'" in line]
+            if charts.script
+            else []
+        )
+        said += [f"## {name}: {', '.join(charts.places)}", *(line.strip()[:300] for line in timeline)]
+        said += [*charts.notes[1:],
+                 f"{sent.get('cards')}"[:200], f"{sent.get('rows')}"[:200],
+                 *(f"{one['name']}: {one['begin']}, {one['edges']}" for one in sent["series"][:6])]  # fmt: skip
+    pages({"charts.txt": "\n".join(said)})
+
+
+def test_the_page_with_charts(pages: Pages) -> None:
+    """As text; then what a browser needs of it: scripts that may run, nothing to fetch, text that stays text."""
+    named = replace(JOB, devices=(device(), replace(device(1), node=NASTY, name="</script>")))
+    html = page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
+    assert html == page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
+    assert policy is not None
+    assert policy[1].count("'sha256-") == len(re.findall(r"<script>", html)) == 4
+    assert "unsafe-eval" not in policy[1] and "'unsafe-inline'" not in policy[1].split("style-src")[0]
+    ours = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)  # Bokeh's own licence names addresses
+    assert not re.search(r'(?:src|href)="(?!#|data:)', ours)
+    data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None and "<" not in data[1] and len(json.loads(data[1])["rows"]) == 2
+    sections = re.findall(r'<section id="(\w+)"', html)
+    assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 14
+    assert len(html.encode()) < 1_668_000
+    text = re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", page_text(html))
+    frame = re.sub(r"<table.*?</table>", "<table>", ours[ours.index("<body>") :], flags=re.DOTALL)
+    frame = re.sub(r'<script type="app.*', "", frame, flags=re.DOTALL).replace("><", ">\n<")
+    pages({"page.txt": text, "frame.html": re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", frame)})
+
+
+# --- runs of states ---------------------------------------------------------------------------------------------------
+
+
+def runs_of(*devices: Stretches | None) -> list[tuple[int, int, int, str]]:
+    runs = find_runs(devices)
+    found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
+    return [(int(row), int(a), int(b), STATES[state]) for row, a, b, state in found]
+
+
+def test_neighbours_of_one_state_are_one_run_and_a_short_stretch_shows_each_of_its_states() -> None:
+    assert runs_of(stretches("sswwwfa"), None, stretches("ii", from_ms=5000)) == [
+        (0, 0, 2000, "start_up"), (0, 2000, 5000, "working"), (0, 5000, 6000, "failed"), (0, 6000, 7000, "waiting"),
+        (2, 5000, 7000, "idle"),
+    ]  # fmt: skip
+    mixed = {0: {"working": 0.6, "start_up": 0.4}, 1: {"working": 0.7, "waiting": 0.3},
+             2: {"working": 0.5, "idle": 0.25, "waiting": 0.25}}  # fmt: skip
+    assert [run[1:] for run in runs_of(replace(stretches("wwwi"), mixed=mixed))] == [
+        (0, 400, "start_up"), (400, 1700, "working"), (1700, 2000, "waiting"), (2000, 2500, "working"),
+        (2500, 2750, "waiting"), (2750, 4000, "idle"),
+    ]  # fmt: skip
+    assert runs_of() == []
+
+
+@pytest.mark.parametrize(("states", "devices", "joined", "many"), [
+    ("wa" * 60, 333, 1, 39_960), ("wa" * 60, 334, 2, 334), ("wwwaaa" * 20, 1001, 4, 0),
+])  # fmt: skip
+def test_too_many_runs_are_drawn_coarser_and_still_cover_the_whole_time(
+    states: str, devices: int, joined: int, many: int
+) -> None:
+    runs = find_runs([stretches(states)] * devices)
+    assert (runs.joined, (runs.right_ms - runs.left_ms).sum()) == (joined, devices * 120_000)
+    assert len(runs.row) == many or joined > 1
+
+
+# --- readings over time -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 700),
+                          st.lists(st.floats(0, 100) | st.just(NAN), min_size=1, max_size=30)),
+                min_size=1, max_size=6))  # fmt: skip
+def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices: list[tuple[int, int, list[float]]]) -> None:
+    made = [stretches("w" * len(values), values, from_ms=begin, width_ms=width) for begin, width, values in devices]
+    found = over_all(made)[0].metrics["power_w"]
+    known = [value for _, _, values in devices for value in values if not math.isnan(value)]
+    highs, lows = ([value for value in values if not math.isnan(value)] for values in (found.high, found.low))
+    assert bool(highs) == bool(known)
+    if known:
+        assert (max(highs), min(lows)) == (max(known) + 1, min(known) - 1)
+    for low, mean, high in zip(found.low, found.mean, found.high, strict=True):
+        assert math.isnan(mean) or low <= mean + 1e-9 <= high + 2e-9
+
+
+def test_all_devices_together() -> None:
+    _, inner = over_all([stretches("w" * 10, [float(n)] * 10) for n in range(101)])
+    assert [band[200] for band in inner["temperature_c"]] == [10.0, 90.0]
+    apart, inner = over_all([stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)])
+    assert math.isnan(apart.metrics["power_w"].mean[200]) and math.isnan(inner["power_w"][0][200])
+    assert (apart.from_ms[0], apart.to_ms[-1], len(apart.from_ms)) == (0, 10_000, 400)
+    shared, _ = over_all([stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)])
+    assert [shared.metrics["power_w"].mean[n] for n in (0, 199, 200, 399)] == [15.0, 15.0, 25.0, 25.0]
+    short, _ = over_all([stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)])
+    assert short.metrics["power_w"].mean[0] == pytest.approx(7.5), "weighted by time"
+
+
+def test_few_devices_are_all_pictured_and_of_many_the_worst_of_each_kind_and_a_spread() -> None:
+    assert choose({"slowest": [3]}, 5, 5) == dict.fromkeys(range(5), "")
+    assert choose({"slowest": [9, 8, 7, 6], "hottest": [5, 9, 4]}, 10, 6) == {
+        0: "", 3: "", 5: "hottest", 6: "", 8: "slowest", 9: "slowest",
+    }  # fmt: skip
+    assert choose({}, 10, 4) == dict.fromkeys((0, 2, 5, 7), "")
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.integers(0, 4_000_000), st.integers(1, 500), min_size=1, max_size=40))
+def test_the_histogram_leaves_no_chunk_out(durations: dict[int, int]) -> None:
+    found = make_histogram(durations)
+    assert found is not None
+    assert sum(found.counts) == sum(durations.values())
+    assert list(found.edges_s) == sorted(found.edges_s) and len(found.counts) <= 125
+
+
+@pytest.mark.parametrize(("durations", "edges", "counts", "logarithmic"), [
+    ({1000: 3, 1400: 2, 2500: 1}, [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6], [3, 2, 0, 0, 0, 0, 0, 1], False),
+    ({1000: 50, 8000: 50}, [1.0, 1.5, 2.0], [50, 0], False), ({1000: 99, 8000: 1}, [1.0, 1.5, 2.0], [99, 0], False),
+    ({1000: 99, 8001: 1}, [1.0, 1.109582, 1.231172], [99, 0], True), ({5: 1}, [0.005, 0.006], [1], False),
+    ({0: 1, 100_000: 4000}, [0.0, 2.0, 4.0], [1, 0], False),
+])  # fmt: skip
+def test_bars_have_round_edges_or_a_logarithmic_scale_with_a_long_tail(durations, edges, counts, logarithmic) -> None:
+    found = make_histogram(durations)
+    assert found is not None and found.logarithmic == logarithmic
+    assert [round(edge, 6) for edge in found.edges_s][: len(edges)] == edges
+    assert list(found.counts)[: len(counts)] == counts
+    assert make_histogram({}) is None
