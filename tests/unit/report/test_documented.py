@@ -48,7 +48,8 @@ def test_the_guide_lists_every_key_headline_and_state() -> None:
         listed.setdefault(part, set()).update(line[22:].replace(",", " ").split())
     document: dict[str, Any] = SUMMARY.to_dict()
     parts = {
-        "(top level)": [document], "states": list(document["states"].values()), "chunk_s, metrics": [document["chunk_s"]],
+        "(top level)": [document], "states": list(document["states"].values()),
+        "chunk_s, metrics": [document["chunk_s"]],
         "--compare": [compare(SUMMARY, "a", SUMMARY, "b").to_dict()],
         "figures": compare(SUMMARY, "a", SUMMARY, "b").to_dict()["figures"],
         **{name: value if isinstance(value, (list, tuple)) else [value]
@@ -101,8 +102,10 @@ def test_every_metric_is_named_after_the_rules_in_the_guide_and_said_once() -> N
     ("value", "labels", "said"),
     [
         (2, {"run": 'a"b\\c\nd', "state": ""}, 'badcjobs_chunks{run="a\\"b\\\\c\\nd"} 2'),
-        (2.0, {}, "badcjobs_chunks 2"), (2.5, {}, "badcjobs_chunks 2.5"), (2**53 - 1.0, {}, "badcjobs_chunks 9007199254740991"),
-        (2.0**53, {}, "badcjobs_chunks 9007199254740992.0"), (None, {}, None), (math.nan, {}, None), (math.inf, {}, None),
+        (2.0, {}, "badcjobs_chunks 2"), (2.5, {}, "badcjobs_chunks 2.5"),
+        (2**53 - 1.0, {}, "badcjobs_chunks 9007199254740991"),
+        (2.0**53, {}, "badcjobs_chunks 9007199254740992.0"), (None, {}, None),
+        (math.nan, {}, None), (math.inf, {}, None),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_known_is_left_out_with_its_head(

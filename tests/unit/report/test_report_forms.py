@@ -195,6 +195,7 @@ def of_texts() -> dict[str, Summary]:
         "no GPU": whole(none),
         "ten minutes": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 300_000),))),
         "less than ten minutes": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 299_000),))),
+        "less than a second": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 400),))),
         "a state of half a percent": whole(of_states(working=StateTime(7164.0, 0.0), idle=StateTime(36.0, 0.0))),
         "a state of less": whole(of_states(working=StateTime(7171.0, 0.0), idle=StateTime(29.0, 0.0))),
         "not known how long the rest is": whole(

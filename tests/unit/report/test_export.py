@@ -1,0 +1,221 @@
+"""Exports as whole files: tables, detections in the time of the recordings, and the files for BADC."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rooms.model import Reading, parse_pattern
+from rooms.report import ExportOrder, export, form_of
+from rooms.root import BadInput, DatabaseProblem, SystemClock
+from rooms.store import DetectionFilter, MergeOrder, chunk_file, merge
+from support.pages import Pages, tree
+from support.task_files import START_MS, TaskFile
+
+STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
+INSERT = "INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at)"
+NASTY = "q\"'<script>\n\u2028"
+
+
+def change(database: Path, *statements: str, values: Sequence[object] = ()) -> None:
+    with closing(sqlite3.connect(database)) as db, db:
+        for sql in statements:
+            db.execute(sql, values)
+
+
+def say(folder: Path, order: ExportOrder) -> str:
+    """Export; return the files, the notes and the progress as text."""
+    stdout, heard = io.BytesIO(), list[tuple[str, int]]()
+    files, notes = export(order, stdout, lambda table, rows: heard.append((table, rows)))
+    lines = [f"{file.path}: {file.rows} rows of {file.table}" for file in files]
+    lines += [f"note: {note}" for note in notes] + [f"progress: {heard}"]
+    shown = stdout.getvalue().decode()
+    return "\n".join([*lines, *([f"--- stdout\n{shown}"] if shown else [])]).replace(str(folder), "")
+
+
+# --- for BADC ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_files_for_badc(tmp_path: Path, pages: Pages) -> None:
+    """Chunks as it aggregates them, a line for the start and the end of each try, and how each chunk ended."""
+    reading = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
+    database = TaskFile(tmp_path, states=STATES, reading=reading, labels=("LOUD", "SOFT"), samples=6).write()
+    at = f"{START_MS} +"
+    on_device = (f"UPDATE {table} SET device_id = (SELECT device_id FROM device)" for table in ("attempt", "chunk"))
+    change(
+        database, *on_device, f"UPDATE sample SET utilization_percent = (at_ms - {START_MS}) / 1000",
+        f"UPDATE attempt SET started_at_ms = {at} 1400, ended_at_ms = {at} 3600 WHERE chunk_id = 'a'",
+        f"UPDATE attempt SET started_at_ms = {at} 20000, ended_at_ms = {at} 20001 WHERE chunk_id = 'b'",  # 15 s later
+        f"UPDATE attempt SET started_at_ms = {at} 900, ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'd'",
+        "UPDATE chunk SET attempts = 3 WHERE chunk_id IN ('d', 'e')",
+        "INSERT INTO detection SELECT task_id, 'rec', 'd', 5, 6, 'EARLY', NULL, NULL FROM task",
+        "INSERT INTO detection SELECT task_id, 'rec', 'nobody', 1, 2, 'X', NULL, 0.5 FROM task",
+        "DELETE FROM detection WHERE chunk_id = 'a' AND label = 'SOFT'",
+    )  # fmt: skip
+    said = {"said.txt": say(tmp_path, ExportOrder(database, "badc", tmp_path / "out"))}
+    said |= {name: text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "out").items()}
+    quiet = TaskFile(tmp_path / "cpu", states={"a": "done", "b": "failed"}, devices=0, labels=()).write()
+    change(quiet, "UPDATE chunk SET recording_id = 'other', chunk_id = 'a' WHERE chunk_id = 'b'")
+    said["cpu/said.txt"] = say(tmp_path, ExportOrder(quiet, "badc", tmp_path / "none"))
+    said |= {f"cpu/{name}": text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "none").items()}
+    pages({name: as_lines(name, text) for name, text in said.items()})
+
+
+def as_lines(name: str, text: str) -> str:
+    return json.dumps(json.loads(text), indent=1, ensure_ascii=False) if name.endswith(".json") else text
+
+
+EVIL = (
+    "..",
+    "../..",
+    "../../evil",
+    "/etc/passwd",
+    "a/../../../b",
+    "./x",
+    "",
+    "/",
+    "//",
+    ".",
+    "x/..",
+    "x//y",
+    "a\0b",
+    "~root",
+)
+
+
+def test_no_id_leaves_the_folder(tmp_path: Path) -> None:
+    for evil in EVIL:
+        for path in (chunk_file(evil, "c"), chunk_file("r", evil), chunk_file(evil, evil)):
+            assert not path.is_absolute() and ".." not in path.parts and path.suffix == ".json"
+            assert (tmp_path / path).resolve().is_relative_to(tmp_path)
+    for ids, path in {("rec", "rec_0"): "rec/rec_0", ("Area/St 1/A", "c1"): "Area/St 1/A/c1", ("A/B", "A/B"): "A/B/A/B",
+                      ("100%", "50%.x"): "100%/50%.x"}.items():  # fmt: skip
+        assert chunk_file(*ids) == Path(f"{path}.json")
+    long = {chunk_file("r", "é" * 300 + end) for end in "12"}
+    assert len(long) == 2 and all(len(path.name.encode()) <= 255 for path in long)
+    database = TaskFile(tmp_path / "task", states=dict.fromkeys("abc", "done"), labels=()).write()
+    for chunk_id, name in zip("abc", ("../../up", "/abs/olute", NASTY), strict=True):
+        for table in ("attempt", "chunk"):
+            sql = f"UPDATE {table} SET recording_id = ?, chunk_id = ? WHERE chunk_id = ?"
+            change(database, sql, values=(name, name, chunk_id))
+    before = set(tmp_path.rglob("*"))
+    export(ExportOrder(database, "badc", tmp_path / "deep" / "out"), io.BytesIO())
+    made = set(tmp_path.rglob("*")) - before
+    assert all(path.is_relative_to(tmp_path / "deep") for path in made)
+    documents = [json.loads(path.read_text()) for path in made if path.suffix == ".json"]
+    assert {one["chunk_id"] for one in documents if "chunk_id" in one} == {"../../up", "/abs/olute", NASTY}
+
+
+ids = st.text("aé\0\n", max_size=20) | st.text("/.%2F0aE", max_size=8)
+
+
+@given(st.tuples(ids, ids), st.tuples(ids, ids))
+def test_two_chunks_of_a_source_never_share_a_file(one: tuple[str, str], other: tuple[str, str]) -> None:
+    # A chunk that carries its recording's name comes from a folder, where all do.
+    if one != other and (one[0] == one[1]) == (other[0] == other[1]):
+        assert chunk_file(*one) != chunk_file(*other)
+
+
+# --- tables and detections --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job of four recordings: two study areas, one without, and one that is in no table."""
+    chunks = {"a": "done", "b": "done", "c": "done", "d": "done", "e": "failed"}
+    file = TaskFile(tmp_path, states=chunks, labels=("LOUD", "SOFT"), samples=1).write()
+    os.utime(file, (START_MS / 1000,) * 2)
+    target = tmp_path / "job.sqlite"
+    merge(MergeOrder([tmp_path], target), SystemClock())
+    names = {"a": ("Fort Smith", "FS-01", "2022-05-01T06:00:00"), "b": ("../Edéhzhíe", None, "2022-05-02"),
+             "c": (None, "L", None)}  # fmt: skip
+    for chunk, (area, place, at) in names.items():
+        for table in ("chunk", "detection", "attempt"):
+            change(target, f"UPDATE {table} SET recording_id = 'r{chunk}' WHERE chunk_id = '{chunk}'")
+        change(target, f"{INSERT} SELECT task_id, ?, ?, ?, ?, ? FROM task",
+               values=(f"r{chunk}", f"/data/{chunk}.wav", area, place, at))  # fmt: skip
+    change(target, "UPDATE detection SET score = 0.5 WHERE label = 'SOFT'")
+    return target
+
+
+def test_tables_and_detections(job: Path, tmp_path: Path, pages: Pages) -> None:
+    out = tmp_path / "out"
+    (out / "folder").mkdir(parents=True)
+    (out / "areas").mkdir()
+    for n in range(21):
+        (out / "areas" / f"old{n:02}.csv").touch()
+    (out / "areas" / "other.json").touch()
+    pattern = (parse_pattern("**/{study_area}.wav"),)
+    orders = {
+        "tables": ExportOrder(job, "csv", out / "tables", ("chunk", "task", "chunk")),
+        "a table into a folder": ExportOrder(job, "json", out / "folder", ("device",)),
+        "a table as lines": ExportOrder(job, "json", out / "device.jsonl", ("device",)),
+        "a table to stdout": ExportOrder(job, "csv", None, ("chunk",)),
+        "detections to stdout": ExportOrder(job, "csv", None),
+        "detections into a folder": ExportOrder(job, "csv", out / "folder"),
+        "detections into a file": ExportOrder(job, "json", out / "heard.json"),
+        "some species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("SOFT", "NOBODY", "GONE"))),
+        "sure ones": ExportOrder(job, "csv", None, wanted=DetectionFilter(min_score=0.9)),
+        "no such species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("GONE",))),
+        "by study area, beside other files": ExportOrder(job, "csv", out / "areas", by_study_area=True),
+        "by study area": ExportOrder(job, "json", out / "json", by_study_area=True),
+        "by study area of other patterns": ExportOrder(job, "csv", out / "read", by_study_area=True, patterns=pattern),
+    }  # fmt: skip
+    assert len(export(ExportOrder(job, "csv", tmp_path / "all", ("all",)), io.BytesIO())[0]) > 30
+    said = [f"## {name}\n{say(tmp_path, order)}" for name, order in orders.items()]
+    (out / "areas" / "old20.csv").unlink()
+    said.append(f"## 20 other files\n{say(tmp_path, orders['by study area, beside other files'])}")
+    for n in range(19):
+        (out / "areas" / f"old{n:02}.csv").unlink()
+    TaskFile(tmp_path, index=1, states={"x": "done"}).write()
+    said.append(f"## one other file, and a new task\n{say(tmp_path, orders['by study area, beside other files'])}")
+    said.append(f"## a table, and a new task\n{say(tmp_path, orders['a table as lines'])}")
+    change(job, "DELETE FROM detection", "UPDATE chunk SET status = 'done'")
+    said.append(f"## nothing was heard\n{say(tmp_path, ExportOrder(job, 'csv', None))}")
+    files = {
+        f"files/{name}": text for name, text in tree(out).items() if text and not name.startswith(("all/", "tables/"))
+    }
+    pages({"said.txt": "\n".join(said), **files})
+
+
+def test_options_that_do_not_go_together_are_answered(job: Path, tmp_path: Path, pages: Pages) -> None:
+    (tmp_path / "there").touch()
+    some = DetectionFilter(("",), float("nan"))
+    orders = {
+        "all mistakes": ExportOrder(job, "badc", job, ("chunk",), True, some),
+        "detections and a table": ExportOrder(job, "csv", None, ("chunk",), wanted=DetectionFilter(("A",), 0.5)),
+        "detections for BADC": ExportOrder(job, "badc", tmp_path / "x", by_study_area=True),
+        "an empty species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("A", ""))),
+        "two tables to stdout": ExportOrder(job, "csv", None, ("chunk", "task")),
+        "areas into a file": ExportOrder(job, "csv", tmp_path / "a b.CSV", by_study_area=True),
+        "all into a file that is there": ExportOrder(job, "csv", tmp_path / "there", ("all",)),
+        "a table that is none": ExportOrder(job, "csv", None, ("chunks",)),
+        "a task": ExportOrder(next((tmp_path / "tasks").iterdir()), "csv", None),
+    }  # fmt: skip
+    said = []
+    for name, order in orders.items():
+        with pytest.raises((BadInput, DatabaseProblem)) as caught:
+            export(order, io.BytesIO())
+        error = caught.value
+        said.append(f"## {name}\n{error.what}\n  why: {error.why}\n  try: {error.fix}".replace(str(tmp_path), ""))
+    with closing(sqlite3.connect(job)) as db, db:
+        sql = f"{INSERT} SELECT task_id, ?, 'x', ?, NULL, NULL FROM task"
+        db.executemany(sql, [(f"x{n}", f"area {n:04}") for n in range(997)])
+    order = ExportOrder(job, "csv", tmp_path / "many", by_study_area=True)
+    assert len(export(order, io.BytesIO())[0]) == 1 + 1000
+    change(job, sql, values=("y", "area y"))
+    with pytest.raises(BadInput) as caught:
+        export(order, io.BytesIO())
+    said.append(f"## too many areas\n{caught.value.what}\n  why: {caught.value.why}\n  try: {caught.value.fix}")
+    pages({"errors.txt": "\n".join(said)})
+    forms = {name: form_of(Path(name)) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a", "a.txt")}
+    assert list(forms.values()) == ["csv", "json", "json", "parquet", "csv", "csv"]
+    assert not (tmp_path / "x").exists()
