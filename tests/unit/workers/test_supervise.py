@@ -1,59 +1,25 @@
-"""What the supervisor makes of its workers' news: done, try again, or failed for good."""
+"""The supervisor and its workers: who is tried again, who is blamed, who is stopped; nothing lost, nothing twice."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rooms.devices import EndTime
-from rooms.model import Chunk, ChunkStarted, Device, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from rooms.root import NotHere, SessionBroken
 from rooms.task import TimeBudget
-from rooms.workers import RetryPolicy, Supervisor, WorkQueue
+from rooms.workers import RetryPolicy, WorkQueue
 from support.hand_clock import HandClock
-from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
+from support.scripted_engine import News, ScriptedSession, done, failed
+from support.supervised import OK, Bench, acting, plan_on
 
-FAST = RetryPolicy(retries=2, backoff_s=0.005)
-
-
-class Bench:
-    """A supervisor over a scripted engine, run to its end in the test's own thread."""
-
-    def __init__(
-        self,
-        tmp_path: Path,
-        script: Script,
-        *,
-        chunks: int = 4,
-        workers: int = 1,
-        policy: RetryPolicy = FAST,
-        wants: int = 1,
-        on_open: Callable[[WorkerPlan], None] = lambda plan: None,
-        notebook: type[Notebook] = Notebook,
-    ) -> None:
-        self.engine = ScriptedEngine(script, wants=wants, on_open=on_open)
-        self.notes = notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(chunks)])
-        plans = [WorkerPlan(n, Device(str(n), "test", uuid=f"GPU-{n}"), 100 + n, 1) for n in range(workers)]
-        self.supervisor = Supervisor(
-            self.engine, plans, self.notes, clock=CLOCK, policy=policy, scratch=tmp_path / "scratch"
-        )
-
-    def run(self, until: Callable[[], bool] = lambda: False) -> Bench:
-        """Handle events until all is over, or ``until`` says so."""
-        if not self.supervisor.busy:
-            self.supervisor.start()
-        end_s = time.monotonic() + 60
-        while self.supervisor.busy and not until():
-            assert time.monotonic() < end_s, f"it never ends: {self.notes.status}"
-            self.supervisor.handle_events(timeout_s=0.02)
-        return self
-
-    def with_status(self, status: str) -> list[str]:
-        return sorted(chunk_id for chunk_id, found in self.notes.status.items() if found == status)
+SOME = settings(max_examples=20)
 
 
 def all_well(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
@@ -62,770 +28,473 @@ def all_well(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]
         yield done(chunk)
 
 
-def together(workers: int) -> Script:
-    """Make a script that waits until every worker has a batch."""
-    barrier = threading.Barrier(workers)
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        barrier.wait(60)
-        yield from all_well(session, batch)
-
-    return script
-
-
 # --- done, retried, failed --------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("wants", [1, 7, 1000])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_every_chunk_is_done_once(tmp_path: Path, workers: int, wants: int) -> None:
-    bench = Bench(tmp_path, all_well, chunks=200, workers=workers, wants=wants).run()
-    assert len(bench.with_status("done")) == 200
-    assert sorted(chunk_id for batch in bench.engine.batches for chunk_id in batch) == sorted(bench.notes.status)
-    assert (bench.supervisor.tally.done, bench.supervisor.tally.tries, bench.supervisor.tally.failed) == (200, 200, 0)
+PLAIN = ["bad_audio", "exit_code", "missing_audio", "silent"]
+DEATHS = ["!engine_crash", "!hang", "!worker_died", "!gpu_error", "!terminated"]
 
 
-def test_a_worker_is_written_down_with_its_device_process_and_end(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, together(2), chunks=40, workers=2, wants=1000).run()
-    rows = sorted(bench.notes.workers.values(), key=lambda row: str(row["device_id"]))
-    assert [row["device_id"] for row in rows] == [100, 101]
-    assert {row["pid"] for row in rows} == {1000, 1001}
-    assert all(row["engine"] == "scripted" and row["exit_code"] == 0 for row in rows)
-    assert all(session.closed == 1 for session in bench.engine.sessions)
+def fate_of(acts: Sequence[str], retries: int) -> tuple[str, list[tuple[str | None, str | None]]]:
+    """Return what becomes of a chunk that is always alone: its last state, and its tries."""
+    tries: list[tuple[str | None, str | None]] = []
+    failures = deaths = excused = 0
+    for act in acts:
+        if act == "ok":
+            break
+        error_class = act.lstrip("!").replace("silent", "no_output")
+        excuses = {"terminated": 3, "worker_died": 2}.get(error_class, 0)
+        excused += bool(excuses)
+        if excused <= excuses and excuses:
+            tries.append((None, None) if error_class == "terminated" else (error_class, "lost"))
+            continue
+        tries.append((error_class, "failed"))
+        failures += 1
+        deaths += act.startswith("!") and error_class != "terminated"
+        if deaths == 2 or failures > retries:
+            return ("poison" if deaths == 2 else "failed"), tries
+    return "done", [*tries, OK]
 
 
-def test_each_worker_has_its_own_scratch_folder(tmp_path: Path) -> None:
-    Bench(tmp_path, together(2), chunks=40, workers=2, wants=1000).run()
-    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["worker-0", "worker-1"]
+@SOME
+@given(
+    st.lists(st.lists(st.sampled_from(["ok", *PLAIN, *DEATHS]), max_size=7), min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
+def test_each_chunk_has_the_tries_and_the_end_that_it_deserves(acts: list[list[str]], retries: int, many: int) -> None:
+    """One chunk at a time, so that nobody suffers from another; one gpu_error in all, as three lose the device."""
+    script = {f"c{number}": deeds for number, deeds in enumerate(acts)}
+    seen = False
+    for deeds in script.values():
+        for place, deed in enumerate(deeds):
+            if deed == "!gpu_error":
+                deeds[place] = "!hang" if seen else deed
+                seen = True
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), acting(script), chunks=len(acts), workers=many, retries=retries).run()
+        expected = {chunk_id: fate_of(deeds, retries) for chunk_id, deeds in script.items()}
+        assert bench.tries == {chunk_id: tries for chunk_id, (_, tries) in expected.items()}
+        assert dict(bench.rows("SELECT chunk_id, status FROM chunk")) == {
+            key: end for key, (end, _) in expected.items()
+        }
+        for chunk_id, tries in bench.tries.items():
+            numbers = [
+                number for (number,) in bench.rows(f"SELECT try_number FROM attempt WHERE chunk_id = '{chunk_id}'")
+            ]
+            settled = [sum(outcome is not None for _, outcome in tries[:place]) for place in range(len(tries))]
+            assert numbers == [1 + before for before in settled], "what ended from outside is no try"
+        ends = [end for end, _ in expected.values()]
+        ended = [end for tries in bench.tries.values() for end in tries if end[1]]
+        assert (bench.tally.done, bench.tally.failed, bench.tally.tries) == (
+            ends.count("done"), len(ends) - ends.count("done"), len(ended),
+        )  # fmt: skip
+        assert bench.tally.missing == sum(
+            end == "failed" and tries[-1][0] == "missing_audio" for end, tries in expected.values()
+        )
+        breaks = sum(error_class is None or f"!{error_class}" in DEATHS for tries in bench.tries.values()
+                     for error_class, outcome in tries if outcome != "done")  # fmt: skip
+        assert len(bench.engine.sessions) <= breaks + many, "a new process after each death, and not otherwise"
+        rows = bench.rows("SELECT pid, exit_code, ended_at_ms IS NULL FROM worker ORDER BY pid")
+        assert rows == [(1000 + number, 0, 0) for number in range(len(bench.engine.sessions))]
+        assert all(session.closed == 1 for session in bench.engine.sessions)
 
 
-def test_without_workers_nothing_begins(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, all_well, workers=0).run()
-    assert len(bench.with_status("pending")) == 4
+guilt = st.sampled_from(["ok", "ok", "ok", "ok", "bad_audio", "!engine_crash", "uncharged", "silent"])
+ENDS = {"ok": "done", "bad_audio": "failed", "!engine_crash": "poison", "silent": "failed"}
 
 
-def test_a_chunk_that_fails_is_tried_again_after_growing_rests(tmp_path: Path) -> None:
-    tries: list[float] = []
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        tries.append(time.monotonic())
-        yield done(batch[0]) if len(tries) == 4 else failed(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=3, backoff_s=0.04)).run()
-    assert bench.with_status("done") == ["c0"]
-    rests = [later - earlier for earlier, later in pairwise(tries)]
-    assert [rest >= least for rest, least in zip(rests, (0.04, 0.08, 0.16), strict=True)] == [True] * 3
-    assert [attempt.try_number for attempt in bench.notes.attempts] == [1, 2, 3, 4]
-    assert [attempt.status for attempt in bench.notes.attempts] == ["pending"] * 3 + ["done"]
-    assert (bench.supervisor.tally.tries, bench.supervisor.tally.done) == (4, 1)
-
-
-def test_rests_double_up_to_the_longest() -> None:
-    policy = RetryPolicy(backoff_s=2.0, longest_backoff_s=10.0)
-    assert [policy.delay_s(failures) for failures in range(1, 6)] == [2.0, 4.0, 8.0, 10.0, 10.0]
-
-
-def test_the_others_are_done_while_one_rests(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        first_time = batch[0].chunk_id == "c0" and len(session.batches) == 1
-        yield failed(batch[0]) if first_time else done(batch[0])
-
-    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.1)).run()
-    assert bench.engine.batches == [["c0"], ["c1"], ["c2"], ["c3"], ["c0"]]
-
-
-@pytest.mark.parametrize("retries", [0, 1, 3])
-def test_a_chunk_that_always_fails_fails_for_good_and_alone(tmp_path: Path, retries: int) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield failed(batch[0], "bad_audio") if batch[0].chunk_id == "c2" else done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=20, policy=RetryPolicy(retries, 0.001)).run()
-    assert bench.with_status("failed") == ["c2"]
-    assert len(bench.with_status("done")) == 19
-    assert [attempt.error_class for attempt in bench.notes.tries_of("c2")] == ["bad_audio"] * (retries + 1)
-    assert bench.supervisor.tally.failed == 1
-    assert len(bench.engine.sessions) == 1, "a failure is no reason to start the engine anew"
+@SOME
+@given(
+    st.lists(guilt, min_size=1, max_size=24), st.integers(1, 9), st.integers(1, 3),
+    st.one_of(st.none(), st.tuples(st.sampled_from(["drain", "kill"]), st.integers(0, 30))),
+)  # fmt: skip
+def test_whatever_happens_each_chunk_ends_once_and_only_the_guilty_are_charged(
+    acts: list[str], wants: int, workers: int, stop: tuple[str, int] | None
+) -> None:
+    """Chunks of a batch are in the engine together; "uncharged" once, and then it is well."""
+    script = acting({f"c{n}": ["uncharged"] if act == "uncharged" else [act] * 99 for n, act in enumerate(acts)})
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), script, chunks=len(acts), workers=workers, wants=wants)
+        if stop is not None:
+            bench.run(until=lambda: bench.tally.tries >= stop[1])
+            getattr(bench.supervisor, stop[0])()
+        bench.run()
+        found = dict(bench.rows("SELECT chunk_id, status FROM chunk"))
+        for number, act in enumerate(acts):
+            chunk_id = f"c{number}"
+            expected = {ENDS.get(act, "done"), "pending" if stop else ENDS.get(act, "done")}
+            assert found[chunk_id] in expected
+            tries = bench.tries[chunk_id]
+            assert tries.count(OK) == (found[chunk_id] == "done")
+            charged = [error_class for error_class, outcome in tries if outcome == "failed"]
+            if found[chunk_id] == "poison":
+                assert charged == ["engine_crash"] * 2
+            elif found[chunk_id] == "failed":
+                assert charged == [{"silent": "no_output"}.get(act, act)] * 3
+            assert act in PLAIN or act.startswith("!") or not charged
+        assert bench.tally.done + bench.tally.failed + list(found.values()).count("pending") == len(acts)
+        assert all(session.closed == 1 for session in bench.engine.sessions)
 
 
-# --- workers that die -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("death", ["engine_crash", "hang", "gpu_error"])
-@pytest.mark.parametrize("retries", [1, 5])
-def test_a_chunk_that_takes_its_worker_down_twice_is_poison_however_many_retries_there_are(
-    tmp_path: Path, death: str, retries: int
+@pytest.mark.parametrize(
+    ("act", "wants", "sizes", "tries"),
+    [
+        # Its error does not say which: the batch is halved until it is alone; then it has its retries.
+        ("uncharged", 16, [16, 8, 4, 2, 1, 1, 1], 15),
+        ("!engine_crash", 16, [16, 8, 4, 2, 1, 1], 15),
+        ("!engine_crash", 4, [4, 2, 1, 1], 3),
+        ("!hang", 1, [1, 1], 0),
+    ],
+)
+@pytest.mark.parametrize("guilty", ["c0", "c5", "c15"])
+def test_a_batch_that_is_lost_together_is_halved_until_the_guilty_chunk_is_alone(
+    tmp_path: Path, act: str, wants: int, sizes: list[int], tries: int, guilty: str
 ) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        if batch[0].chunk_id == "c1":
-            raise SessionBroken(death, "segmentation fault")
-        yield done(batch[0])
+        if guilty not in [chunk.chunk_id for chunk in batch]:
+            yield from all_well(session, batch)
+        elif act == "uncharged":
+            yield from (failed(chunk, "exit_code", charged=len(batch) == 1) for chunk in batch)
+        else:
+            yield from (ChunkStarted(chunk, 0) for chunk in batch)
+            raise SessionBroken(act[1:], "segmentation fault")
 
-    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=retries, backoff_s=0.001)).run()
-    assert bench.with_status("poison") == ["c1"]
-    assert bench.with_status("done") == ["c0", "c2", "c3"]
-    assert [attempt.status for attempt in bench.notes.tries_of("c1")] == ["pending", "poison"]
-    assert all(session.closed == 1 for session in bench.engine.sessions)
-    assert len(bench.engine.sessions) == len(bench.notes.workers) >= 2
+    bench = Bench(tmp_path, script, chunks=16, wants=wants).run()
+    assert [len(batch) for batch in bench.engine.batches if guilty in batch] == sizes
+    assert bench.statuses == {"done": 15, "failed" if act == "uncharged" else "poison": 1}
+    lost = [key for key, ends in bench.tries.items() if key != guilty for _, outcome in ends if outcome != "done"]
+    assert len(set(lost)) == tries, "only those in progress beside it"
 
 
-def test_a_worker_that_is_killed_is_not_its_chunks_fault_at_once_but_is_in_the_end(tmp_path: Path) -> None:
-    """Nobody but an outsider sends KILL; a chunk that it happens to again and again is poison all the same."""
-
+@pytest.mark.parametrize(
+    ("begun", "blamed"), [((), ["c0"]), ((2,), ["c2"]), ((2, 3), [])], ids=["no news", "one", "two"]
+)
+def test_of_a_broken_session_those_in_progress_are_suspects_or_the_first_where_none_is_known(
+    tmp_path: Path, begun: Sequence[int], blamed: list[str]
+) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        kills = {"c1": 2, "c2": 99}.get(batch[0].chunk_id, 0)
-        if len(bench.notes.tries_of(batch[0].chunk_id)) < kills + 1:
-            raise SessionBroken("worker_died", "SIGKILL")
-        yield done(batch[0])
+        if session.number > 1:
+            yield from all_well(session, batch)
+            return
+        yield from (ChunkStarted(batch[number], 7) for number in begun)
+        raise SessionBroken("exit_code", "Traceback\nSegmentation fault")
 
-    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=1, backoff_s=0.02))
-    bench.run()
-    assert bench.with_status("done") == ["c0", "c1", "c3"]
-    assert bench.with_status("poison") == ["c2"]
-    assert [attempt.error_class for attempt in bench.notes.tries_of("c2")] == ["worker_died"] * 4
-
-
-def test_of_several_in_progress_nobody_is_charged_before_it_was_alone(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        for chunk in batch:
-            yield ChunkStarted(chunk, 0)
-        if any(chunk.chunk_id == "c5" for chunk in batch):
-            raise SessionBroken("engine_crash", "segmentation fault")
-        yield from (done(chunk) for chunk in batch)
-
-    bench = Bench(tmp_path, script, chunks=8, wants=8, policy=RetryPolicy(retries=2, backoff_s=0.001)).run()
-    assert bench.with_status("poison") == ["c5"]
-    assert len(bench.with_status("done")) == 7
-    classes = [attempt.error_class for attempt in bench.notes.tries_of("c5")]
-    assert classes == ["batch_lost"] * 3 + ["engine_crash"] * 2, "8, 4, 2, then twice alone"
+    bench = Bench(tmp_path, script, chunks=6, wants=6, retries=0).run()
+    assert bench.with_status("failed") == blamed
+    assert [key for key, tries in bench.tries.items() if len(tries) > 1] == ["c2", "c3"] * (len(begun) == 2)
+    starts = bench.rows("SELECT started_at_ms, error FROM attempt WHERE outcome = 'failed'")
+    assert [(start == 7, error) for start, error in starts] == [
+        (bool(begun), "Traceback\nSegmentation fault") for _ in blamed
+    ]
+    lost = bench.rows("SELECT DISTINCT error FROM attempt WHERE outcome = 'lost'")
+    assert lost == [("lost with 2 chunks in progress (exit_code): Segmentation fault",)] * (len(begun) == 2)
 
 
-@pytest.mark.parametrize("error_class", ["engine_crash", "hang", "gpu_error", "out_of_memory"])
+@pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
 def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path: Path, error_class: str) -> None:
     """Its batch has no other chunk, and no further ones are given to the engine meanwhile."""
     beside: list[int] = []
+    act = acting({"c1": [error_class]}, in_turn=True)
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         held = list(batch)
-        if any(chunk.chunk_id == "c1" for chunk in batch) and bench.notes.tries_of("c1"):
-            held += session.more(3, idle=3)
-            beside.append(len(held) - 1)
-        for chunk in held:
-            yield ChunkStarted(chunk, 0)
-            if chunk.chunk_id == "c1" and not beside:
-                if error_class == "out_of_memory":
-                    yield failed(chunk, error_class)
-                    continue
-                raise SessionBroken(error_class, "no luck")
-            yield done(chunk)
+        if [chunk.chunk_id for chunk in batch] == ["c1"]:
+            beside.append(len(session.more(3, idle=3)))
+        yield from act(session, held)
 
-    bench = Bench(tmp_path, script, chunks=400, wants=4, policy=RetryPolicy(retries=1, backoff_s=0.0))
-    bench.run()
-    assert len(bench.with_status("done")) == 400
-    assert beside == [0]
+    bench = Bench(tmp_path, script, chunks=40, wants=4).run()
+    assert (bench.statuses, beside) == ({"done": 40}, [0])
 
 
-def test_what_only_waited_in_a_broken_session_is_no_suspect(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        if batch[0].chunk_id == "c0":
-            raise SessionBroken("engine_crash", "segmentation fault")
-        yield done(batch[0])
-        for chunk in batch[1:]:
-            yield ChunkStarted(chunk, 0)
-            yield done(chunk)
-
-    bench = Bench(tmp_path, script, chunks=6, wants=6, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
-    assert bench.with_status("failed") == ["c0"]
-    assert [len(bench.notes.tries_of(f"c{n}")) for n in range(6)] == [1] * 6
+def test_a_chunk_rests_before_it_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+    policy = RetryPolicy(retries=2, backoff_s=0.02)
+    bench = Bench(tmp_path, acting({"c0": ["bad_audio"] * 9}), policy=policy).run()
+    assert bench.engine.batches == [["c0"], ["c1"], ["c2"], ["c3"], ["c0"], ["c0"]]
+    times = bench.rows("SELECT started_at_ms, ended_at_ms FROM attempt WHERE chunk_id = 'c0'")
+    assert times[1][0] - times[0][1] >= 19
+    assert times[2][0] - times[1][1] >= 39
+    rests = [RetryPolicy(backoff_s=2.0, longest_backoff_s=10.0).delay_s(failures) for failures in range(1, 6)]
+    assert rests == [2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-def test_a_chunk_whose_worker_died_once_is_failed_not_poison(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        if session.number == 1:
-            raise SessionBroken("engine_crash", "segmentation fault")
-        yield failed(batch[0], "exit_code")
-
-    assert Bench(tmp_path, script, chunks=1).run().with_status("failed") == ["c0"]
-
-
-def test_a_broken_session_blames_only_the_first_chunk_without_an_answer(tmp_path: Path) -> None:
+def test_a_try_has_its_device_its_state_where_it_failed_and_audio_that_ends_early_is_a_decision(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for chunk in batch:
-            if chunk.chunk_id == "c3":
-                raise SessionBroken("engine_crash", "segmentation fault")
-            yield done(chunk)
+            yield (
+                failed(chunk)
+                if chunk.chunk_id == "bad"
+                else ChunkResult(chunk, 1, 2, audio_s=short.get(chunk.chunk_id))
+            )
 
-    bench = Bench(tmp_path, script, chunks=8, wants=1000).run()
-    assert bench.with_status("poison") == ["c3"]
-    assert len(bench.with_status("done")) == 7
-    assert [attempt.chunk_id for attempt in bench.notes.attempts if attempt.error_class] == ["c3"] * 2
-
-
-def test_an_engine_that_passes_over_a_chunk_in_silence_has_failed_it(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield from (done(chunk) for chunk in batch if chunk.chunk_id != "c1")
-
-    bench = Bench(tmp_path, script, chunks=4, wants=1000).run()
-    assert (bench.with_status("done"), bench.with_status("failed")) == (["c0", "c2", "c3"], ["c1"])
-    assert [attempt.error_class for attempt in bench.notes.attempts if attempt.chunk_id == "c1"] == ["no_output"] * 3
-
-
-def test_the_engine_is_opened_anew_after_it_broke_and_not_otherwise(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        if session.number == 1 and batch[0].chunk_id == "c2":
-            raise SessionBroken("worker_died", "killed")
-        yield done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=5).run()
-    assert bench.with_status("done") == ["c0", "c1", "c2", "c3", "c4"]
-    assert len(bench.engine.sessions) == 2
+    short = {"short": 28.0, "nearly": 29.5, "whole": 28.0}
+    cuts = [
+        Chunk("r", name, "a.wav", "/a.wav", 5000, 35_000, is_cut=name != "whole") for name in (*short, "bad", "same")
+    ]
+    state = {"device_state": lambda device_id, at_ms: f"{device_id} before {at_ms > 0}"}
+    bench = Bench(tmp_path, script, chunks=cuts, retries=0, **state).run()
+    assert bench.rows("SELECT chunk_id, device_id, gpu_state FROM attempt ORDER BY 1") == [
+        ("bad", 100, "100 before True"), *((name, 100, None) for name in ("nearly", "same", "short", "whole")),
+    ]  # fmt: skip
+    assert bench.rows("SELECT kind, subject, value, reason FROM decision") == [
+        ("short_audio", "r/short", 28.0,
+         "/a.wav ends early, at 33.000 s: 28.000 s of the 30 s of this chunk exist and were analysed")
+    ]  # fmt: skip
+    assert bench.supervisor.audio_done_s == 28 + 29.5 + 28 + 30
+    assert bench.supervisor.finished == {0: 4}
 
 
-def test_a_worker_ended_from_outside_costs_its_chunk_nothing(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        if session.number <= 3:
-            raise SessionBroken("terminated", "SIGTERM")
-        yield done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
-    assert bench.with_status("done") == ["c0"]
-    assert bench.supervisor.tally.tries == 1
-    assert [attempt.status for attempt in bench.notes.attempts] == [None, None, None, "done"]
-
-
-def test_a_chunk_that_is_ended_from_outside_again_and_again_is_not_forgiven_for_ever(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        raise SessionBroken("terminated", "SIGTERM")
-        yield
-
-    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
-    assert bench.with_status("failed") == ["c0"]
-    assert len(bench.engine.sessions) == 5
-
-
-# --- a batch that is lost together ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("guilty", ["c0", "c5", "c15"])
-def test_a_lost_batch_is_halved_until_the_guilty_one_is_alone_and_only_it_fails(tmp_path: Path, guilty: str) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        ids = [chunk.chunk_id for chunk in batch]
-        for chunk in batch:
-            if guilty not in ids:
-                yield done(chunk)
-            elif len(ids) == 1:
-                yield failed(chunk, "no_output")
-            else:
-                yield failed(chunk, "batch_lost", charged=False)
-
-    bench = Bench(tmp_path, script, chunks=16, wants=1000, policy=RetryPolicy(retries=1, backoff_s=0.001)).run()
-    assert bench.with_status("failed") == [guilty]
-    assert len(bench.with_status("done")) == 15
-    sizes = [len(batch) for batch in bench.engine.batches if guilty in batch]
-    assert sizes == [16, 8, 4, 2, 1, 1]
-    assert [attempt.try_number for attempt in bench.notes.tries_of(guilty)] == [1, 2, 3, 4, 5, 6]
-    innocent = next(chunk_id for chunk_id in bench.notes.status if chunk_id != guilty)
-    assert bench.notes.tries_of(innocent)[-1].status == "done"
-
-
-def test_being_lost_with_others_is_never_charged(tmp_path: Path) -> None:
-    rounds: list[int] = []
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        rounds.append(len(batch))
-        for chunk in batch:
-            yield done(chunk) if len(batch) == 1 else failed(chunk, "batch_lost", charged=False)
-
-    bench = Bench(tmp_path, script, chunks=32, wants=1000, policy=RetryPolicy(retries=0, backoff_s=0.001)).run()
-    assert len(bench.with_status("done")) == 32
-    assert rounds.count(1) == 32
-
-
-# --- giving up --------------------------------------------------------------------------------------------------------
-
-
-def test_a_configuration_that_cannot_work_is_given_up_at_once(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        raise SessionBroken("configuration", "no such region: CA-XX")
-        yield
-
-    # Opening takes its time, as it does in life: whatever was being opened at that moment may still be seen.
-    bench = Bench(tmp_path, script, chunks=500, on_open=lambda plan: time.sleep(0.1)).run()
-    assert bench.supervisor.tally.gave_up == "no such region: CA-XX"
-    assert len(bench.engine.batches) <= 2
-    assert len(bench.with_status("pending")) == 500
-
-
-def test_a_worker_whose_device_does_not_work_for_the_engine_retires_and_the_others_go_on(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        if session.plan.slot == 0:
-            raise SessionBroken("ran_on_cpu", "the engine took the CPU")
-        time.sleep(0.005)  # so that both workers get their turn
-        yield from all_well(session, batch)
-
-    bench = Bench(tmp_path, script, chunks=20, workers=2).run()
-    assert len(bench.with_status("done")) == 20
-    assert [session.plan.slot for session in bench.engine.sessions] in ([0, 1], [1, 0])
-    assert bench.supervisor.tally.retired == ["the engine took the CPU"]
-    assert all(attempt.error_class is None for attempt in bench.notes.attempts)
-
-
-@pytest.mark.parametrize("error_class", ["gpu_lost", "ran_on_cpu"])
-def test_the_chunks_of_a_lost_gpu_go_to_the_others_uncharged(tmp_path: Path, error_class: str) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield from (ChunkStarted(chunk, 0) for chunk in batch)
-        if session.plan.slot == 0:
-            raise SessionBroken(error_class, "CUDA error: no CUDA-capable device is detected")
-        time.sleep(0.005)
-        yield from (done(chunk) for chunk in batch)
-
-    bench = Bench(tmp_path, script, chunks=20, workers=2, wants=4, policy=RetryPolicy(0, 0.001)).run()
-    assert len(bench.with_status("done")) == 20
-    assert len(bench.supervisor.tally.retired) == 1
-    assert [session.plan.slot for session in bench.engine.sessions].count(0) == 1
-    lost = [attempt for attempt in bench.notes.attempts if attempt.error_class is not None]
-    assert 1 <= len(lost) <= 4
-    assert {(attempt.error_class, attempt.status) for attempt in lost} == {(error_class, "pending")}
-
-
-def test_a_device_with_one_error_after_the_other_is_lost_and_its_chunks_are_not(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        if session.plan.slot == 0:
-            raise SessionBroken("gpu_error", "CUDA error: unspecified launch failure")
-        time.sleep(0.01)
-        yield done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=60, workers=2, policy=RetryPolicy(3, 0.02)).run()
-    assert len(bench.with_status("done")) >= 58
-    assert [session.plan.slot for session in bench.engine.sessions].count(0) == 3
-    assert "3 errors in a row on this device" in bench.supervisor.tally.retired[0]
-
-
-def test_one_error_of_a_device_costs_a_new_process_and_no_device(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        if batch[0].chunk_id in ("c2", "c5", "c8"):
-            raise SessionBroken("gpu_error", "CUDA error: device-side assert triggered")
-        yield done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=12, policy=RetryPolicy(2, 0.001)).run()
-    assert bench.with_status("poison") == ["c2", "c5", "c8"]
-    assert len(bench.with_status("done")) == 9
-    assert bench.supervisor.tally.retired == []
-
-
-def test_an_engine_that_breaks_before_it_is_ready_charges_no_chunk_and_ends_its_worker(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        if session.plan.slot == 0:
-            raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
-        time.sleep(0.01)
-        yield from all_well(session, batch)
-
-    bench = Bench(tmp_path, script, chunks=40, workers=2).run()
-    assert len(bench.with_status("done")) == 40
-    assert [session.plan.slot for session in bench.engine.sessions].count(0) <= 3
-    assert all(attempt.error_class is None for attempt in bench.notes.attempts)
-
-
-def test_when_no_engine_gets_ready_everything_stays_pending_and_the_reason_is_kept(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
-        yield
-
-    bench = Bench(tmp_path, script, workers=2).run()
-    assert len(bench.with_status("pending")) == 4
-    assert bench.supervisor.tally.retired == ["no room for the models"] * 2
-    tried = sorted((session.plan.slot, session.plan.lean) for session in bench.engine.sessions)
-    assert tried == [(0, False), (0, True), (1, False), (1, True)], "once as usual, once with less, and no third time"
-
-
-def test_an_engine_that_never_works_is_given_up_after_a_number_of_chunks(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield failed(batch[0], "exit_code")
-
-    bench = Bench(tmp_path, script, chunks=100, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
-    assert bench.supervisor.tally.gave_up is not None
-    assert bench.supervisor.tally.gave_up.startswith(
-        "5 chunks failed and no chunk was done; last error: exit_code: no luck"
-    )
-    assert len(bench.with_status("failed")) == 5
-    assert len(bench.with_status("pending")) == 95
-
-
-def test_missing_files_say_nothing_about_the_engine(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield done(batch[0]) if batch[0].chunk_id == "c29" else failed(batch[0], "missing_audio")
-
-    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
-    assert bench.supervisor.tally.gave_up is None
-    assert (len(bench.with_status("failed")), len(bench.with_status("done"))) == (29, 1)
-
-
-def test_one_success_is_hope(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield done(batch[0]) if batch[0].chunk_id == "c3" else failed(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=30, policy=RetryPolicy(0, 0.001, give_up_after=5)).run()
-    assert bench.supervisor.tally.gave_up is None
-    assert len(bench.with_status("failed")) == 29
-
-
-# --- stopping ---------------------------------------------------------------------------------------------------------
-
-
-def test_draining_finishes_what_runs_and_leaves_the_rest_pending(tmp_path: Path) -> None:
-    running = threading.Barrier(3)
-    go_on = threading.Event()
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield ChunkStarted(batch[0], 0)
-        running.wait(60)
-        go_on.wait(60)
-        yield done(batch[0])
-
-    bench = Bench(tmp_path, script, chunks=50, workers=2)
-    bench.supervisor.start()
-    running.wait(60)
-    bench.supervisor.drain()
-    go_on.set()
-    bench.run()
-    assert len(bench.with_status("done")) == 2
-    assert len(bench.with_status("pending")) == 48
-    assert all(session.interrupted.is_set() and not session.killed.is_set() for session in bench.engine.sessions)
-
-
-def test_draining_interrupts_a_whole_share_and_what_it_had_answered_counts(tmp_path: Path) -> None:
+def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_end(tmp_path: Path) -> None:
     answered = threading.Event()
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield done(batch[0])
-        yield done(batch[1])
+        yield from (ChunkResult(chunk, 1, 2) for chunk in batch)
         answered.set()
-        assert session.interrupted.wait(60)
 
-    bench = Bench(tmp_path, script, chunks=50, wants=1000)
-    bench.supervisor.start()
-    assert answered.wait(60)
-    bench.supervisor.drain()
-    bench.run()
-    assert bench.with_status("done") == ["c0", "c1"]
-    assert len(bench.with_status("pending")) == 48
-    assert len(bench.engine.batches) == 1
+    bench = Bench(tmp_path, script, chunks=WorkQueue.WINDOW + 1, wants=WorkQueue.WINDOW)
+    bench.start()
+    assert answered.wait(60)  # so that the queue is empty before it is filled again
+    assert bench.run().statuses == {"done": WorkQueue.WINDOW + 1}
+    assert sum(map(len, bench.engine.batches)) == WorkQueue.WINDOW + 1
 
 
-def test_draining_reaches_a_session_that_is_just_being_opened(tmp_path: Path) -> None:
-    opening, drained = threading.Event(), threading.Event()
+# --- engines that do not start, devices that are lost -----------------------------------------------------------------
 
-    def open_slowly(plan: WorkerPlan) -> None:
-        opening.set()
-        assert drained.wait(60)
+
+@pytest.mark.parametrize("error_class", ["gpu_lost", "ran_on_cpu"])
+def test_a_lost_device_ends_its_worker_and_the_others_do_its_chunks_uncharged(tmp_path: Path, error_class: str) -> None:
+    gone = threading.Event()
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        for chunk in batch:
-            if session.interrupted.is_set():
-                return
-            yield done(chunk)
+        yield from (ChunkStarted(chunk, 0) for chunk in batch)
+        if session.plan.slot == 0:
+            gone.set()
+            raise SessionBroken(error_class, "CUDA error: no CUDA-capable device is detected")
+        assert gone.wait(60)
+        yield from (done(chunk) for chunk in batch)
 
-    bench = Bench(tmp_path, script, chunks=50, wants=1000, on_open=open_slowly)
-    bench.supervisor.start()
-    assert opening.wait(60)
-    bench.supervisor.drain()
-    drained.set()
-    bench.run()
-    assert len(bench.with_status("pending")) == 50
+    bench = Bench(tmp_path, script, chunks=20, workers=2, wants=4, retries=0).run()
+    assert bench.statuses == {"done": 20}
+    assert bench.tally.retired == ["CUDA error: no CUDA-capable device is detected"]
+    assert len(bench.sessions_of(0)) == 1
+    lost = [tries for tries in bench.tries.values() if tries != [OK]]
+    assert lost == [[(error_class, "lost"), OK]] * 4
 
 
-def test_killing_leaves_what_ran_pending(tmp_path: Path) -> None:
-    running = threading.Barrier(3)
-
+def test_three_gpu_errors_in_a_row_lose_the_device_and_one_chunk_done_in_between_does_not(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield ChunkStarted(batch[0], 0)
-        running.wait(60)
-        assert session.killed.wait(60)
-        if session.plan.slot == 0:
-            raise SessionBroken("worker_died", "killed")
-        yield failed(batch[0], "worker_died")
-
-    bench = Bench(tmp_path, script, chunks=10, workers=2, policy=RetryPolicy(retries=0, backoff_s=0.001))
-    bench.supervisor.start()
-    running.wait(60)
-    bench.supervisor.kill()
-    bench.run()
-    assert len(bench.with_status("pending")) == 10
-    assert [attempt.status for attempt in bench.notes.attempts] == [None, None]
-    assert bench.supervisor.tally.failed == 0
-    assert {row["exit_code"] for row in bench.notes.workers.values()} == {-9}
-
-
-def test_a_chunk_that_was_done_when_the_kill_came_stays_done(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        bench.supervisor.kill()
+        if batch[0].chunk_id in broken:
+            raise SessionBroken("gpu_error", "device-side assert")
         yield done(batch[0])
 
-    bench = Bench(tmp_path, script, chunks=3)
-    bench.run()
-    assert bench.with_status("done") == ["c0"]
+    broken = {"c2", "c3", "c5", "c6"}
+    bench = Bench(tmp_path, script, chunks=9).run()
+    assert (bench.with_status("poison"), bench.statuses["done"], bench.tally.retired) == (sorted(broken), 5, [])
+    broken = {"c2", "c3", "c4"}
+    bench = Bench(tmp_path, script, chunks=9, policy=RetryPolicy(2, backoff_s=1000)).run()
+    assert bench.statuses == {"done": 2, "pending": 7}, "the chunks are not to blame"
+    assert bench.tally.retired == ["3 errors in a row on this device; last error: device-side assert"]
+    assert len(bench.engine.sessions) == 3
 
 
-def test_killing_reaches_a_session_that_is_just_being_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "retries", "openings"),
+    [
+        (NotHere("no licence left"), 2, 3),
+        (OSError("no licence left"), 0, 1),
+        (SessionBroken("engine_crash", "no licence left", at_start=True), 2, 3),
+        (SessionBroken("worker_died", "no licence left", at_start=True), 1, 10),  # it is another program that kills
+        (SessionBroken("terminated", "no licence left", at_start=True), 0, 5),
+        (SessionBroken("out_of_memory", "no licence left", at_start=True), 9, 2),  # as usual, then lean
+    ],
+)
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_engine_that_never_starts_ends_its_worker_after_some_openings_and_charges_nobody(
+    tmp_path: Path, error: Exception, retries: int, openings: int, others: int
+) -> None:
+    opened: list[bool] = []
+    gone = threading.Event()
+
+    def refuse(plan: WorkerPlan) -> None:
+        if plan.slot == 0:
+            opened.append(plan.lean)
+            gone.set() if len(opened) == openings else None
+            raise error
+
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        assert session.killed.wait(60)
-        raise SessionBroken("worker_died", "killed")
-        yield
+        assert gone.wait(60)
+        yield from all_well(session, batch)
 
-    bench = Bench(tmp_path, script, on_open=lambda plan: bench.supervisor.kill())
-    bench.run()
-    assert len(bench.with_status("pending")) == 4
+    bench = Bench(tmp_path, script, workers=1 + others, retries=retries, on_open=refuse).run()
+    assert opened == [False] + [openings == 2] * (openings - 1)
+    assert bench.statuses == {"done" if others else "pending": 4}
+    assert bench.tally.retired == [str(error)]
+    assert all(tries == [OK] * others for tries in bench.tries.values())
 
 
-def test_stopping_while_a_chunk_rests_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path: Path) -> None:
+    """Each session does one chunk; two openings fail before each. A third in a row would end the worker."""
+    openings: list[int] = []
+
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield failed(batch[0])
+        openings.append(1)
+        if len(openings) % 3:
+            raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
+        yield done(batch[0])
+        raise SessionBroken("terminated", "SIGTERM")
 
-    bench = Bench(tmp_path, script, chunks=1, policy=RetryPolicy(retries=2, backoff_s=60))
-    start_s = time.monotonic()
-    bench.run(until=lambda: bench.supervisor.tally.tries == 1)
-    bench.supervisor.drain()
-    bench.run()
-    assert time.monotonic() - start_s < 40
-    assert bench.with_status("pending") == ["c0"]
+    # The rests, 1 and 2 ms before each session, would add up to minutes if they grew on.
+    bench = Bench(tmp_path, script, chunks=9, policy=RetryPolicy(retries=2, backoff_s=0.001)).run()
+    assert (bench.statuses, len(openings)) == ({"done": 9}, 27)
 
 
-# --- trouble of our own -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("acts", "usual", "gave_up", "statuses"),
+    [
+        ({}, "exit_code", "5 chunks failed and no chunk was done; last error: exit_code: no luck: r/c4",
+         {"failed": 5, "pending": 25}),
+        ({"c4": ["ok"]}, "exit_code", None, {"done": 1, "failed": 29}),
+        ({"c29": ["ok"]}, "missing_audio", None, {"done": 1, "failed": 29}),  # says nothing about the engine
+        ({"c3": ["missing_audio"]}, "bad_audio", "6 chunks failed and no chunk was done; last error: bad_audio: no luck"
+         ": r/c5", {"failed": 6, "pending": 24}),
+        ({"c0": ["ok"]}, "!configuration", "broken by r/c1", {"done": 1, "pending": 29}),
+    ],
+)  # fmt: skip
+def test_an_engine_that_never_works_is_given_up(
+    tmp_path: Path, acts: dict[str, list[str]], usual: str, gave_up: str | None, statuses: dict[str, int]
+) -> None:
+    bench = Bench(tmp_path, acting(acts, usual), chunks=30, retries=0, give_up_after=5).run()
+    assert (bench.tally.gave_up, bench.statuses) == (gave_up, statuses)
 
 
 def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path: Path) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield done(batch[0])
-        raise ZeroDivisionError("ours")
+        raise OSError("ours, as the engine had been opened")
 
-    with pytest.raises(ZeroDivisionError, match="ours"):
+    with pytest.raises(OSError, match="ours"):
         Bench(tmp_path, script).run()
 
 
-@pytest.mark.parametrize("error", [NotHere("no licence left"), OSError("no more processes")])
-def test_a_worker_that_cannot_open_its_engine_leaves_the_work_to_the_others(tmp_path: Path, error: Exception) -> None:
-    def refuse_slot_0(plan: WorkerPlan) -> None:
-        if plan.slot == 0:
-            raise error
-
-    def slowly(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        time.sleep(0.005)  # so that both workers get their turn
-        yield from all_well(session, batch)
-
-    bench = Bench(tmp_path, slowly, chunks=20, workers=2, on_open=refuse_slot_0).run()
-    assert len(bench.with_status("done")) == 20
-    assert {row["device_id"] for row in bench.notes.workers.values()} == {101}
+# --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_when_no_worker_can_open_its_engine_everything_stays_pending(tmp_path: Path) -> None:
-    openings: list[int] = []
+class Stage:
+    """Two workers that have a chunk in progress each, until ``go_on`` is set; each holds two more."""
 
-    def refuse(plan: WorkerPlan) -> None:
-        openings.append(plan.slot)
-        raise NotHere("no licence left")
+    def __init__(self, folder: Path) -> None:
+        self.running, self.go_on = threading.Barrier(3), threading.Event()
+        self.bench = Bench(folder, self.script, chunks=20, workers=2, wants=3)
+        self.bench.start()
+        self.running.wait(60)
 
-    bench = Bench(tmp_path, all_well, workers=2, on_open=refuse).run()
-    assert len(bench.with_status("pending")) == 4
-    assert sorted(openings) == [0, 0, 0, 1, 1, 1]
+    def script(self, session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        yield done(batch[0])
+        yield ChunkStarted(batch[1], 0)
+        self.running.wait(60)
+        assert self.go_on.wait(60)
+        if session.killed.is_set() and session.plan.slot:
+            raise SessionBroken("worker_died", "killed")
+        yield failed(batch[1], "worker_died") if session.killed.is_set() else done(batch[1])
 
 
-def test_a_worker_whose_engine_breaks_at_each_start_ends_after_as_many_starts_as_a_chunk_has_tries(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("how", ["drain", "kill"])
+def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path: Path, how: str) -> None:
+    """Draining lets the chunks in progress finish; killing charges nobody."""
+    stage = Stage(tmp_path)
+    getattr(stage.bench.supervisor, how)()
+    stage.go_on.set()
+    bench = stage.bench.run()
+    assert bench.statuses == ({"done": 4, "pending": 16} if how == "drain" else {"done": 2, "pending": 18})
+    ends = [end for tries in bench.tries.values() for end in tries]
+    assert sorted(ends, key=str) == ([OK] * 4 if how == "drain" else [OK] * 2 + [(None, None)] * 2)
+    assert bench.tally.failed == 0
+    for session in bench.engine.sessions:
+        assert (session.interrupted.is_set(), session.killed.is_set()) == (True, how == "kill")
+    assert bench.rows("SELECT DISTINCT exit_code FROM worker") == [(-9 if how == "kill" else 0,)]
+    assert bench.supervisor.upcoming(9) == []
+
+
+@pytest.mark.parametrize("how", ["drain", "kill"])
+def test_a_stop_reaches_an_engine_that_is_just_being_opened(tmp_path: Path, how: str) -> None:
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
+        assert session.interrupted.is_set()
+        assert session.killed.is_set() == (how == "kill")
+        return
         yield
 
-    bench = Bench(tmp_path, script, policy=RetryPolicy(retries=2, backoff_s=0.001)).run()
-    assert len(bench.engine.sessions) == 3
-    assert bench.supervisor.tally.retired == ["the models could not be read"]
-    assert len(bench.with_status("pending")) == 4
+    bench = Bench(tmp_path, script, wants=9, on_open=lambda plan: getattr(bench.supervisor, how)())
+    assert bench.run().statuses == {"pending": 4}
+    assert bench.tries == {f"c{number}": [] for number in range(4)}
 
 
-def test_an_engine_that_opens_at_the_second_try_is_given_its_chance(tmp_path: Path) -> None:
-    openings: list[int] = []
-
-    def refuse_once(plan: WorkerPlan) -> None:
-        openings.append(plan.slot)
-        if len(openings) == 1:
-            raise OSError("try again")
-
-    assert len(Bench(tmp_path, all_well, on_open=refuse_once).run().with_status("done")) == 4
-    assert len(openings) == 2
-
-
-@pytest.mark.parametrize("refused", ["by the system", "by the engine itself"])
-def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path: Path, refused: str) -> None:
-    """Each session does one chunk; two openings fail before each. A third in a row would end the worker."""
-    openings: list[int] = []
-
-    def open_every_third_time(plan: WorkerPlan) -> None:
-        openings.append(plan.slot)
-        if refused == "by the system" and len(openings) % 3:
-            raise OSError("try again")
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        if refused == "by the engine itself" and len(openings) % 3:
-            raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
-        yield done(batch[0])
-        raise SessionBroken("terminated", "SIGTERM")
-
-    start_s = time.monotonic()
-    policy = RetryPolicy(retries=2, backoff_s=0.001)
-    bench = Bench(tmp_path, script, chunks=7, policy=policy, on_open=open_every_third_time).run()
-    assert len(bench.with_status("done")) == 7
-    assert len(openings) == 21
-    assert time.monotonic() - start_s < 10, "the rests, 1 and 2 ms before each session, add up to 16 s if they grow on"
+def test_stopping_while_a_chunk_rests_does_not_wait_for_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, acting({}, "bad_audio"), chunks=1, policy=RetryPolicy(2, backoff_s=1000))
+    bench.run(until=lambda: bench.tally.tries == 1)
+    bench.supervisor.drain()
+    assert bench.run().statuses == {"pending": 1}
 
 
 # --- more workers, and fewer ------------------------------------------------------------------------------------------
 
 
-def slowly(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-    for chunk in batch:
-        yield ChunkStarted(chunk, 0)
-        time.sleep(0.01)
-        yield done(chunk)
-
-
-def test_a_worker_that_is_hired_later_takes_its_share(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, slowly, chunks=60)
-    bench.run(until=lambda: bench.supervisor.tally.done >= 5)
-    bench.supervisor.add_worker(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
-    assert bench.supervisor.slots_at_work == {0: 100, 1: 101}
-    bench.run()
-    assert len(bench.with_status("done")) == 60
-    assert bench.supervisor.finished[1] >= 10
-    assert sum(bench.supervisor.finished.values()) == 60
-
-
-def test_a_worker_that_retires_finishes_what_it_has_and_the_others_do_the_rest(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, slowly, chunks=60, workers=2)
-    bench.run(until=lambda: bench.supervisor.tally.done >= 10)
-    bench.supervisor.retire(1)
-    assert bench.supervisor.slots_at_work == {0: 100}
-    at_most = bench.supervisor.finished.get(1, 0) + 2  # in hand, or finished and not yet told
-    bench.run()
-    assert len(bench.with_status("done")) == 60
-    assert bench.supervisor.finished[1] <= at_most
-    assert len(bench.notes.attempts) == 60
-
-
-def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(tmp_path: Path) -> None:
-    begun, go_on = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
-    fresh: list[int] = []
+@pytest.mark.parametrize(("change", "fresh"), [("add", 0), ("retire", 2), ("none", 0)])
+def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(
+    tmp_path: Path, change: str, fresh: int
+) -> None:
+    """Each likes to hold four. Worker 0 asks for three more while six are left: for two workers, or for one."""
+    go_on, begun = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    got: list[int] = []
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        held = list(batch)
-        begun[session.plan.slot].set()
-        assert go_on[session.plan.slot].wait(60)
-        if session.plan.slot == 0:
-            held += session.more(3, idle=0)
-            fresh.append(len(held) - len(batch))
+        held, slot = list(batch), session.plan.slot
+        begun[slot].set()
+        assert go_on[slot].wait(60)
+        if slot == 0:
+            got.append(len(more := session.more(3, idle=0)))
+            held += more
+            go_on[1].set()
         yield from (done(chunk) for chunk in held)
 
-    bench = Bench(tmp_path, script, chunks=14, wants=4)
-    bench.supervisor.start()
+    bench = Bench(tmp_path, script, chunks=14, workers=1 if change == "add" else 2, wants=4)
+    bench.start()
     assert begun[0].wait(60)
-    bench.supervisor.add_worker(WorkerPlan(1, Device("1", "test", uuid="GPU-1"), 101, 1))
+    if change == "add":
+        bench.supervisor.add_worker(plan_on(1))
     assert begun[1].wait(60)
+    if change == "retire":
+        bench.supervisor.retire(1)
+        bench.supervisor.retire(1)  # once is enough
+    assert bench.supervisor.slots_at_work == {0: 100, **({} if change == "retire" else {1: 101})}
     go_on[0].set()
-    bench.run(until=lambda: bool(fresh))
-    go_on[1].set()
     bench.run()
-    assert fresh[0] == 0, "six wait for two workers that like to hold four each"
-    assert len(bench.with_status("done")) == 14
+    assert got[0] == fresh
+    assert bench.statuses == {"done": 14}
+    assert sum(bench.supervisor.finished.values()) == 14
+    assert bench.supervisor.finished[1] == 4 or change != "retire", "it finishes what it has, and takes no more"
+    assert bench.supervisor.slots_at_work == {}
 
 
-def test_near_the_end_nothing_is_kept_for_a_worker_that_retires(tmp_path: Path) -> None:
-    begun, go_on = threading.Barrier(3), threading.Event()
-    fresh: list[int] = []
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        held = list(batch)
-        if not fresh:
-            begun.wait(60)
-            assert go_on.wait(60)
-        if session.plan.slot == 0:
-            held += session.more(3, idle=0)
-            fresh.append(len(held) - len(batch))
-        yield from (done(chunk) for chunk in held)
-
-    bench = Bench(tmp_path, script, chunks=14, workers=2, wants=4)
-    bench.supervisor.start()
-    begun.wait(60)
-    bench.supervisor.retire(1)
-    go_on.set()
-    bench.run()
-    assert fresh[0] == 2, "six wait for one worker that likes to hold four"
-    assert len(bench.with_status("done")) == 14
+def test_a_worker_that_comes_while_the_task_drains_does_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.bench.supervisor.drain()
+    stage.bench.supervisor.add_worker(plan_on(2))
+    stage.go_on.set()
+    assert stage.bench.run().statuses == {"done": 4, "pending": 16}
+    assert stage.bench.sessions_of(2) == []
 
 
-@pytest.mark.parametrize("count", [WorkQueue.WINDOW + 1, 2 * WorkQueue.WINDOW])
-def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_end(tmp_path: Path, count: int) -> None:
-    answered = threading.Event()
-
-    class SlowNotebook(Notebook):
-        """Takes its time for all but the first chunks: meanwhile the worker has nothing to do."""
-
-        def next_pending(self, limit: int) -> Sequence[Chunk]:
-            if len(self._fresh) < count:
-                time.sleep(0.02)
-            return super().next_pending(limit)
-
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield from (done(chunk) for chunk in batch)
-        answered.set()
-
-    bench = Bench(tmp_path, script, chunks=count, wants=WorkQueue.WINDOW, notebook=SlowNotebook)
-    bench.supervisor.start()
-    assert answered.wait(60)
-    bench.run()
-    assert len(bench.with_status("done")) == count
-    assert sorted(chunk_id for batch in bench.engine.batches for chunk_id in batch) == sorted(bench.notes.status)
-
-
-def test_a_failed_try_has_the_state_of_its_device_and_a_good_one_has_none(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield from (failed(chunk) if chunk.chunk_id == "c1" else done(chunk) for chunk in batch)
-
-    engine = ScriptedEngine(script)
-    notes = Notebook([Chunk("r", f"c{n}", "a.wav", "/a.wav") for n in range(2)])
-    supervisor = Supervisor(
-        engine,
-        [WorkerPlan(0, Device("0", "test", uuid="GPU-0"), 100, 1)],
-        notes,
-        clock=CLOCK,
-        policy=RetryPolicy(retries=0),
-        scratch=tmp_path,
-        device_state=lambda device_id, at_ms: f"{device_id} before {at_ms > 0}",
-    )
-    supervisor.start()
-    while supervisor.busy:
-        supervisor.handle_events(timeout_s=0.02)
-    assert [(a.chunk_id, a.gpu_state) for a in notes.attempts] == [("c0", None), ("c1", "100 before True")]
+# --- the time that is left --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("lengths_s", "at_once", "later_s", "more"),
     [
-        ([2000, 1500], 1, 0, []),
-        ([2000, 1400], 1, 0, ["1400s-1"]),
-        ([2000, 1400], 1, 1000, ["1400s-1"]),
-        ([1850, 1500, 1500], 2, 0, ["1500s-2"]),
-        ([1850, 1500, 1900], 2, 0, ["1850s-0"]),
-    ],
-    ids=[
-        "too long after it",
-        "fits after it",
-        "it is half done",
-        "two at once",
-        "what did not fit after one fits beside two",
+        ([2000, 1500], 1, 0, []),  # too long after it
+        ([2000, 1400], 1, 0, ["1400s-1"]),  # fits after it
+        ([2000, 1400], 1, 1000, ["1400s-1"]),  # it is half done
+        ([1850, 1500, 1500], 2, 0, ["1500s-2"]),  # two at once
+        ([1850, 1500, 1900], 2, 0, ["1850s-0"]),  # what did not fit after one fits beside two
     ],
 )
 def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
@@ -845,12 +514,5 @@ def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
         yield from (done(chunk) for chunk in held)
 
     chunks = [Chunk("r", f"{s}s-{n}", "a.wav", "/a.wav", 0, 1000 * s) for n, s in enumerate(lengths_s)]
-    plans = [WorkerPlan(0, Device("0", "test", uuid="GPU-0"), 100, 1)]
-    supervisor = Supervisor(
-        ScriptedEngine(script, wants=at_once), plans, Notebook(chunks), clock=CLOCK, policy=FAST, scratch=tmp_path,
-        timetable=pace.fit_test,
-    )  # fmt: skip
-    supervisor.start()
-    while supervisor.busy:
-        supervisor.handle_events(timeout_s=0.02)
+    Bench(tmp_path, script, chunks=chunks, wants=at_once, timetable=pace.fit_test).run()
     assert fresh[0] == more
