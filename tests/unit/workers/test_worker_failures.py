@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from rooms.model import Chunk, ChunkResult, WorkerPlan
-from rooms.root import SessionBroken, SubprocessLauncher, SystemClock
-from rooms.workers import CommandEngine, EngineStart, HangTimeout, classify, describe_exit, read_oom_kills, signal_of
+from rooms.workers import HangTimeout, classify, describe_exit, read_oom_kills
 
 # Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
 SAID = [
@@ -56,76 +53,53 @@ SAID = [
     ("engine_error", "RuntimeError: Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
     ("engine_error", "No predictions generated for /a.wav (length=0.30 seconds, audio_error=None)"),
 ]
+ENDS = {
+    -9: "worker_died", 137: "worker_died",  # a shell or a container in between
+    -15: "terminated", 143: "terminated", -11: "engine_crash", -6: "engine_crash", 139: "engine_crash",
+    129: "engine_crash", 128 + 64: "engine_crash", 128: "exit_code", 128 + 65: "exit_code", 1: "exit_code",
+    255: "exit_code", 0: "no_output", None: "engine_error",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("error_class", "text"), SAID)
-def test_what_a_program_said_is_recognised(error_class: str, text: str) -> None:
-    assert classify(text) == error_class
+def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself() -> None:
+    assert [(classify(text), text) for _, text in SAID] == SAID
+    for text in ("", "Elapsed time = 00:12"):
+        assert {exit_code: classify(text, exit_code) for exit_code in ENDS} == ENDS
+
+
+def test_the_machine_explains_more_than_audio_and_settings_do() -> None:
+    assert classify("Could not load recording /a.wav: [Errno 28] No space left on device") == "no_space"
+    said = {"std::bad_alloc": "host_memory", "CUDA out of memory": "out_of_memory"}
+    assert {text: classify(text, -6) for text in said} == said
+    for text in ("Could not load recording /a.wav", "Error: No such option: -x"):  # a signal has other reasons
+        assert classify(text, -11) == "engine_crash"
+    assert [describe_exit(code) for code in (-11, 139, 128 + 35, 1, None)] == [
+        "by SIGSEGV", "by SIGSEGV", "by signal 35", "with exit code 1", "with exit code None",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "error_class"),
+    ("cgroup", "file", "kills"),
     [
-        (-9, "worker_died"),
-        (-15, "terminated"),
-        (-11, "engine_crash"),
-        (-6, "engine_crash"),
-        (-7, "engine_crash"),
-        (137, "worker_died"),  # a shell or a container in between
-        (139, "engine_crash"),
-        (143, "terminated"),
-        (1, "exit_code"),
-        (255, "exit_code"),
-        (0, "no_output"),
+        ("0::/system.slice/job_4821/step_batch\n", "system.slice/job_4821/step_batch/memory.events", 2),
+        (
+            "10:cpu,cpuacct:/x\n9:memory:/slurm/job_4821\n1:name=systemd:/x\n",
+            "memory/slurm/job_4821/memory.oom_control",
+            2,
+        ),
+        ("0::/hidden\n", "elsewhere", None),
+        ("", "elsewhere", None),
     ],
 )
-def test_an_end_without_words_speaks_for_itself(exit_code: int, error_class: str) -> None:
-    assert classify("", exit_code) == error_class
-    assert classify("Elapsed time = 00:12", exit_code) == error_class
-
-
-def test_a_signal_is_explained_by_the_machine_but_not_by_audio_or_settings() -> None:
-    assert classify("std::bad_alloc", -6) == "host_memory"
-    assert classify("CUDA out of memory", -6) == "out_of_memory"
-    assert classify("Could not load recording /a.wav", -11) == "engine_crash"
-    assert classify("Error: No such option: -x", -11) == "engine_crash"
-
-
-def test_a_full_disk_explains_bad_audio_and_not_the_other_way_round() -> None:
-    assert classify("Could not load recording /a.wav: [Errno 28] No space left on device") == "no_space"
-
-
-def test_signals_have_names() -> None:
-    assert (signal_of(-11), signal_of(139), signal_of(1), signal_of(None), signal_of(255)) == (11, 11, 0, 0, 0)
-    assert (describe_exit(-11), describe_exit(128 + 35)) == ("by SIGSEGV", "by signal 35")
-
-
-# --- killed for memory ------------------------------------------------------------------------------------------------
-
-
-def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path: Path) -> None:
-    (tmp_path / "cgroup").write_text("0::/system.slice/job_4821/step_batch\n")
-    group = tmp_path / "fs" / "system.slice" / "job_4821" / "step_batch"
-    group.mkdir(parents=True)
-    (group / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == 2
-
-
-def test_the_first_version_of_control_groups_counts_as_well(tmp_path: Path) -> None:
-    (tmp_path / "cgroup").write_text("10:cpu,cpuacct:/x\n9:memory:/slurm/uid_7/job_4821\n1:name=systemd:/x\n")
-    group = tmp_path / "fs" / "memory" / "slurm" / "uid_7" / "job_4821"
-    group.mkdir(parents=True)
-    (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    assert read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == 1
-
-
-def test_where_nobody_counts_it_is_not_known(tmp_path: Path) -> None:
-    assert read_oom_kills(tmp_path / "gone", tmp_path) is None
-    (tmp_path / "cgroup").write_text("0::/hidden\n")
-    assert read_oom_kills(tmp_path / "cgroup", tmp_path) is None
-
-
-# --- silence ----------------------------------------------------------------------------------------------------------
+def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(
+    tmp_path: Path, cgroup: str, file: str, kills: int | None
+) -> None:
+    path = tmp_path / "fs" / file
+    path.parent.mkdir(parents=True)
+    path.write_text("low 0\nunder_oom 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
+    if cgroup:
+        (tmp_path / "cgroup").write_text(cgroup)
+    assert read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == kills
 
 
 def test_silence_is_measured_by_the_engines_own_rate_and_the_length_of_the_audio() -> None:
@@ -137,33 +111,6 @@ def test_silence_is_measured_by_the_engines_own_rate_and_the_length_of_the_audio
     assert hang_timeout.limit_s(3600) == pytest.approx(20 * 0.01 * 3600)
     hang_timeout.learn(60, 30)
     assert hang_timeout.limit_s(30) == pytest.approx(1200)
-
-
-def test_without_a_length_the_slowest_chunk_is_the_measure() -> None:
-    hang_timeout = HangTimeout()
-    hang_timeout.learn(30, None)
-    assert hang_timeout.limit_s(None) == 600
-    assert hang_timeout.limit_s(5) == 600
-
-
-def run_command(folder: Path, program: str) -> list[str | None]:
-    start = EngineStart((), {"PATH": os.environ["PATH"]}, SubprocessLauncher("test"), SystemClock())
-    hang_timeout = HangTimeout(start_s=0.3, least_s=0.3, slowest=0.0)
-    engine = CommandEngine(start, f"sh -c '{program}' {{input}} {{output}}", hang_timeout)
-    session = engine.open(WorkerPlan(0, None, None, 1), folder)
-    try:
-        news = list(session.process([Chunk("r", "c", "a.wav", "/a.wav", 0, 1000)]))
-    finally:
-        session.close()
-    return [one.error_class for one in news if isinstance(one, ChunkResult)]
-
-
-def test_a_program_that_is_silent_for_too_long_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(SessionBroken, match="no output from the program") as broken:
-        run_command(tmp_path, "sleep 600")
-    assert broken.value.error_class == "hang"
-
-
-def test_a_program_that_says_something_is_waited_for(tmp_path: Path) -> None:
-    talk = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"
-    assert run_command(tmp_path, talk) == ["no_output"]
+    without_lengths = HangTimeout()
+    without_lengths.learn(30, None)
+    assert without_lengths.limit_s(None) == without_lengths.limit_s(5) == 600
