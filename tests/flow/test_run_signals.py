@@ -1,175 +1,123 @@
-"""Warnings, TERM and Ctrl-C: what is running comes to its end, the rest stays for the next run."""
+"""Warnings, TERM, Ctrl-C and the end of the time: what is running comes to its end, the rest is for the next run."""
 
 from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
-from support.badcjobs_program import Outcome, Program, Site, rows
+from support.badcjobs_program import Outcome, Program, Site, array_task, assert_refused, rows
 from support.waiting import wait_for
 
 CHUNKS = 6
 
 
-@dataclass
 class Stage:
     """A run on two devices whose chunks wait until the test lets them finish."""
 
-    site: Site
-    program: Program
-    gate: Path
+    def __init__(self, site: Site, *args: object, chunks: int = CHUNKS) -> None:
+        self.site, self.gate = site, site.folder / "gate"
+        self.gate.unlink(missing_ok=True)
+        gated = f'while [ ! -e {self.gate} ]; do sleep 0.02; done\necho start_time,end_time,label,score > "$2"'
+        script = site.script("gated.sh", f'[ "$BADCJOBS_CHUNK_ID" = bad ] && exit 1\n{gated}')
+        manifest = site.manifest(chunks)
+        manifest.write_text(manifest.read_text().replace("rec0,c000", "rec0,bad"))
+        self.command = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--retries", 0, *args)
+        self.program: Program = site.start_run(manifest, *self.command)
+        wait_for(lambda: self.running == 2 and len(self.programs()) == 2, "two chunks are running")
 
-    def send_and_hear(self, signum: signal.Signals) -> None:
-        self.program.send(signum)
-        wait_for(lambda: f"{signum.name}: starting nothing new" in self.program.stderr, f"{signum.name} was heard")
+    @property
+    def running(self) -> int:
+        return self.site.count_now("attempt", "ended_at_ms IS NULL")
 
     def programs(self) -> list[psutil.Process]:
         """Return the programs of the chunks; the wrapper has their name on its command line, too."""
         return [process for process in self.site.processes("gated.sh") if process.name() == "gated.sh"]
+
+    def send(self, signum: signal.Signals) -> None:
+        self.program.send(signum)
+        wait_for(lambda: f"{signum.name}: starting nothing new" in self.program.stderr, f"{signum.name} was heard")
 
     def finish(self) -> Outcome:
         """Let the running chunks finish and wait for the end of the run."""
         self.gate.touch()
         return self.program.wait()
 
-    @property
-    def statuses(self) -> dict[str, int]:
-        return dict(self.site.rows("SELECT status, count(*) FROM chunk GROUP BY status"))
-
-    @property
-    def outcomes(self) -> list[tuple[object, ...]]:
-        return self.site.rows("SELECT outcome, count(*) FROM attempt GROUP BY outcome")
-
-
-def set_up(site: Site, *args: object, chunks: int = CHUNKS) -> Stage:
-    """Start a run and wait until both workers are at a chunk."""
-    stage = Stage(site, start(site, site.manifest(chunks), *args), site.folder / "gate")
-    wait_for(lambda: running(site) == 2 and len(stage.programs()) == 2, "two chunks are running")
-    return stage
+    def assert_left(self, exit_code: int, outcomes: list[tuple[str | None, int]], verdict: str = "stopped") -> None:
+        """Check the last state of the task; the bad chunk has failed in any case."""
+        assert self.site.rows("SELECT verdict, exit_code FROM task") == [(verdict, exit_code)]
+        assert self.site.rows("SELECT outcome, count(*) FROM attempt GROUP BY 1") == outcomes
+        assert self.site.processes() == []
+        assert list(self.site.local.iterdir()) == []
 
 
-def start(site: Site, manifest: Path, *args: object) -> Program:
-    gated = f'while [ ! -e {site.folder}/gate ]; do sleep 0.02; done\necho start_time,end_time,label,score > "$2"'
-    script = site.script("gated.sh", gated)
-    return site.start_run(manifest, "--command", f"{script} {{input}} {{output}}", "--simulate", 2, *args)
+@contextmanager
+def away(site: Site) -> Iterator[None]:
+    """Let the next run begin in an empty run folder."""
+    yield
+    site.out = site.out.with_name(site.out.name + "x")
 
 
-def running(site: Site) -> int:
-    return site.count_now("attempt", "ended_at_ms IS NULL")
-
-
-@pytest.mark.parametrize(
-    ("signum", "exit_code"),
-    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)],
-    ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_running_chunks_finish_and_the_rest_stays_pending(site: Site, signum: signal.Signals, exit_code: int) -> None:
-    stage = set_up(site)
-    stage.send_and_hear(signum)
+def test_running_chunks_finish_and_the_next_run_does_exactly_what_is_left(site: Site) -> None:
+    """TERM twice in the same breath is one message; a chunk that has failed is named all the same."""
+    stage = Stage(site)
+    stage.send(signal.SIGTERM)
+    stage.program.send(signal.SIGTERM)
     stopped = stage.finish()
-    assert stopped.exit_code == exit_code, stopped.stderr
+    assert stopped.exit_code == 75, stopped.stderr
     assert "run the same command again" in stopped.stdout
-    assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", exit_code)]
-    assert stage.statuses == {"done": 2, "pending": CHUNKS - 2}
-    assert stage.outcomes == [("done", 2)], "only what was running when the signal came, and that to its end"
-    assert list(site.local.iterdir()) == []
-
-
-def test_the_next_run_does_exactly_what_a_stop_has_left(site: Site) -> None:
-    stage = set_up(site)
-    stage.send_and_hear(signal.SIGTERM)
-    assert stage.finish().exit_code == 75
-    again = start(site, site.folder / "manifest.csv", "--json").wait()
-    assert again.exit_code == 0, again.stderr
-    assert again.json["chunks"] == {"done": CHUNKS - 2, "skipped": 2}
+    assert "bad" in stopped.stdout
+    stage.assert_left(75, [("done", 2), ("failed", 1)])
+    again = site.run(site.folder / "manifest.csv", *stage.command, "--json")
+    assert (again.exit_code, again.json["chunks"]) == (1, {"done": 3, "failed": 1, "skipped": 2})
     job = site.merged()
-    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
-    assert rows(job, "SELECT count(*), count(DISTINCT chunk_id) FROM attempt") == [(CHUNKS, CHUNKS)]
+    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 5), ("failed", 1)]
+    assert rows(job, "SELECT count(*), count(DISTINCT chunk_id) FROM attempt") == [(7, 6)]
 
 
 def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site: Site) -> None:
-    stage = set_up(site, chunks=2)
-    stage.send_and_hear(signal.SIGTERM)
-    assert stage.finish().exit_code == 0
-    assert stage.statuses == {"done": 2}
-    assert site.rows("SELECT verdict FROM task") == [("done",)]
+    """And TERM to the programs of chunks is not held against them: they are started again."""
+    stage = Stage(site, chunks=3)
+    for program in stage.programs():
+        program.terminate()
+    wait_for(lambda: site.count_now("attempt") == 5 and len(stage.programs()) == 2, "both are running again")
+    stage.send(signal.SIGTERM)
+    assert stage.finish().exit_code == 1
+    stage.assert_left(1, [(None, 2), ("done", 2), ("failed", 1)], "failed")
 
 
-def test_a_stop_with_failed_chunks_behind_it_still_says_run_me_again(site: Site) -> None:
-    script = site.script("failing.sh", '[ "$BADCJOBS_CHUNK_ID" = c000 ] && exit 1\nexec sleep 60')
-    program = site.start_run(
-        site.manifest(3),
-        "--command",
-        f"{script} {{input}} {{output}}",
-        "--simulate",
-        1,
-        "--retries",
-        0,
-        "--config",
-        "run.grace_s=0",
-    )
-    wait_for(lambda: site.count_now("chunk", "status = 'failed'") and running(site), "one has failed, one is running")
-    program.send(signal.SIGTERM)
-    stopped = program.wait()
-    assert stopped.exit_code == 75
-    assert "c000" in stopped.stdout, "it is named all the same"
-
-
-def test_a_second_ctrl_c_cuts_a_long_chunk_short(site: Site) -> None:
-    stage = set_up(site)
-    stage.send_and_hear(signal.SIGINT)
+def test_ctrl_c_stops_in_order_and_the_second_one_at_once(site: Site) -> None:
+    with away(site):
+        stage = Stage(site)
+        stage.send(signal.SIGINT)
+        assert stage.finish().exit_code == 130
+        stage.assert_left(130, [("done", 2), ("failed", 1)])
+    stage = Stage(site)
+    stage.send(signal.SIGINT)
     stage.program.send(signal.SIGINT)
-    sent_s = time.monotonic()
-    stopped = stage.program.wait()
-    assert time.monotonic() - sent_s < 40
-    assert stopped.exit_code == 130, stopped.stderr
-    assert stage.statuses == {"pending": CHUNKS}
-    assert stage.outcomes == [(None, 2)]
-    assert site.processes() == []
+    assert stage.program.wait().exit_code == 130
+    stage.assert_left(130, [(None, 2), ("failed", 1)])
 
 
-def test_two_terms_in_the_same_breath_are_one_message(site: Site) -> None:
-    stage = set_up(site)
-    stage.send_and_hear(signal.SIGTERM)
-    stage.program.send(signal.SIGTERM)
-    assert stage.finish().exit_code == 75
-    assert stage.statuses == {"done": 2, "pending": CHUNKS - 2}
-
-
-def test_a_chunk_that_outlasts_the_grace_is_ended_and_stays_pending(site: Site) -> None:
-    stage = set_up(site, "--config", "run.grace_s=0.5")
-    sent_s = time.monotonic()
-    stage.send_and_hear(signal.SIGTERM)
-    assert stage.program.wait().exit_code == 75
-    assert 0.4 < time.monotonic() - sent_s < 25
-    assert stage.statuses == {"pending": CHUNKS}
-    assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", 75)]
-
-
-def test_a_warning_alone_gives_running_chunks_all_the_time_they_need(site: Site) -> None:
-    stage = set_up(site, "--config", "run.grace_s=0")
-    stage.send_and_hear(signal.SIGUSR1)
+def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_the_grace(site: Site) -> None:
+    stage = Stage(site, "--config", "run.grace_s=0")
+    stage.send(signal.SIGUSR1)
     samples = site.count_now("sample")
-    wait_for(lambda: site.count_now("sample") > samples + 8, "time goes by")
-    assert stage.finish().exit_code == 75
-    assert stage.outcomes == [("done", 2)]
-
-
-def test_term_after_a_warning_sets_the_deadline_that_the_warning_has_not(site: Site) -> None:
-    stage = set_up(site, "--config", "run.grace_s=0")
-    stage.send_and_hear(signal.SIGUSR1)
+    wait_for(lambda: site.count_now("sample") > samples + 4, "time goes by")
+    assert stage.running == 2
     stage.program.send(signal.SIGTERM)
     assert stage.program.wait().exit_code == 75
-    assert stage.statuses == {"pending": CHUNKS}
+    stage.assert_left(75, [(None, 2), ("failed", 1)])
 
 
 def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site: Site) -> None:
     program = site.start_run(site.manifest(CHUNKS), "--engine", "demo", "--engine-arg=--burn-s=0.8", "--simulate", 2)
-    wait_for(lambda: site.count_now("sample") and running(site) == 2, "two chunks are running")
+    wait_for(
+        lambda: site.count_now("sample") and site.count_now("attempt", "ended_at_ms IS NULL") == 2, "two chunks run"
+    )
     sent_ms = time.time() * 1000
     for process in site.processes():
         process.terminate()
@@ -181,10 +129,34 @@ def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site: 
     assert site.count("sample", f"at_ms > {sent_ms}") > 0
 
 
-def test_term_to_the_programs_of_chunks_is_not_held_against_them(site: Site) -> None:
-    stage = set_up(site, "--retries", 0, chunks=2)
-    for program in stage.programs():
-        program.terminate()
-    done = stage.finish()
-    assert done.exit_code == 0, done.stderr
-    assert stage.statuses == {"done": 2}
+# --- the end of the time, known beforehand ----------------------------------------------------------------------------
+
+
+def test_a_task_asks_for_its_end_and_stops_before_it_with_nothing_killed(site: Site) -> None:
+    slow = ("--engine", "demo", "--cpu-workers", 2, "--no-emit-gpu-telemetry", "--engine-arg=--burn-s=0.3")
+    squeue = site.script("squeue", f'echo "$*" >> {site.folder}/asked\necho $(($(date +%s) + 4))')
+    env = {**array_task(0, (0,)), "PATH": f"{squeue.parent}:{site.environ()['PATH']}"}
+    manifest = site.manifest(60)
+    stopped = site.run(manifest, *slow, env=env)
+    assert stopped.exit_code == 75, stopped.stderr
+    assert "from now (squeue)" in stopped.stderr
+    assert "the time limit is near; run the same command again" in stopped.stdout
+    assert (site.folder / "asked").read_text() == "-h -j 4821_0 -o %e\n", "once"
+    assert site.rows("SELECT verdict, exit_code, ended_at_ms - started_at_ms < 5000 FROM task") == [("stopped", 75, 1)]
+    ((done, left),) = site.rows("SELECT sum(status = 'done'), sum(status = 'pending') FROM chunk")
+    assert (done >= 1, done + left) == (True, 60)
+    assert site.rows("SELECT outcome, count(*) FROM attempt GROUP BY 1") == [("done", done)], "killed in flight"
+    late = site.run(manifest, *slow, "--config", "run.stop_after=0", env=array_task(0, (0,), job_id=4900))
+    assert late.exit_code == 75, "without any time nothing is started"
+    assert site.count("worker", "task_id = (SELECT task_id FROM task WHERE job_id = '4900')") == 0
+    refused = site.run(manifest, *slow, "--config", "run.stop_after=abc")
+    assert_refused(refused, 2, '--config run.stop_after = "abc" must be minutes, H:M:S', "badcjobs guide settings")
+
+
+def test_with_nothing_left_to_do_a_task_is_done_however_late_it_is(site: Site) -> None:
+    path: Path = site.manifest(1)
+    quick = ("--engine", "demo", "--cpu-workers", 1, "--no-emit-gpu-telemetry")
+    done = site.run(path, *quick, env={**array_task(0, (0,)), "PATH": "/usr/bin:/bin"})
+    assert (done.exit_code, "time: no time limit is known" in done.stderr) == (0, True)
+    late = {**array_task(0, (0,)), "SLURM_RESTART_COUNT": "1"}
+    assert site.run(path, *quick, "--config", "run.stop_after=0", env=late).exit_code == 0
