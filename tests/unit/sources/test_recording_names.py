@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms.cli import read_topic
-from rooms.model import Chunk, RecordingName, parse_pattern, parse_patterns
+from rooms.model import Chunk, NameGaps, RecordingName, parse_patterns
 from rooms.root import BadInput, Project, RunSettings
-from rooms.sources import NameReader, find_moment, name_reader
+from rooms.sources import NameReader, find_moment, gap_lines, name_reader
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,14 +32,23 @@ LAB = {
     "Sambaa K'e 2018/b/2/SM3/SK-7_0+1_20180612$053000.wav": ("Sambaa K'e 2018", "SK-7", "2018-06-12T05:30:00"),
     "Sambaa K'e 2022/SK-7_0+1_20220612_053000.wav": ("Sambaa K'e 2022", "SK-7", "2022-06-12T05:30:00"),
 }
-
-
-def guide_patterns() -> list[str]:
-    """Return the patterns of the guide's own example, as a scientist would copy them."""
-    block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("audio"), re.DOTALL | re.MULTILINE)
-    assert block is not None
-    found: list[str] = tomllib.loads(dedent(block[0]))["recordings"]["patterns"]
-    return found
+SIX = "2022-05-01T06:00:00"
+MOMENTS = {
+    **dict.fromkeys(
+        ["20220501_060000", "20220501$060000", "x-20220501T060000Z", "20220501060000", "A_20220501_0+1_060000",
+         "S4A10293_20220501_060000_000030", "20220501_060000_20220501_060000"], SIX),
+    **dict.fromkeys(
+        ["20221399_060000", "20220230_060000", "20220501_246000", "20220501", "060000", "test", "", "120220501_060000",
+         "20220501_0600", "SMA001234_20220501", "001234_20220501", "20220501_060000_20220501_070000", "30220501_060000",
+         "20220501_x_060000_070000"], None),
+}  # fmt: skip
+# pattern → why it cannot be used
+WRONG = {
+    "": "is empty", "{study_area}/": "ends with /", "{study_area/*": "an unmatched { or }", "a/*.wav": "has no field",
+    "{station}/*": "has {station}; the known fields are {study_area}, {location}, {date}, {time}",
+    "{location}/{location}/*": "has {location} twice", "a**/{date}.wav": "has ** that is not a complete folder name",
+    "a//{date}.wav": "has // in it", "{time}.wav": "has {time} without {date}",
+}  # fmt: skip
 
 
 def read(path: str, *patterns: str, roots: tuple[str, ...] = (), recording_id: str = "") -> RecordingName:
@@ -49,43 +58,22 @@ def read(path: str, *patterns: str, roots: tuple[str, ...] = (), recording_id: s
     return NameReader(parsed, roots).read(recording_id or path.rpartition(".")[0], path, below)
 
 
-@pytest.mark.parametrize("path", list(LAB))
-def test_the_patterns_of_the_guide_read_the_layouts_of_the_lab_in_wav_and_flac(path: str) -> None:
-    for ending in (".wav", ".WAV", ".flac"):
-        name = read(path.rpartition(".")[0] + ending, *guide_patterns())
-        assert (name.study_area, name.location, name.recorded_at) == LAB[path]
-        assert name.pattern in guide_patterns()
+def test_the_patterns_of_the_guide_read_the_layouts_of_the_lab_and_without_them_nothing_is_wrong() -> None:
+    block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("audio"), re.DOTALL | re.MULTILINE)
+    assert block is not None
+    patterns = tomllib.loads(dedent(block[0]))["recordings"]["patterns"]  # as a scientist would copy them
+    for path, expected in LAB.items():
+        for ending in (".wav", ".WAV", ".flac"):
+            name = read(path.rpartition(".")[0] + ending, *patterns)
+            assert (name.study_area, name.location, name.recorded_at) == expected
+            assert name.pattern in patterns
+        area = expected[0] if path.count("/") > 1 else None  # one folder alone may as well be the station
+        assert read(path) == RecordingName(area, path.split("/")[-2], expected[2])
 
 
-@pytest.mark.parametrize("path", list(LAB))
-def test_without_patterns_study_area_and_date_are_right_everywhere(path: str) -> None:
-    name = read(path)
-    area, _, recorded_at = LAB[path]
-    known = area if path.count("/") > 1 else None  # one folder alone may as well be the station
-    assert (name.study_area, name.location, name.recorded_at) == (known, path.split("/")[-2], recorded_at)
-    assert name.pattern is None
-
-
-# --- dates ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["20220501_060000", "20220501$060000", "x-20220501T060000Z", "20220501060000", "A_20220501_0+1_060000",
-     "S4A10293_20220501_060000_000030", "20220501_060000_20220501_060000"],
-)  # fmt: skip
-def test_a_moment_is_found_wherever_it_stands(name: str) -> None:
-    assert find_moment(name) == "2022-05-01T06:00:00"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["20221399_060000", "20220230_060000", "20220501_246000", "20220501", "060000", "test", "", "120220501_060000",
-     "20220501_0600", "SMA001234_20220501", "001234_20220501", "20220501_060000_20220501_070000", "30220501_060000",
-     "20220501_x_060000_070000"],
-)  # fmt: skip
-def test_what_is_no_moment_or_not_certain_is_not_guessed(name: str) -> None:
-    assert find_moment(name) is None
+def test_a_moment_is_found_wherever_it_stands_and_what_is_not_certain_is_not_guessed() -> None:
+    assert {name: find_moment(name) for name in MOMENTS} == MOMENTS
+    assert read("chunks/c001.wav", recording_id="G-07_20210612_043000").recorded_at == "2021-06-12T04:30:00"
 
 
 @given(st.datetimes(min_value=datetime(1990, 1, 1), max_value=datetime(2089, 1, 1)))
@@ -94,110 +82,68 @@ def test_every_moment_comes_back(at: datetime) -> None:
     assert find_moment(f"S4A10293_{at:%Y%m%d_%H%M%S}.wav") == at.isoformat()
 
 
-def test_the_name_of_the_recording_tells_where_its_chunks_do_not() -> None:
-    assert read("chunks/c001.wav", recording_id="G-07_20210612_043000").recorded_at == "2021-06-12T04:30:00"
-
-
-def test_an_impossible_date_under_a_pattern_is_none_either() -> None:
-    name = read("Gameti/G-07/G_20221399_060000_20220501_060000.wav", "{study_area}/{location}/G_{date}_{time}_*")
-    assert (name.study_area, name.recorded_at) == ("Gameti", None)
-
-
-def test_a_pattern_may_read_a_date_alone() -> None:
-    assert read("a/b_20220501.wav", "*/b_{date}.wav").recorded_at == "2022-05-01"
-
-
-# --- patterns ---------------------------------------------------------------------------------------------------------
-
-
-def test_letters_that_mean_something_elsewhere_are_themselves() -> None:
-    pattern = "{study_area}/(a+b) [1].$/{location}^{date}|{time}.wav"
-    name = read("X/(a+b) [1].$/S 1^20220501|060000.wav", pattern)
-    assert name == RecordingName("X", "S 1", "2022-05-01T06:00:00", pattern)
-    assert read("X/(aab) 1.$/S 1^20220501|060000.wav", pattern).pattern is None
-
-
-def test_a_pattern_is_for_the_whole_path_from_the_root_on() -> None:
-    assert read("A/B/x.wav", "{study_area}/{location}/*.wav").pattern is not None
-    assert read("up/A/B/x.wav", "{study_area}/{location}/*.wav").pattern is None
-    assert read("A/B/x.flac", "{study_area}/{location}/*.wav").pattern is None
-
-
-def test_a_pattern_may_begin_above_the_source() -> None:
-    """The folder of one study area was given as SOURCE."""
-    for pattern in ("**/{study_area}/{location}/*", "/data/{study_area}/{location}/*"):
-        name = NameReader(parse_patterns([pattern])[0]).read("G-07/x", "G-07/x.wav", "/data/Gameti/G-07/x.wav")
-        assert (name.study_area, name.location) == ("Gameti", "G-07")
-
-
-def test_accents_are_the_same_however_a_disk_writes_them() -> None:
+def test_a_pattern_is_for_the_whole_path_and_its_letters_are_themselves() -> None:
+    odd, plain = "{study_area}/(a+b) [1].$/{location}^{date}|{time}.wav", "{study_area}/{location}/*.wav"
     apart = unicodedata.normalize("NFD", "Gamètì/G/x.wav")
+    cases = {
+        ("X/(a+b) [1].$/S 1^20220501|060000.wav", odd): RecordingName("X", "S 1", SIX, odd),
+        ("X/(aab) 1.$/S 1^20220501|060000.wav", odd): RecordingName("X", "(aab) 1.$", SIX),
+        ("A/B/x.wav", plain): RecordingName("A", "B", None, plain),
+        ("up/A/B/x.wav", plain): RecordingName("up", "B"),
+        ("A/B/x.flac", plain): RecordingName("A", "B"),
+        ("a/b_20220501.wav", "*/b_{date}.wav"): RecordingName(None, "a", "2022-05-01", "*/b_{date}.wav"),
+        ("A/G_20221399_060000_20220501_060000.wav", "{study_area}/G_{date}_{time}_*"): RecordingName(
+            "A", "A", None, "{study_area}/G_{date}_{time}_*"),  # that there is no such day
+        (apart, "Gamètì/{location}/*"): RecordingName("Gamètì", "G", None, "Gamètì/{location}/*"),
+        ("G-07/x.wav", "**/{study_area}/{location}/*"): RecordingName("data", "G-07", None,
+            "**/{study_area}/{location}/*"),
+        ("G-07/x.wav", "/data/{location}/*"): RecordingName(None, "G-07", None, "/data/{location}/*"),
+    }  # fmt: skip
+    assert {case: read(*case) for case in cases} == cases
     assert read(apart).study_area == "Gamètì"
-    assert read(apart, "Gamètì/{location}/*").location == "G"
 
 
-def test_absolute_paths_count_from_the_root_or_from_where_lists_name_them() -> None:
-    assert read("/data/lab/Gameti/G-07/x.wav", roots=("/data/lab",)).study_area == "Gameti"
-    assert read("/data/lab/Gameti/G-07/x.wav", recording_id="Gameti/G-07/x").study_area == "Gameti"
-    assert read("/data/lab/Gameti/G-07/x.wav", recording_id="data/lab/Gameti/G-07/x").study_area is None
+def test_absolute_paths_count_from_the_root_or_from_where_lists_name_them(tmp_path: Path) -> None:
+    long = "/data/lab/Gameti/G-07/x.wav"
+    assert read(long, roots=("/no", "/data/lab")).study_area == "Gameti"
+    assert read(long, recording_id="Gameti/G-07/x").study_area == "Gameti"
+    assert read(long, recording_id="Gameti/G-07/x.wav").study_area == "Gameti"
+    assert read(long, recording_id="data/lab/Gameti/G-07/x").study_area is None
     assert read("/data/x.wav", recording_id="rec1") == RecordingName()
-
-
-def test_a_run_takes_its_root_or_the_folder_beside_its_list(tmp_path: Path) -> None:
     chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
-    given_list = Project().make(RunSettings, {"source": ["list.txt"]}, "run")
-    assert name_reader(given_list, tmp_path).of(chunk).study_area == "Gameti"
-    rooted = Project().make(RunSettings, {"source": ["list.txt"], "root": "Gameti"}, "run")
-    found = name_reader(rooted, tmp_path).of(chunk)
-    assert (found.study_area, found.location) == (None, "G-07")
+    for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
+        made = Project().make(RunSettings, {"source": ["list.txt"], **options}, "run")
+        found = name_reader(made, tmp_path).of(chunk)
+        assert (found.study_area, found.location) == (study_area, "G-07")
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
+def test_what_names_lack_is_counted_with_an_example() -> None:
+    gaps = NameGaps(recordings=9, undated=1, undated_example="a", no_pattern=2, no_pattern_example="b",
+                    no_study_area=3000, no_study_area_example="c")  # fmt: skip
+    dated, matched, placed = gap_lines(gaps, ["{date}"], nameless="x.csv")
+    assert dated == "1 of 9 recordings has no date in the name, e.g. a (badcjobs guide audio)"
+    assert matched.startswith("2 of 9 recordings have no matching pattern in [recordings], e.g. b; the built-in rule")
+    assert placed.endswith("have no study area in the path, e.g. c (badcjobs guide audio); the detections are in x.csv")
+    assert list(gap_lines(gaps, [])) == [dated]
+    one = NameGaps(1, 1, "a", 0, None, 0, None)
+    assert next(gap_lines(one, ["x"], nameless="y")).startswith("1 of 1 recording has no date")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is empty"),
-        ("{study_area}/", "ends with /"),
-        ("{station}/*", "has {station}; the known fields are {study_area}, {location}, {date}, {time}"),
-        ("{study_area/*", "an unmatched { or }"),
-        ("{location}/{location}/*", "has {location} twice"),
-        ("a/*.wav", "has no field"),
-        ("a**/{date}.wav", "has ** that is not a complete folder name"),
-        ("a//{date}.wav", "has // in it"),
-        ("{time}.wav", "has {time} without {date}"),
-    ],
-)
-def test_a_pattern_that_cannot_be_used_says_why(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        parse_pattern(text)
-
-
-def test_all_mistakes_of_a_config_are_named_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_patterns_are_named_at_once_and_patterns_are_kept_with_the_results(tmp_path: Path) -> None:
     config = tmp_path / "lab.toml"
-    config.write_text('[recordings]\npatterns = ["{x}/*", "a"]\npattern = 1\n[run]\nsource = ["a"]\nretries = "x"\n')
+
+    def settings() -> RunSettings:
+        return Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run")
+
+    config.write_text(f"[recordings]\npatterns = {list(WRONG)!r}\npattern = 1\n[run]\nretries = 'x'\n")
     with pytest.raises(BadInput) as refused:
-        Project.read([str(config)], tmp_path).make(RunSettings, {}, "run")
-    for word in (
-        "pattern: unknown key; did you mean recordings.patterns?",
-        "'{x}/*' has {x}",
-        "'a' has no field",
-        "retries",
-    ):
-        assert word in (refused.value.why or "")
-
-
-@pytest.mark.parametrize("text", ["recordings = 3", '[recordings]\npatterns = "a"', "[recordings]\npatterns = [1]"])
-def test_a_table_of_the_wrong_kind_is_refused(tmp_path: Path, text: str) -> None:
-    config = tmp_path / "lab.toml"
-    config.write_text(text)
-    with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of strings"):
-        Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run")
-
-
-def test_the_patterns_are_kept_with_the_results(tmp_path: Path) -> None:
-    config = tmp_path / "lab.toml"
+        settings()
+    why = refused.value.why or ""
+    for word in (*WRONG.values(), "pattern: unknown key; did you mean recordings.patterns?", "retries"):
+        assert word in why
+    for text in ("recordings = 3", '[recordings]\npatterns = "a"', "[recordings]\npatterns = [1]"):
+        config.write_text(text)
+        with pytest.raises(BadInput, match=r"recordings must be a table|patterns = .* must be a list of strings"):
+            settings()
     config.write_text('[recordings]\npatterns = ["{study_area}/*"]\n')
-    kept = Project.read([str(config)], tmp_path).make(RunSettings, {"source": ["a"]}, "run").to_json(tmp_path)
-    assert '"recordings": {"patterns": ["{study_area}/*"]}' in kept
+    assert '"recordings": {"patterns": ["{study_area}/*"]}' in settings().to_json(tmp_path)

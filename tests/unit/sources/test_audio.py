@@ -1,0 +1,436 @@
+"""Audio as recorders leave it: how long it is, whatever its header says, and pieces of it, exact to the sample."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import random
+import struct
+import sys
+import tracemalloc
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.sources import (
+    AudioCutter,
+    CannotCut,
+    NoDecoder,
+    NotThere,
+    NotWav,
+    copy_frames,
+    load_soundfile,
+    make_head,
+    read_header,
+    read_wav_header,
+    write_repeated,
+)
+from support.audio import make_wav
+from support.pages import Pages
+
+ALONE = AudioCutter(None)
+RATE = 11_025  # of which no whole number of milliseconds is a whole number of samples
+UNTOLD = 0xFFFFFFFF
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+SOUND = bytes(range(250)) * 80  # 20,000 bytes
+LIST = b"nothing was heard today"
+
+
+def form(kind: int = PCM, channels: int = 1, bits: int = 16, rate: int = 1000, per_s: int | None = None) -> bytes:
+    frame = channels * bits // 8
+    text = struct.pack("<HHIIHH", kind, channels, rate, rate * frame if per_s is None else per_s, frame, bits)
+    return text + struct.pack("<HHIH14s", 22, bits, 0, PCM, b"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71") * (
+        kind == EXTENSIBLE
+    )
+
+
+def chunk(name: bytes, content: bytes, size: int | None = None) -> bytes:
+    return struct.pack("<4sI", name, len(content) if size is None else size) + content + b"\0" * (len(content) & 1)
+
+
+def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> bytes:
+    body = b"WAVE" + b"".join(chunks)
+    return struct.pack("<4sI", magic, len(body) if size is None else size) + body
+
+
+def wav(content: bytes = SOUND, size: int | None = None, *after: bytes, fmt: bytes = form()) -> bytes:
+    return riff(chunk(b"fmt ", fmt), chunk(b"data", content, size), *after)
+
+
+def flac(
+    samples: int, rate: int = 44100, before: bytes = b"", block: int = 0x80, channels: int = 1, bits: int = 16
+) -> bytes:
+    streaminfo = struct.pack(">HH6xQ16x", 4096, 4096, rate << 44 | channels - 1 << 41 | bits - 1 << 36 | samples)
+    return before + b"fLaC" + bytes([block, 0, 0, len(streaminfo)]) + streaminfo + b"frames"
+
+
+def long_wav(told: int, magic: bytes = b"RF64") -> bytes:
+    ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, told, 0, 0))
+    return riff(ds64, chunk(b"fmt ", form()), chunk(b"data", SOUND, UNTOLD), magic=magic, size=UNTOLD)
+
+
+FILES = {
+    "plain": wav(), "stereo": wav(fmt=form(channels=2, rate=22050)), "float": wav(fmt=form(FLOAT, bits=32)),
+    "24 bit extensible": wav(fmt=form(EXTENSIBLE, 2, 24)), "A-law": wav(fmt=form(6, bits=8)), "µ-law": wav(fmt=form(7,
+        bits=8)),
+    "8 bit": wav(fmt=form(bits=8)), "64 bit": wav(fmt=form(FLOAT, bits=64)),
+    "notes before the data": riff(chunk(b"LIST", b"INFOICMT odd!"), chunk(b"fmt ", form()), chunk(b"bext", b"x"),
+        chunk(b"data", SOUND)),
+    "notes behind the data": wav(SOUND, None, chunk(b"LIST", LIST)),
+    "half a frame": wav(SOUND[:-1], 0, fmt=form(channels=2))[:-3],
+    "without audio": wav(b""), "without audio, size 0, notes": wav(b"", 0, chunk(b"LIST", LIST), chunk(b"wamd", b"")),
+    "size 0": wav(SOUND, 0), "size 0, notes that end beyond the file": wav(b"", 0, chunk(b"LIST", LIST, 99)),
+    "size 0, half of a name": wav(b"", 0) + b"LIS", "size 0, no name": wav(b"", 0, chunk(b"\0\1\2\3", b"")),
+    "size 0, a thousand notes": wav(b"", 0, *[chunk(b"junk", b"")] * 1000), "size 0, 999 notes": wav(b"", 0,
+        *[chunk(b"junk", b"")] * 999),
+    **{f"size {size:#x}": wav(SOUND, size) for size in (
+        20_001, 21_999, 22_000, 22_002, 64_000, 0x7FFEFFFF, 0x7FFF0000, 0x80000000, 0x80000001, 0xFFFEFFFF, 0xFFFF0000,
+            UNTOLD)},
+    "size 20,002, no sound": wav(b"", 20_002), "size 18,000": wav(SOUND, 18_000),
+    "wrong size of the whole": riff(chunk(b"fmt ", form()), chunk(b"data", SOUND), size=0),
+    "RF64": long_wav(20_000), "BW64": long_wav(20_000, b"BW64"), "RF64, size not known": long_wav(0),
+        "RF64, truncated": long_wav(40_000),
+    "RF64, shorter than the file": long_wav(10_000), "ADPCM": wav(fmt=form(0x11, bits=8, per_s=4000)),
+    "ADPCM, truncated": wav(SOUND, 40_000, fmt=form(0x11, bits=8, per_s=4000)), "ADPCM, no speed": wav(fmt=form(0x11,
+        per_s=0)),
+    "no rate": wav(fmt=form(rate=0)), "no rate, but bytes": wav(fmt=form(rate=0, per_s=2000)),
+        "no channels": wav(fmt=form(channels=0)),
+    "no format": riff(chunk(b"data", SOUND)), "half a format": wav(fmt=form()[:15]), "no data": riff(chunk(b"fmt ",
+        form())),
+    "cut in the header": wav()[:30], "cut in its name": b"RIFF\0\0\0\0WAV", "empty": b"", "text": b"this is not audio",
+    "a thousand chunks": riff(*[chunk(b"junk", b"")] * 999, chunk(b"fmt ", form()), chunk(b"data", SOUND)),
+    "nearly a thousand chunks": riff(*[chunk(b"junk", b"")] * 998, chunk(b"fmt ", form()), chunk(b"data", SOUND)),
+    "FLAC": flac(441_000), "the longest FLAC": flac(2**36 - 1, rate=384_000, channels=8, bits=32),
+        "FLAC with tags": flac(
+        44_100, before=b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130), "FLAC without a length": flac(0),
+    "FLAC without rate": flac(9, rate=0), "FLAC, other block first": flac(9, block=4), "short FLAC": b"fLaC\0\0",
+        "short tags": b"ID3\x04\0",
+}  # fmt: skip
+
+
+def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_path: Path, pages: Pages) -> None:
+    lines = []
+    for name, content in FILES.items():
+        path = tmp_path / "a.wav"
+        path.write_bytes(content)
+        header = read_header(path)
+        said = f"{header.duration_s} s" + (f", only {header.there_s} s there" if header.there_s is not None else "")
+        said += f", {header.sample_rate_hz} Hz × {header.channels}" + (", unfinished" if header.unfinished else "")
+        lengths = f"{ALONE.length_s(path)} of {ALONE.promised_s(path)} s"
+        sizes = ", ".join(str(ALONE.size_bytes(path, *part)) for part in ((0, math.inf), (0.5, 0.75), (3, 2)))
+        try:
+            with path.open("rb") as file:
+                wanted = read_wav_header(file)
+            frames = (
+                f"{wanted.frames} of {wanted.frame_bytes} from {wanted.data_start}, {wanted.missing_frames} missing"
+            )
+        except NotWav as problem:
+            frames = str(problem)
+        lines.append(f"{name}: {said} | cut: {lengths}; {sizes} bytes | {frames}")
+    for path in (tmp_path, tmp_path / "gone.wav"):
+        lines.append(f"{read_header(path).unreadable}: {ALONE.length_s(path)} {ALONE.promised_s(path)}")
+    pages({"headers.txt": "\n".join(lines)})
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=300))
+def test_rubbish_is_refused_and_nothing_worse(rubbish: bytes) -> None:
+    for content in (rubbish, b"RIFF" + rubbish, riff(rubbish), riff(chunk(b"fmt ", form()), rubbish)):
+        try:
+            header = read_wav_header(io.BytesIO(content))
+        except NotWav:
+            continue
+        assert 0 <= header.frames * header.frame_bytes <= len(content)
+
+
+# --- WAV, to the sample -----------------------------------------------------------------------------------------------
+
+
+def frames_of(content: bytes) -> bytes:
+    header = read_wav_header(io.BytesIO(content))
+    return content[header.data_start : header.data_start + header.frames * header.frame_bytes]
+
+
+@settings(max_examples=60)
+@given(
+    audio=st.binary(max_size=4000),
+    shape=st.sampled_from([(8, 1), (16, 1), (24, 1), (24, 2), (32, 2), (64, 1)]),
+    kind=st.sampled_from([PCM, FLOAT, EXTENSIBLE]),
+    places=st.lists(st.floats(0, 1.1), max_size=4),
+    junk=st.binary(max_size=5),
+    broken=st.booleans(),
+)
+def test_the_pieces_of_any_wav_put_together_are_its_frames(
+    audio: bytes, shape: tuple[int, int], kind: int, places: list[float], junk: bytes, broken: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    fmt = form(kind, shape[1], shape[0], RATE)
+    content = riff(chunk(b"junk", junk), chunk(b"fmt ", fmt), chunk(b"data", audio, 0 if broken else None))
+    source, target = (tmp_path_factory.getbasetemp() / name for name in ("Grönland 鳥.wav", "piece.wav"))
+    source.write_bytes(content)
+    frames = frames_of(content)
+    length_s = len(frames) / (shape[0] * shape[1] // 8) / RATE
+    joined = b""
+    for start_s, end_s in pairwise([0.0, *sorted(place * length_s for place in places), math.inf]):
+        try:
+            ALONE.cut(source, start_s, end_s, target)
+        except CannotCut:
+            assert not target.exists()
+            assert round(start_s * RATE) >= min(
+                round(length_s * RATE), 1e9 if end_s == math.inf else round(end_s * RATE)
+            )
+            continue
+        piece = target.read_bytes()
+        joined += frames_of(piece)
+        assert read_wav_header(io.BytesIO(piece)).format_chunk == fmt
+        assert len(piece) % 2 == 0 and struct.unpack("<I", piece[4:8])[0] + 8 == len(piece)
+        assert ALONE.size_bytes(source, start_s, end_s) - len(piece) in (0, -1)
+    assert joined == frames
+
+
+def test_a_piece_can_be_read_by_others_and_a_long_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    source = make_wav(tmp_path / "a.wav", 2, channels=2, loud=[(0.5, 1.5)])
+    ALONE.cut(source, 0.5, 1.5, tmp_path / "b.wav")
+    with wave.open(str(source)) as whole, wave.open(str(tmp_path / "b.wav")) as piece:
+        whole.setpos(4000)
+        assert piece.readframes(10**6) == whole.readframes(8000)
+    with source.open("wb") as file:
+        file.write(wav(b"", 30_000_000))
+        file.truncate(30_000_044)
+    tracemalloc.start()
+    ALONE.cut(source, 1, math.inf, tmp_path / "b.wav")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "b.wav").stat().st_size == 30_000_044 - 2000
+    assert peak < 5_000_000
+
+
+def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() -> None:
+    for fmt, head_bytes in ((form(channels=2), 44), (form(FLOAT, bits=32), 56)):
+        header = read_wav_header(io.BytesIO(wav(fmt=fmt)))
+        most = (UNTOLD - 1 - (head_bytes - 8)) // 4
+        short, long = make_head(header, most), make_head(header, most + 1)
+        assert (short[:4], struct.unpack("<I", short[4:8])[0], len(short)) == (
+            b"RIFF",
+            head_bytes - 8 + 4 * most,
+            head_bytes,
+        )
+        assert short[-8:] == b"data" + struct.pack("<I", 4 * most)
+        assert (long[:8], long[-8:]) == (b"RF64" + b"\xff" * 4, b"data" + b"\xff" * 4)
+        size = 4 * (most + 1)
+        assert struct.unpack("<IQQQ", long[16:44]) == (28, len(long) - 8 + size, size, most + 1)
+        assert frames_of(long + SOUND) == SOUND
+        assert (b"fact" in short) is (fmt[:2] == b"\x03\0")
+
+
+def test_audio_that_is_gone_while_it_is_copied_is_no_piece(tmp_path: Path) -> None:
+    header = read_wav_header(io.BytesIO(wav()))
+    with pytest.raises(EOFError, match=r"shorter while it was read \(missing bytes: 100\)"):
+        copy_frames(io.BytesIO(wav()[:-100]), header, 0, 10_000, tmp_path / "b.wav")
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path, channels: int) -> None:
+    once = SOUND[: 500 * 2 * channels]
+    (tmp_path / "a.wav").write_bytes(wav(once, fmt=form(channels=channels)))
+    for length_s in (1.3, 0.25, 0.0001, 0.5):
+        write_repeated(tmp_path / "a.wav", length_s, tmp_path / "b.wav")
+        frames = max(1, round(length_s * 1000))
+        assert frames_of((tmp_path / "b.wav").read_bytes()) == (once * 3)[: frames * 2 * channels]
+    (tmp_path / "odd.wav").write_bytes(wav(SOUND[:3], fmt=form(bits=8)))
+    write_repeated(tmp_path / "odd.wav", 0.005, tmp_path / "b.wav")
+    assert (tmp_path / "b.wav").read_bytes()[-6:] == SOUND[:3] + SOUND[:2] + b"\0"
+    for content in (wav(b""), b"no audio"):
+        (tmp_path / "a.wav").write_bytes(content)
+        with pytest.raises(NotWav):
+            write_repeated(tmp_path / "a.wav", 5, tmp_path / "c.wav")
+        assert not (tmp_path / "c.wav").exists()
+
+
+# --- what cannot be cut -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, pages: Pages) -> None:
+    target, lines = tmp_path / "b.wav", []
+    os.mkfifo(tmp_path / "pipe.wav")
+    contents = {
+        "ten.wav": wav(),
+        "half.wav": wav(SOUND, 40_000),
+        "nearly.wav": wav(SOUND, 22_000),
+        "head.wav": wav(b"", 20_000),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name, start_s, end_s in (
+        ("ten.wav", 9, 60), ("ten.wav", 10, 12), ("ten.wav", 5, 5), ("half.wav", 8, 12), ("half.wav", 10, 12),
+            ("half.wav", 19.9, 25),
+        ("half.wav", 20, 25), ("nearly.wav", 10.5, 12), ("head.wav", 0, 10), ("gone.wav", 0, 1), ("pipe.wav", 0, 1),
+            (".", 0, 1),
+    ):  # fmt: skip
+        try:
+            ALONE.cut(tmp_path / name, start_s, end_s, target)
+            said = f"{ALONE.length_s(target)} s"
+            target.unlink()
+        except (CannotCut, OSError) as error:
+            said = f"{type(error).__name__}: {error}"
+        assert not target.exists()
+        lines.append(f"{name} {start_s}-{end_s}: {said}")
+    pages({"refusals.txt": "\n".join(lines).replace(str(tmp_path), "HERE")})
+    for ask in (
+        lambda: ALONE.size_bytes(tmp_path / "pipe.wav", 0, 1),
+        lambda: ALONE.cut(tmp_path / "ten.wav", 0, 1, target / "x"),
+    ):
+        with pytest.raises(OSError):
+            ask()
+    assert issubclass(NotThere, CannotCut)
+
+
+# --- FLAC, by libsndfile ----------------------------------------------------------------------------------------------
+
+
+def write_flac(path: Path, data: bytes, *, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> Path:
+    with soundfile.SoundFile(path, "w", rate, channels, subtype) as out:
+        out.buffer_write(data, dtype="int16" if subtype == "PCM_16" else "int32")
+    return path
+
+
+def samples_of(path: Path, dtype: str = "int16") -> bytes:
+    with soundfile.SoundFile(path) as audio:
+        return bytes(audio.buffer_read(dtype=dtype))
+
+
+@pytest.mark.parametrize("bits", [16, 24, 8])
+def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path: Path, bits: int) -> None:
+    samples = [(n * 37 % 2**bits - 2 ** (bits - 1)) << (32 - bits) for n in range(RATE * 8)]
+    subtype = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}[bits]
+    data = struct.pack(f"<{len(samples)}i", *samples)
+    with soundfile.SoundFile(tmp_path / "a.flac", "w", RATE, 1, subtype) as out:
+        out.buffer_write(data, dtype="int32")
+    assert ALONE.length_s(tmp_path / "a.flac") == 8.0
+    assert ALONE.size_bytes(tmp_path / "a.flac", 1, 3) == 2 * RATE * -(-bits // 8)
+    for start_s, end_s, last in ((0.777, 7.001, round(7.001 * RATE)), (0.001, math.inf, 8 * RATE), (7.5, 99, 8 * RATE)):
+        ALONE.cut(tmp_path / "a.flac", start_s, end_s, tmp_path / "b.wav")
+        assert samples_of(tmp_path / "b.wav", "int32") == data[4 * round(start_s * RATE) : 4 * last]
+        with wave.open(str(tmp_path / "b.wav")) as plain:  # for engines that read nothing but PCM
+            assert plain.getsampwidth() == max(2, bits // 8)
+    with pytest.raises(CannotCut, match=r"a\.flac has 8\.000 s of audio and nothing after 8\.000 s"):
+        ALONE.cut(tmp_path / "a.flac", 8, 9, tmp_path / "c.wav")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "channels", "rate"), [(0.01, 1, 48000), (3.7, 2, 12345), (1.0, 1, 250_000), (0.5, 1, 9_000)]
+)
+@pytest.mark.parametrize("tags", [b"", b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130])
+def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_frame_and_cut(
+    tmp_path: Path, seconds: float, channels: int, rate: int, tags: bytes
+) -> None:
+    source, frames = tmp_path / "a.flac", round(seconds * rate)
+    samples = random.Random(1).randbytes(2 * channels * frames)
+    streamed = bytearray(write_flac(source, samples, rate=rate, channels=channels).read_bytes())
+    streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # as encoders leave it that write into a pipe
+    source.write_bytes(tags + streamed)
+    header = read_header(source)
+    assert (header.duration_s, ALONE.length_s(source), header.unfinished) == (frames / rate, frames / rate, True)
+    ALONE.cut(source, 0, float("inf"), tmp_path / "b.wav")
+    assert samples_of(tmp_path / "b.wav") == samples
+    ALONE.cut(source, seconds / 2, seconds * 2, tmp_path / "c.wav")
+    assert samples_of(tmp_path / "c.wav") == samples[round(seconds / 2 * rate) * 2 * channels :]
+    source.write_bytes(tags + streamed[:-1])
+    whole_frames_s = read_header(source).duration_s or 0.0
+    assert frames / rate - 0.5 <= whole_frames_s < frames / rate, "what an interrupted encoder left of a frame is none"
+    source.write_bytes(tags + streamed[:60])
+    assert read_header(source).duration_s is ALONE.length_s(source) is None, "unknown, not zero, and not for ever"
+    with pytest.raises(CannotCut):
+        ALONE.cut(source, 0, 1, tmp_path / "d.wav")
+
+
+def test_of_a_flac_that_breaks_off_nothing_behind_its_end_can_be_cut(tmp_path: Path) -> None:
+    whole = write_flac(tmp_path / "whole.flac", (SOUND * 5)[: RATE * 8]).read_bytes()
+    (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CannotCut, match=r"a\.flac cannot be decoded from 3\.5 s to 4 s: it is truncated or damaged"):
+        ALONE.cut(tmp_path / "a.flac", 3.5, 4.0, tmp_path / "b.wav")
+    assert not (tmp_path / "b.wav").exists()
+
+
+# --- ffmpeg -----------------------------------------------------------------------------------------------------------
+
+# Decodes "audio" that says how long it is, FAKE 12.5, and notes how it was called.
+FFMPEG = """
+import sys, wave
+args = sys.argv[1:]
+source, target = args[args.index("-i") + 1], args[-1]
+print(*args[:-1], file=open(__file__ + ".called", "a"))
+start_s, length_s = (float(args[args.index(name) + 1]) if name in args else 1e9 for name in ("-ss", "-t"))
+text = open(source, errors="replace").read()
+if "FAKE " not in text:
+    sys.exit(f"{source}: Invalid data found when processing input")
+length_s = max(0.0, min(length_s, float(text.split("FAKE ")[1]) - start_s))
+with wave.open(target, "wb") as audio:
+    audio.setnchannels(1); audio.setsampwidth(2); audio.setframerate(1000)
+    audio.writeframes(bytes(2 * round(1000 * length_s)))
+"""
+FFPROBE = """
+import sys
+text = open(sys.argv[-1], errors="replace").read()
+print(text.split("FAKE ")[1] if "FAKE " in text else "N/A")
+"""
+
+
+@pytest.fixture
+def without_soundfile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as now:
+        now.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
+        yield
+
+
+@pytest.mark.usefixtures("without_soundfile")
+def test_other_formats_are_decoded_by_ffmpeg_and_flac_is_cut_at_a_sample(tmp_path: Path, pages: Pages) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, program in (("ffmpeg", FFMPEG), ("ffprobe", FFPROBE)):
+        (tmp_path / "bin" / name).write_text(f"#!{sys.executable}\n{program}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    cutter, target, lines = AudioCutter(str(tmp_path / "bin")), tmp_path / "b.wav", []
+    files = {
+        "a day.mp3": b"FAKE 60.5",
+        "short.mp3": b"FAKE 3",
+        "zero.mp3": b"FAKE 0",
+        "text.mp3": b"no audio",
+        "empty.mp3": b"",
+    }
+    files |= {f"{bits}.flac": flac(0, bits=bits, rate=RATE) + b"FAKE 9" for bits in (16, 17, 24, 32)}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        lines.append(
+            f"{name}: {cutter.length_s(tmp_path / name)} s, {cutter.size_bytes(tmp_path / name, 1, math.inf)} bytes"
+        )
+        for start_s, end_s in ((5, 9.0001), (1.7771, math.inf)):
+            try:
+                cutter.cut(tmp_path / name, start_s, end_s, target)
+                lines.append(f"  {start_s}-{end_s}: {ALONE.length_s(target)} s")
+                target.unlink()
+            except CannotCut as problem:
+                lines.append(f"  {start_s}-{end_s}: {problem}")
+            assert not target.exists()
+    lines += sorted(set((tmp_path / "bin" / "ffmpeg.called").read_text().splitlines()))
+    with pytest.raises(NoDecoder) as refusal:
+        ALONE.cut(tmp_path / "a day.mp3", 0, 30, target)
+    pages({"cuts.txt": "\n".join([*lines, str(refusal.value)]).replace(str(tmp_path), "HERE")})
+    assert ALONE.length_s(tmp_path / "a day.mp3") is None
+
+
+def test_threads_that_ask_for_a_broken_package_together_are_all_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "soundfile.py").write_text("import time\ntime.sleep(0.01)\nraise OSError('no libsndfile')\n")
+    monkeypatch.delitem(sys.modules, "soundfile")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        asked = [pool.submit(load_soundfile) for _ in range(3)]
+    assert [str(one.exception()) for one in asked] == ["the package soundfile cannot be loaded (no libsndfile)"] * 3

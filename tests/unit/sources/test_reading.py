@@ -1,0 +1,316 @@
+"""What holds for every source: shards, manifests, files looked at ahead and opened once, little memory."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from threading import Event, Lock, get_ident
+from threading import enumerate as enumerate_threads
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rooms.model import AudioHeader, Cutting
+from rooms.root import BadInput
+from rooms.sources import WHOLE, Mistakes, Shard, Sources, look_ahead, open_sources, parse_shard, read_header, survey
+from support.audio import make_wav
+from support.waiting import wait_for
+
+COLUMNS = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "notes")
+NAMES = st.text(st.sampled_from("ab ,;\"'\n#é鳥"), min_size=1, max_size=6).filter(str.strip)
+# what is put into a column, and what is said about it
+WRONG = {
+    ("recording_id", " "): "recording_id is empty", ("chunk_id", ""): "chunk_id is empty",
+    ("source_path", "gone.wav"): "no such file: gone.wav", ("source_path", ""): "source_path is empty",
+    ("start_ms", "-1"): "start_ms -1 is negative", ("start_ms", "nan"): "start_ms 'nan' is not a whole number",
+    ("end_ms", "0.5"): "end_ms '0.5' is not a whole number", ("end_ms", "0"): "end_ms 0 is not after start_ms {start}",
+    ("end_ms", "1e16"): "end_ms 1e16 is too large",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    make_wav(folder / "a.wav", 2, 1000, tone_hz=100)
+    return folder
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+@given(many=st.integers(1, 60), rows=st.integers(0, 150))
+def test_every_row_is_in_exactly_one_shard_and_shards_are_equal_to_within_a_row(many: int, rows: int) -> None:
+    shares = [[row for row in range(rows) if Shard(index, many).takes(row)] for index in range(many)]
+    assert sorted(itertools.chain(*shares)) == list(range(rows))
+    assert {len(share) for share in shares} <= {rows // many, -(-rows // many)}
+    assert all(parse_shard(f" {index}/{many} ") == Shard(index, many) for index in range(many))
+
+
+@pytest.mark.parametrize("text", ["8/8", "-1/8", "0/0", "2", "a/b", "1/2/3", "", "1.0/2", "٢/٨", "1/99999999999"])
+def test_a_shard_that_cannot_be_is_refused_with_one_that_can(text: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_shard(text)
+    assert refused.value.what == f"no such shard: {text!r}"
+    assert (refused.value.fix or "").startswith("--shard 0/") and parse_shard((refused.value.fix or "")[8:])
+
+
+def three_kinds(folder: Path, rows: int) -> Sources:
+    """Return a manifest of so many rows, a list of recordings that are cut, and a folder of one."""
+    lines = [f"rec,c{n},{folder}/a.wav,{n},{n + 1}" for n in range(rows)]
+    (folder / "m.csv").write_text("\n".join([",".join(COLUMNS[:5]), *lines, ""]))
+    for name, seconds in (("x/s.wav", 25), ("y/s.wav", 8), ("y/鳥.wav", 13), ("z/only.wav", 21)):
+        make_wav(folder / name, seconds, 1000, tone_hz=100)
+    (folder / "list.txt").write_text("x/s.wav\ny/s.wav\ny/鳥.wav\n")
+    paths = [folder / "m.csv", folder / "list.txt", folder / "z"]
+    return open_sources(paths, root=folder, cutting=Cutting(None, 10.0, 2.0))
+
+
+@pytest.mark.parametrize("many", [1, 2, 3, 5, 13])
+def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_counts(folder: Path, many: int) -> None:
+    sources = three_kinds(folder, 7)
+    everything = list(sources.chunks(WHOLE))
+    shards = [list(sources.chunks(Shard(index, many))) for index in range(many)]
+    assert sorted(one.key for shard in shards for one in shard) == sorted(one.key for one in everything)
+    assert len(everything) == 7 + 3 + 1 + 2 + 3
+    holders = [
+        index for index, shard in enumerate(shards) for key in {one.recording_id for one in shard} if key != "rec"
+    ]
+    assert len(holders) == 4, "no recording is in two shards"
+    counted: list[list[tuple[str, str]]] = [[] for _ in range(many)]
+    parts: list[int] = []
+
+    def note(row: int, part: int, key: tuple[str, str]) -> None:
+        counted[row % many].append(key)
+        parts.append(part)
+
+    sources.read_identities(note)
+    assert counted == [[one.key for one in shard] for shard in shards]
+    assert parts == [0] * 7 + [1] * 6 + [2] * 3
+    counted = [[] for _ in range(many)]
+    sources.read_identities(note, {"x/s": 10.0, "y/s": 8.0, "y/鳥": 13.0})  # as an earlier run has measured them
+    assert [key for share in counted for key in share if key[0] == "x/s"] == [("x/s", "s_0_10000")]
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+
+def lines_of(rows: list[list[str]]) -> list[int]:
+    """Return the line on which each row begins, below the header."""
+    heights = [1 + sum(field.count("\n") for field in row) for row in rows]
+    return [2 + sum(heights[:number]) for number in range(len(rows))]
+
+
+@settings(max_examples=60)
+@given(
+    ids=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=8, unique=True),
+    times=st.lists(st.tuples(st.integers(0, 1900), st.integers(1, 99)), min_size=8, max_size=8),
+    order=st.permutations(COLUMNS),
+    ends=st.sampled_from(["\n", "\r\n"]),
+    mark=st.booleans(),
+    note=st.text(st.sampled_from('x,"\n'), max_size=3),
+    mistakes=st.dictionaries(st.integers(0, 7), st.sampled_from(list(WRONG)), max_size=3),
+)
+@example([("a", "b"), ("a", "c")], [(5, 1)] * 8, COLUMNS, "\n", False, "", {1: ("end_ms", "0")})
+def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_its_line(
+    folder: Path, ids: list[tuple[str, str]], times: list[tuple[int, int]], order: list[str], ends: str, mark: bool,
+    note: str, mistakes: dict[int, tuple[str, str]],
+) -> None:  # fmt: skip
+    rows = []
+    for number, ((recording, chunk), (start_ms, length_ms)) in enumerate(zip(ids, times, strict=False)):
+        fields = [recording, chunk, "a.wav", str(start_ms), str(start_ms + length_ms), note]
+        values = dict(zip(COLUMNS, fields, strict=True)) | dict([mistakes[number]] if number in mistakes else [])
+        rows.append([values[name] for name in order])
+    path = folder / "any.csv"
+    with path.open("w", encoding="utf-8-sig" if mark else "utf-8", newline="") as file:
+        csv.writer(file, lineterminator=ends).writerows([order, *rows])
+    wrong = {n: WRONG[what].format(start=times[n][0]) for n, what in sorted(mistakes.items()) if n < len(rows)}
+    sources = open_sources([path], root=None, cutting=Cutting(False))
+    if wrong:
+        with pytest.raises(BadInput) as refused:
+            list(sources.chunks(WHOLE))
+        starts = lines_of(rows)
+        assert (refused.value.why or "").splitlines() == [f"line {starts[n]}: {text}" for n, text in wrong.items()]
+    else:
+        found = [(one.key, one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)]
+        assert found == [(key, start, start + length) for key, (start, length) in zip(ids, times, strict=False)]
+        planned, _ = survey(sources, Mistakes(["any"]))
+        assert [((one.recording_id, one.chunk_id), one.start_ms, one.end_ms) for one in planned] == found
+
+
+@given(audio_ms=st.integers(0, 5_000_000), length_ms=st.integers(1000, 400_000), share=st.floats(0, 1))
+def test_the_chunks_of_a_recording_cover_it_and_share_what_was_asked(
+    audio_ms: int, length_ms: int, share: float
+) -> None:
+    overlap_ms = int(share * (length_ms - 1000))
+    stretches = Cutting(None, length_ms / 1000, overlap_ms / 1000).stretches(audio_ms)
+    assert stretches[0][0] == 0 and stretches[-1][1] == audio_ms
+    for before, after in itertools.pairwise(stretches):
+        assert (before[1] - after[0], before[1] - before[0]) == (overlap_ms, length_ms)
+    last_ms = stretches[-1][1] - stretches[-1][0]
+    assert last_ms < length_ms + 3000, "what goes to the one before is less than three seconds"
+    assert len(stretches) == 1 or last_ms >= overlap_ms + 3000
+
+
+@pytest.mark.parametrize("many", [1, 50])
+def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path, many: int) -> None:
+    make_wav(tmp_path / "x.wav")
+
+    def peak_bytes(rows: int) -> int:
+        with (tmp_path / "m.csv").open("w") as file:
+            file.write(",".join(COLUMNS) + "\n")
+            file.writelines(f"STATION-{n // 20:05}_20230501,{n:060},x.wav,{n},{n + 30000},\n" for n in range(rows))
+        tracemalloc.start()
+        chunks = sum(1 for _ in open_sources([tmp_path / "m.csv"], root=None).chunks(Shard(0, many)))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert chunks == -(-rows // many)
+        return peak
+
+    few, rows = 1_000, 9_000
+    assert (peak_bytes(rows) - peak_bytes(few)) / (rows - few) * 1_000_000 < 150_000_000
+
+
+def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    def note(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and isinstance(args[0], str | os.PathLike) and os.fspath(args[0]).endswith(".wav"):
+            opened.append(Path(os.fspath(args[0])).name)
+
+    for name in "ab":
+        make_wav(tmp_path / f"{name}.wav", 60, 1000, tone_hz=100)
+    ours = [(name, n) for name in "ab" for n in range(20)]
+    lines = [f"r,{name}{n},{name}.wav,{n},{n + 9}\nr,{name}{n}x,not there {name}{n}.wav,0,9\n" for name, n in ours]
+    path, header = tmp_path / "m.csv", ",".join(COLUMNS[:5]) + "\n"
+    path.write_text(header + "".join(lines))
+    sys.addaudithook(note)
+    assert len(list(open_sources([path], root=tmp_path).chunks(Shard(0, 2)))) == 40
+    assert set(opened) == {"a.wav", "b.wav"}
+    opened.clear()
+    path.write_text(header + "".join(line.splitlines()[0] + "\n" for line in lines))
+    assert len(list(open_sources([path], root=tmp_path).chunks(WHOLE))) == 40
+    assert opened == ["a.wav", "b.wav"]
+    opened.clear()
+    assert len(list(open_sources([path], root=tmp_path, cutting=Cutting(False)).chunks(WHOLE))) == 40
+    assert opened == []
+
+
+# --- looking ahead ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "manifest"])
+def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_path: Path, kind: str) -> None:
+    names = [f"{number:03}" for number in range(120)]
+    for name in names:
+        make_wav(tmp_path / "audio" / f"{name}.wav", 1, 100)
+    (tmp_path / "audio" / "005.wav").write_bytes(b"RIFF")
+    (tmp_path / "list").write_text("".join(f"{name}.wav\n" for name in names))
+    rows = [",".join(COLUMNS[:3]), *(f"{name},{name},{name}.wav" for name in names), ""]
+    (tmp_path / "manifest").write_text("\n".join(rows))
+    many, lock, helpers = Event(), Lock(), set()
+
+    def read_slowly(path: str) -> AudioHeader:
+        with lock:
+            helpers.add(get_ident())
+            if len(helpers) >= 8:
+                many.set()
+        assert many.wait(60), "not enough others look at a file at the same time"
+        return read_header(path)
+
+    sources = open_sources([tmp_path / ("audio" if kind == "folder" else kind)], root=tmp_path / "audio")
+    sources = replace(sources, read_header=read_slowly)
+    chunks = list(sources.chunks(WHOLE))
+    assert [(one.recording_id, one.end_ms) for one in chunks] == [(n, None if n == "005" else 1000) for n in names]
+    rows_read, walk = survey(sources, Mistakes([kind]))
+    assert [row.end_ms for row in rows_read] == [one.end_ms for one in chunks]
+    assert walk.measured == 120
+
+
+def helpers() -> int:
+    return sum("look-ahead" in thread.name for thread in enumerate_threads())
+
+
+def endless(read: list[int]) -> Iterator[tuple[int, int]]:
+    for read[0] in count():
+        yield read[0], read[0]
+
+
+@pytest.mark.parametrize(("look_s", "hired"), [(0.0001, False), (0.00049, False), (0.00061, True), (0.01, True)])
+def test_more_threads_are_hired_only_where_looks_are_slow_and_reading_ahead_is_bounded(
+    look_s: float, hired: bool
+) -> None:
+    read, ticks = [0], count(0, look_s)
+    looking = look_ahead(endless(read), abs, monotonic_s=lambda: next(ticks))
+    assert [next(looking) for _ in range(3000)] == [(number, number) for number in range(3000)]
+    assert 3000 <= read[0] < 3000 + 600
+    assert (helpers() > 1) is hired
+    assert helpers() <= 16
+    looking.close()
+    wait_for(lambda: not helpers(), "an end of the threads")
+
+
+def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> None:
+    read, go_on, slow = [0], Event(), count(0, 0.01)
+    hanging = look_ahead(endless(read), lambda n: go_on.wait(60) if n > 200 else True, monotonic_s=lambda: next(slow))
+    assert next(hanging) == (0, True)
+    hanging.close()
+    assert helpers() and not go_on.is_set()
+    go_on.set()
+    wait_for(lambda: not helpers(), "an end of the threads")
+
+    go_on.clear()
+    clock, heard = [0.0], count(1)
+
+    def hang(number: int) -> int:
+        if number == 200:
+            clock[0] += 0.6  # one look that takes far too long is enough
+        if number >= 200:
+            go_on.wait(60)
+        return number
+
+    def heed() -> None:
+        if helpers() > 1 and next(heard) > 5:
+            raise KeyError("a signal came")
+
+    seen, given = 0, look_ahead(endless(read), hang, 2, monotonic_s=lambda: clock[0], while_waiting=heed)
+    with pytest.raises(KeyError, match="a signal came"):
+        for seen, _ in given:
+            assert seen < 200
+    assert seen and helpers() == 2
+    go_on.set()
+    wait_for(lambda: not helpers(), "an end of the threads")
+
+
+def test_what_came_before_an_error_is_kept_and_an_error_comes_at_its_item() -> None:
+    def broken() -> Iterator[tuple[str, str | None]]:
+        yield from [("a", "1"), ("b", None), ("c", "2")]
+        raise OSError("the disk is gone")
+
+    looked = look_ahead(broken(), int)
+    assert [next(looked) for _ in range(3)] == [("a", 1), ("b", None), ("c", 2)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(looked)
+    looked = look_ahead([("a", "1"), ("b", "x"), ("c", "2")], int)
+    assert next(looked) == ("a", 1)
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(looked)
+    assert list(look_ahead([(n, None) for n in range(2000)], int)) == [(n, None) for n in range(2000)]
+
+
+def test_quick_looks_are_handed_over_hundreds_at_a_time_for_each_hand_over_costs_more_than_one() -> None:
+    read, hand_overs = [0], set()
+
+    def look(number: int) -> int:
+        hand_overs.add(read[0])  # nobody reads on while files are looked at
+        return number
+
+    found = list(itertools.islice(look_ahead(endless(read), look, monotonic_s=lambda: 0.0), 5000))
+    assert found == [(number, number) for number in range(5000)]
+    assert len(hand_overs) < 15
