@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -121,22 +121,27 @@ def check(order: CheckOrder) -> Checked:
         why = "is inside an image" if start.sources else "cannot be read from here"
         line = f"badcjobs check {shlex.quote(script.name)} SOURCE"
         findings = [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
+    of_run = _check_run_folder(settings, asked, order.cwd)
     facts = _collect_facts(settings, order, site, script, asked, source)
-    findings += apply_rules(place_rules.OUT, facts)
-    if settings.out is not None and (cut_short := find_cut_short(order.cwd / settings.out)) is not None:
-        findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
-    findings += _check_run_folder(settings, facts, order.cwd)
-    findings += apply_rules(place_rules.PLACES, facts)
-    findings += request_rules.check_request(facts)
-    findings += request_rules.SHARES(facts)
-    findings += script_rules.check_script(facts)
-    findings += apply_rules((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
+    findings += check_facts(replace(facts, has_begun=any(one.subject == "run.toml" for one in of_run)), of_run)
     findings += of_settings
     if not {"config", "settings"} & {one.subject for one in of_settings}:
         findings += _check_engine(settings, script, order)
     if script is None:
         findings = [one if one.fix is None else replace(one, fix=_for_submit(one.fix)) for one in findings]
     return Checked(tuple(findings), site.name or None, asked, source)
+
+
+def check_facts(facts: PreflightFacts, of_run: Iterable[Remark] = ()) -> list[Remark]:
+    """Apply all rules; ``of_run``: findings about the run folder."""
+    found = [*apply_rules(place_rules.OUT, facts), *of_run]
+    found += [] if facts.has_begun else request_rules.SPACING(facts)
+    found += apply_rules(place_rules.PLACES, facts)
+    found += request_rules.check_request(facts)
+    found += request_rules.SHARES(facts)
+    found += script_rules.check_script(facts)
+    found += apply_rules((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
+    return found
 
 
 def _for_submit(fix: str) -> str:
@@ -291,29 +296,33 @@ def _collect_facts(
     )
 
 
-def _check_run_folder(settings: RunSettings, facts: PreflightFacts, cwd: Path) -> Iterator[Remark]:
+def _check_run_folder(settings: RunSettings, asked: Asked, cwd: Path) -> list[Remark]:
     """Compare with what the first task of an earlier run in the same folder has frozen."""
-    frozen = None
+    found: list[Remark] = []
+    if settings.out is None:
+        return found
+    folder = cwd / settings.out
+    if (cut_short := find_cut_short(folder)) is not None:
+        found.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
     try:
-        frozen = None if settings.out is None else FrozenRun.read(RunFolder(cwd / settings.out).run_toml)
+        frozen = FrozenRun.read(RunFolder(folder).run_toml)
     except BadcjobsError as error:
-        yield problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)
+        return [*found, problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)]
     if frozen is None:
-        yield from request_rules.SPACING(facts)
-        return
-    folder, array, asked = f"{cwd / settings.out}", frozen.array, facts.asked
-    given = tuple(absolute(cwd, one) for one in settings.source)
+        return found
+    array, given = frozen.array, tuple(absolute(cwd, one) for one in settings.source)
     beyond = array is not None and (asked.tasks or 0) > array.count
     if array is not None and asked.array is not None:
         beyond = any(array.position_of(index) is None for index in parse_array(asked.array).indices)
     if given and frozen.settings.get("source") != given:
         there = " ".join(map(str, frozen.settings.get("source", ())))
-        yield problem("run.toml", f"{folder} holds a run of another source ({there})", _NEW)
+        found.append(problem("run.toml", f"{folder} holds a run of another source ({there})", _NEW))
     elif beyond:
         text = f"{folder} holds a run of the array {array}; other indices are refused"
-        yield problem("run.toml", text, f"#SBATCH --array={array}   (or {_NEW})")
+        found.append(problem("run.toml", text, f"#SBATCH --array={array}   (or {_NEW})"))
     else:
-        yield fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated")
+        found.append(fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated"))
+    return found
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

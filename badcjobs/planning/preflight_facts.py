@@ -117,6 +117,7 @@ class PreflightFacts:
     on_cluster: bool = False
     live_mode: str = "auto"
     grace_s: float = 20.0
+    has_begun: bool = False  # the run: then its tasks know their shares
     slurm: SlurmFacts | None = None
     cluster: Cluster | None = None  # its nodes, as sinfo shows them
     trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
