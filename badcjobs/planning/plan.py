@@ -185,8 +185,8 @@ class RowFile:
 
 def _line(row: Sequence[str]) -> str:
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(row)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(row)  # so that a name with either of them is quoted
+    return f"{text.getvalue()[:-2]}\n"
 
 
 @contextmanager

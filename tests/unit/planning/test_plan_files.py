@@ -35,6 +35,7 @@ from support.task_files import START_MS, TaskFile
 
 GIB = 2**30
 SHA = "ab" * 32
+FOUND = ProbeResult(600.0, None, 600.0, 300.0, 431.5)
 QUARTER = SubmitSettings(time="15")
 LINES = [
     f"r{n // 4},c{n},audio/r{n // 4}.wav,{n % 4 * 30_000},{n % 4 * 30_000 + 30_000},0,{SHA},x" for n in range(1201)
@@ -193,7 +194,7 @@ def test_files_that_cannot_be_read_and_those_without_a_length_are_told_apart(
 NAMES = st.text(st.sampled_from("ab ,\"'\n\ré"), min_size=1, max_size=4).filter(str.strip)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     chunks=st.lists(st.tuples(NAMES, NAMES, st.integers(0, 70_000), st.integers(1, 40_000)), min_size=1, max_size=12,
                     unique_by=lambda row: row[:2]),
@@ -236,10 +237,10 @@ def test_shards_and_scripts_have_what_the_sources_and_the_project_say(tmp_path: 
     os.chdir(tmp_path)
     write({
         "plain.csv": rows(f"r2,c3,z.wav,0,5000,250,{SHA},windy"), "x.wav": 9, "y.wav": 9, "z.wav": 9, "audio/a.wav": 60,
-        "more.csv": f'{MORE}\nÉva,"wind, rain",{SHA},9000,7,1500,"two\nlines",0,x.wav,c0,r0\n,,,9000,,,,0,x.wav,c1,r0\n',
-        "other.csv": "recording_id,chunk_id,source_path,end_ms,sha256,sha256,station,observer\nr1,c2,y.wav,8000,1,2,S-1,Ann\n",
+        "more.csv": f'{MORE}\nÉva,"wind, rain",{SHA},9000,7,1500,"two\nlines",0,x.wav,c0,r0\n,,,9000,,,,0,x.wav,c1,r0',
+        "other.csv": rows("r1,c2,y.wav,8000,1,2,S-1,Ann", header=f"{HEADER[:34]},end_ms,sha256,sha256,station,observer"),
         "badcjobs.toml": '[run]\nsource = ["audio"]\nchunk_length = 20\nworkers_per_gpu = 2\n[submit]\ntime = "15"\n',
-        "x.toml": '[run]\nout = "/scratch/x"\n[submit]\naccount = "st-pi-1-gpu"\nsetup = ["source venv/bin/activate"]\n',
+        "x.toml": '[run]\nout = "/scratch/x"\n[submit]\naccount = "st-pi-1-gpu"\nsetup = ["source venv/bin/act"]\n',
         "waves.csv": rows(*LINES),
     })  # fmt: skip
     plan(tmp_path, "plain.csv", "more.csv", "other.csv", out=Path("columns"), flags={"root": str(tmp_path)})
@@ -256,11 +257,8 @@ def test_shards_and_scripts_have_what_the_sources_and_the_project_say(tmp_path: 
                    out=Path("waves"), config="x.toml", flags=options)  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves]
     assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
-    assert [
-        row
-        for path in sorted((tmp_path / "waves").glob("wave-*/task-*.csv"))
-        for row in path.read_text().splitlines()[1:]
-    ] == LINES
+    shards = sorted((tmp_path / "waves").glob("wave-*/task-*.csv"))
+    assert [row.rpartition(",")[0] for path in shards for row in path.read_text().splitlines()[1:]] == LINES
     with pytest.raises(BadInput, match="exists already"):
         plan(tmp_path, "plain.csv", out=Path("columns"))
     (tmp_path / "new").mkdir()
@@ -316,9 +314,10 @@ def test_the_speed_is_that_of_the_probe_which_fits_best_and_doubts_are_named(tmp
     def tell(name: str, **order: Any) -> None:
         try:
             made = plan(tmp_path, "m.csv", **{"rate": None, "flags": flags, **order}).plan
+            speed = made.speed
             doubts = [f"{remark.text} try: {remark.fix}" for remark in made.remarks if remark.subject == "speed"]
             lines = [
-                f"{made.speed.audio_hours_per_gpu_hour:g} {made.speed.origin}; {made.asking.mem_gb} GB; {made.speed.remedy}",
+                f"{speed.audio_hours_per_gpu_hour:g} {speed.origin}; {made.asking.mem_gb} GB; {speed.remedy}",
                 *doubts,
             ]
         except BadcjobsError as error:
