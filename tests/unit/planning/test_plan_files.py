@@ -238,7 +238,7 @@ def test_shards_and_scripts_have_what_the_sources_and_the_project_say(tmp_path: 
     write({
         "plain.csv": rows(f"r2,c3,z.wav,0,5000,250,{SHA},windy"), "x.wav": 9, "y.wav": 9, "z.wav": 9, "audio/a.wav": 60,
         "more.csv": f'{MORE}\nÉva,"wind, rain",{SHA},9000,7,1500,"two\nlines",0,x.wav,c0,r0\n,,,9000,,,,0,x.wav,c1,r0',
-        "other.csv": rows("r1,c2,y.wav,8000,1,2,S-1,Ann", header=f"{HEADER[:33]},end_ms,sha256,sha256,station,observer"),
+        "other.csv": rows("r1,c2,y.wav,8000,1,2,S,Ann", header=f"{HEADER[:33]},end_ms,sha256,sha256,station,observer"),
         "badcjobs.toml": '[run]\nsource = ["audio"]\nchunk_length = 20\nworkers_per_gpu = 2\n[submit]\ntime = "15"',
         "x.toml": '[run]\nout = "/scratch/x"\n[submit]\naccount = "st-pi-1-gpu"\nsetup = ["source venv/bin/act"]\n',
         "waves.csv": rows(*LINES),
