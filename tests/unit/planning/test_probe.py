@@ -96,7 +96,7 @@ def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_th
     assert lengths(1000, usual) == [60, 120, 240, 480, 960, 1920, 1358, 1142, 1047, 1003]
     assert (lengths(100, usual, lean=True), lengths(1e9, Bounds(60, 150))) == ([101], [60, 120, 150])
     assert (lengths(1e9, Bounds(60, 20)), lengths(4, usual)[:5]) == ([20], [60, 30, 15, 7.5, 3.75])
-    assert (lengths(2, usual), lengths(2, usual, lean=True)) == ([60, 30, 15, 7.5, 3.75], [])
+    assert (lengths(2, usual), lengths(2, usual, lean=True)) == ([60, 30, 15, 7.5, 3.75], [3.75])
     assert lengths(2, Bounds(60, 3600, 3.75)) == [60, 30, 15, 7.5, 3.75]
     tried = [Trial(60, False, FITS), Trial(120, False, FITS)]
     assert next_step(tried, Bounds(60, 120)) is None

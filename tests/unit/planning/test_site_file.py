@@ -11,13 +11,31 @@ from rooms.root import BadInput
 from support.pages import Pages
 
 FILES = {
-    "all wrong": 'colour = 1\nabout = ""\n[limits]\narray_task = 5\ngpu_hours = "many"\ntime_h = true\nfiles = 1.5\n[folders]\n'
-    'read_only = "~"\nwritable = [""]\nexample = ""\n[billing]\nrule = "mean"\ncpu = -1\ngpu = inf\nmemory_gb = 0\n[plan]\ngpus = nan\n',
+    "all wrong": """
+colour = 1
+about = ""
+[limits]
+array_task = 5
+gpu_hours = "many"
+time_h = true
+files = 1.5
+[folders]
+read_only = "~"
+writable = [""]
+example = ""
+[billing]
+rule = "mean"
+cpu = -1
+gpu = inf
+memory_gb = 0
+[plan]
+gpus = nan
+""",
     "no name": "",
     "an empty name": 'name = ""\n',
     "no table": 'name = "x"\nlimits = 3\n',
     "no TOML": "name = \n",
-}  # fmt: skip
+}
 
 
 def test_sockeyes_limits_come_with_badcjobs_and_a_file_may_leave_everything_but_its_name_out(
