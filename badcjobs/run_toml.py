@@ -49,13 +49,16 @@ class FrozenRun:
             project = Project.parse(document, text, path)
         except BadInput as error:
             mistakes += (error.why or error.what).splitlines()
-        array = None
-        try:
-            array = ArrayShape(**document["array"]) if "array" in document else None
-        except TypeError as error:
-            mistakes.append(f"[array]: {error}")
-        if array and not (type(array.first) is type(array.step) is type(array.count) is int and array.step > 0):
-            mistakes.append("[array] must hold whole numbers")
+        shape, array = document.get("array"), None
+        if (
+            isinstance(shape, dict)
+            and {*shape} == {"first", "step", "count"}
+            and _are_whole(shape)
+            and shape["step"] > 0
+        ):
+            array = ArrayShape(**shape)
+        elif shape is not None:
+            mistakes.append("[array] must have the whole numbers first, step (above 0) and count")
         if mistakes:
             raise BadInput(
                 f"{path} was changed after the first task wrote it",
@@ -97,6 +100,10 @@ class FrozenRun:
         if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
             return whole
         return line(f"--config={out / 'run.toml'}", values=others)
+
+
+def _are_whole(values: Mapping[str, Any]) -> bool:
+    return all(type(value) is int for value in values.values())
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:

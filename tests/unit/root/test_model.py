@@ -1,0 +1,233 @@
+"""The nouns and their decisions: arrays and times, progress and silence, cutting, name patterns, devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rooms.model import (
+    METRICS,
+    AlertHooks,
+    AlertLimits,
+    Allocation,
+    ArrayOrder,
+    ArrayShape,
+    Chunk,
+    ChunkResult,
+    Cutting,
+    Device,
+    Progress,
+    TaskKey,
+    default_cpus,
+    default_mem,
+    expected_end_ms,
+    is_beyond,
+    is_longer,
+    is_silent,
+    is_stretch,
+    parse_pattern,
+    parse_patterns,
+    parse_stop_after,
+    publish_interval_s,
+    silent_after_s,
+)
+from support.pages import Pages
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 30))
+def test_an_array_knows_its_indices_and_their_positions(first: int, step: int, count: int) -> None:
+    shape = ArrayShape(first, step, count)
+    order = ArrayOrder(Path("/out"), (), tasks=count, first=first, step=step)
+    assert (order.shape, order.indices) == (shape, tuple(first + step * n for n in range(count)))
+    known = {index: shape.position_of(index) for index in range(-5, first + step * (count + 2))}
+    assert {index: at for index, at in known.items() if at is not None} == {i: n for n, i in enumerate(order.indices)}
+    begin, _, rest = str(shape).partition("-")
+    last, _, by = rest.partition(":")
+    assert (int(begin), int(last), int(by or 1)) == (first, order.indices[-1], step)
+
+
+def test_an_order_says_what_sbatch_is_given() -> None:
+    order = ArrayOrder(Path("/out"), (), tasks=4, extra_sbatch=("--qos=high", "--partition=gpu", "--partition=x"))
+    assert (order.spec, order.partition, str(order.logs)) == ("0-3", "gpu", "/out/logs")
+    assert replace(order, parallel=2, step=3).spec == "0-9:3%2"
+    again = replace(order, only=(1, 3), parallel=1, extra_sbatch=())
+    assert (again.spec, again.indices, again.partition) == ("1,3%1", (1, 3), None)
+    assert [default_cpus(n) for n in (0, 1, 4)] == [2, 2, 8]
+    assert [default_mem(n) for n in (0, 1, 4)] == ["4G", "4G", "16G"]
+    assert (order.time_min, order.warning_s, order.requeues, order.merge_mem, order.merge_time_min) == (
+        720,
+        180,
+        10,
+        "4G",
+        60,
+    )
+
+
+def test_a_process_of_a_step_of_several_is_named_by_its_place() -> None:
+    alone = Allocation(True, "4821", "gpu1", 2, array_index=None, procid=3)
+    assert alone.key == TaskKey("4821", 0, 2, "gpu1")
+    assert replace(alone, step_tasks=2, array_index=7, started_at_ms=9).key.name == "4821_7.r2.gpu1.p3"
+
+
+def test_a_time_is_read_as_sbatch_reads_it() -> None:
+    right = {
+        "90": 5400, "0": 0, "1.5": 90, "7.": 420, "1:30": 90, "90:00": 5400, "1:02:03": 3723, "2-3": 183600,
+            "1-0:5": 86700,
+        "1-02:03:04": 93784, "0:59": 59, "12345678": 740740680,
+    }  # fmt: skip
+    assert {text: parse_stop_after(text) for text in right} == right
+    for wrong in (
+        "",
+        "abc",
+        "-5",
+        "1:60",
+        "1:60:00",
+        "1:00:60",
+        "1:2:3:4",
+        "1-",
+        "-1:00",
+        "UNLIMITED",
+        "1:",
+        "123456789",
+        "٣",
+    ):
+        assert parse_stop_after(wrong) is None, wrong
+
+
+# --- progress and silence ---------------------------------------------------------------------------------------------
+
+TEN_S = Progress(0, 10_000, done=2, pending=1)
+FRESH = Progress(0, 10_000, done=0, pending=10)
+
+
+@pytest.mark.parametrize(
+    ("running", "left", "before", "end_ms"),
+    [
+        ([TEN_S], 1, (), 15_000), ([TEN_S], 37, (), 195_000), ([TEN_S], 0, (), None), ([], 5, (1.0,), None),
+        ([replace(TEN_S, pending=0)], 5, (), None), ([TEN_S, replace(TEN_S, done=1, pending=9)], 10, (), 100_000),
+        ([TEN_S, FRESH], 11, (), 110_000), ([TEN_S, replace(FRESH, workers=2)], 11, (), 60_000),
+        ([FRESH], 10, (), None), ([FRESH], 10, (0.05,), 210_000), ([FRESH], 10, (0.5, 0.1), 110_000),
+        ([replace(FRESH, at_ms=0)], 10, (0.5,), 20_000), ([TEN_S, replace(FRESH, pending=0, listed=False)], 20, (),
+            76_667),
+        ([TEN_S, replace(FRESH, pending=0)], 20, (), 110_000), ([TEN_S, replace(TEN_S, at_ms=20_000)], 9, (), 50_000),
+    ],
+)  # fmt: skip
+def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work(
+    running: list[Progress], left: int, before: tuple[float, ...], end_ms: int | None
+) -> None:
+    assert expected_end_ms(running, left, before) == end_ms
+
+
+def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute() -> None:
+    sizes = (0, 1_500_000, 1_500_050, 24_000_000, 24_000_050, 10**12)
+    assert [publish_interval_s(size, 30.0) for size in sizes] == [30, 30, 30.001, 480, 480, 480]
+    assert publish_interval_s(10**12, 900.0) == 900
+    assert (silent_after_s(0, None), silent_after_s(0, 5.0), silent_after_s(5_000_000, 5.0)) == (120, 70, 260)
+    assert [is_silent(1000, 2.0, now) for now in (3000, 3001, None)] == [False, True, False]
+    assert not is_silent(None, 2.0, 9**9)
+    assert not is_silent(0, None, 9**9)
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1, 60), st.floats(0, 59), st.integers(0, 300_000))
+def test_cut_recordings_are_covered_by_equal_chunks_and_a_last_one_that_is_worth_it(
+    length_s: float, overlap_s: float, audio_ms: int
+) -> None:
+    cutting = Cutting(None, length_s, overlap_s)
+    if cutting.problems():
+        return
+    length_ms, overlap_ms = round(length_s * 1000), round(overlap_s * 1000)
+    found = cutting.stretches(audio_ms)
+    assert (found[0][0], found[-1][1]) == (0, audio_ms)
+    assert all(end - start == length_ms for start, end in found[:-1])
+    assert all(start == before + length_ms - overlap_ms for (before, _), (start, _) in pairwise(found))
+    if len(found) > 1:
+        assert audio_ms - found[-1][0] >= overlap_ms + 3000, "the last chunk has three seconds of its own"
+    assert audio_ms - found[-1][0] < length_ms + 3000
+
+
+def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files() -> None:
+    cut = Cutting(None, 60.0, 5.0)
+    assert [cut.stretches(ms) for ms in (62_999, 63_000)] == [[(0, 62_999)], [(0, 60_000), (55_000, 63_000)]]
+    assert (Cutting().stretches(9), Cutting().cuts_recordings, cut.cuts_recordings) == ([(0, 9)], False, True)
+    one = Chunk("rec", "c1", "a", "a", 500, 1500)
+    assert (one.key, one.name, one.audio_s) == (("rec", "c1"), "rec/c1", 1.0)
+    assert (replace(one, chunk_id="rec").name, replace(one, end_ms=None).audio_s) == ("rec", None)
+    assert (ChunkResult(one, 0, 1).ok, ChunkResult(one, 0, 1, error_class="x").ok) == (True, False)
+    assert [is_longer(500, 1500, ms) for ms in (2000, 2001)] == [False, True]
+    assert [is_beyond(3000, ms) for ms in (2000, 1999)] == [False, True]
+    assert [is_stretch(0, 3000, ms) for ms in (1999, 4000, 4001)] == [False, False, True]
+    assert not is_stretch(9000, 12_000, 10_999), "a file that ends before its row is not a longer one"
+
+
+PATTERNS = {
+    "{study_area}/ARU/{location}/*/D?ta/*_{date}_{time}.wav": ["N/ARU/L1/x/Data/S_20220501_060000.WAV",
+        "N/ARU/L1/x/Data/S_202205011_060000.wav", "N/ARU/L1/Data/S_20220501_060000.wav",
+            "N/ARU/L/x/Dta/S_20220501_060000.wav"],
+    "**/{location}_{date}{time}.flac": ["/d/a/b/L1_20220501060000.flac", "L1_20220501060000.flac",
+        "/L_20220501060000.flac.wav"],
+    "/data/{study_area}/**/{location}": ["/data/N/a/b/L1", "/data/N/L1", "/other/N/L1", "/data/L1"],
+    "./{location}/café*": ["L/cafe\u0301.wav", "L/caf"],
+}  # fmt: skip
+WRONG = ["", "/", "{location}/", "a//{location}", "a**/{location}", "**b/{location}", "{location", "loc}", "{place}/x",
+    "a/b",
+         "{location}/{location}", "{location}_{time}", "{location}/{study area}", "{location}**"]  # fmt: skip
+
+
+def test_patterns_read_what_the_paths_of_recordings_mean(pages: Pages) -> None:
+    said = []
+    for text, paths in PATTERNS.items():
+        pattern = parse_pattern(text)
+        said += [f"{text}{'  (full path)' * pattern.is_full}"]
+        said += [
+            f"    {path}  {pattern.read(path, path.removeprefix('/'))} {pattern.read(path, None)}" for path in paths
+        ]
+    known, wrong = parse_patterns([*PATTERNS, *WRONG])
+    assert [one.text for one in known] == [*PATTERNS]
+    pages({"patterns.txt": "\n".join(said), "wrong.txt": "\n".join(wrong)})
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work() -> None:
+    nvidia, amd = Device("1", "test", 1, "GPU-aaaa"), Device("3", "test", 3, "GPU-00000000000000aa", vendor="amd")
+    slice_ = replace(nvidia, uuid="MIG-eeee")
+    pins = {
+        nvidia: "GPU-aaaa", replace(nvidia, uuid=None): "1", amd: "GPU-00000000000000aa",
+        replace(amd, uuid="74ff74a1-0000-1000-80aa-000000000000"): "3", replace(amd, uuid="GPU-1", index=None,
+            token="t"): "t",
+        slice_: "MIG-eeee", replace(slice_, driver="470.57"): "MIG-eeee", replace(slice_, driver="469.99"): "1",
+        replace(slice_, driver="580.65.06"): "MIG-eeee", replace(nvidia, driver="460.32"): "GPU-aaaa",
+    }  # fmt: skip
+    assert [device.pin for device in pins] == list(pins.values())
+    assert len(METRICS) == 20
+
+
+def test_limits_of_alerts_are_checked_and_their_command_is_kept_secret() -> None:
+    assert (
+        AlertLimits().problems()
+        == AlertLimits(100, 100, 100, 0.1, 0.1).problems()
+        == AlertHooks("x y", 0).problems()
+        == []
+    )
+    assert AlertLimits(0, 100.1, float("nan"), -1, "5").problems() == [  # type: ignore[arg-type]
+        "temperature_c = 0 must be a number above 0", "memory_percent = 100.1 must be at most 100",
+        "power_percent = nan must be a number above 0", "idle_s = -1 must be a number above 0",
+        "energy_percent = '5' must be a number above 0",
+    ]  # fmt: skip
+    for wrong in ("", "''", "a\0b", "  "):
+        assert AlertHooks(wrong).problems() == ["command must name a program"], wrong
+    assert AlertHooks(None, float("inf")).problems() == ["min_interval_s = inf must be a number, 0 or above"]
+    hook = AlertHooks("say --token xyzzy", 60)
+    assert hook.without_secrets() == {"command": "say …", "min_interval_s": 60}
+    assert "xyzzy" not in repr(hook)
+    assert AlertHooks().without_secrets()["command"] is None

@@ -1,0 +1,341 @@
+"""Settings: option, --config KEY=VALUE, badcjobs.toml, default; and run.toml, which freezes those of a run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.cli import explain_moved_option, settings_text
+from rooms.model import ArrayShape, parse_patterns
+from rooms.planning import project_text
+from rooms.root import (
+    NAME,
+    OPTIONS_ONLY,
+    SETTINGS,
+    TABLES,
+    BadInput,
+    FrozenRun,
+    PlanSettings,
+    ProbeSettings,
+    Project,
+    RunSettings,
+    SubmitSettings,
+    check_against,
+    freeze,
+)
+from support.pages import Pages
+
+RUN = {"source": ["m.csv"]}
+# name → (badcjobs.toml, values of --config, options)
+CASES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "defaults": ("", [], RUN),
+    "no source": ("", [], {}),
+    "no source, empty": ("", [], {"source": []}),
+    "file": ('[run]\nengine = "demo"\nretries = 7\ninterval = 5\nengine_arg = ["--burn-s=1"]\n', [], RUN),
+    "option over file": ("[run]\nretries = 7\nresume = true\n", [], {**RUN, "retries": 0, "resume": False,
+        "interval": None}),
+    "key over file, option over both": ('[run]\ngrace_s = 5\nretries = 7\n', ["run.grace_s=60", "run.retries=3"],
+                                        {**RUN, "retries": 1}),
+    "paths start at the file": ('site = "./s.toml"\n[run]\nsource = ["a.csv", "/b"]\nroot = "audio"\nout = "runs"\n'
+                                'hawkears_python = "python3"\nsimulate = 3\n', ["run.hawkears_root=models"], {}),
+    "paths, not names": ('[run]\nhawkears_python = "env/bin/python"\nsimulate = "s.toml"\n', [], RUN),
+    "command": ("", [], {**RUN, "command": "x {input} {output}"}),
+    "command without one": ("", [], {**RUN, "engine": "command"}),
+    "empty command": ("", [], {**RUN, "command": ""}),
+    "command and another engine": ("", [], {**RUN, "engine": "demo", "command": "x"}),
+    "overlap without length": ("[run]\noverlap = 3\n", [], RUN),
+    "overlap too long": ("", [], {**RUN, "chunk_length": 5.0, "overlap": 4.5}),
+    "longest overlap": ("", [], {**RUN, "chunk_length": 5.0, "overlap": 4.0}),
+    "negative overlap": ("", [], {**RUN, "chunk_length": 5.0, "overlap": -1.0}),
+    "chunk too short": ("", [], {**RUN, "chunk_length": 0.9}), "chunk too long": ("", [], {**RUN,
+        "chunk_length": 86401.0}),
+    "longest chunk": ("", [], {**RUN, "chunk_length": 86400.0}), "shortest chunk": ("", [], {**RUN,
+        "chunk_length": 1.0}),
+    "failed chunks need resume": ("", ["run.retry_failed=false"], {**RUN, "resume": False}),
+    "failed chunks": ("", ["run.retry_failed=false"], RUN),
+    "values as text": ("", ["run.stage=always", "run.cut=auto", "run.root=a = 3"], RUN),
+    "values as TOML": ("", ['run.stage="never"', "run.engine_arg=['-x', 'y=z']", "run.cut=true", "run.root="], RUN),
+    "a date is a text": ("", ["run.root=2026-07-01"], RUN),
+    "empty out": ('[run]\nout = "runs/x"\n', [], {**RUN, "out": ""}), "empty key": ("", ["run.out=''"], RUN),
+    **{f"stop after {one}": ("", [f"run.stop_after={one}"], RUN)
+       for one in ("90", '"90"', "01:30:00", "1-0:00:00", "", "'abc'", "-5", "'1:2:3:4'", "'1:60:00'")},
+    **{f"workers {one}": ("", [], {**RUN, "workers_per_gpu": one}) for one in ("auto", "1", "64", "65", "0", "٣")},
+    **{f"simulate {one}": ("", [], {**RUN, "simulate": one}) for one in ("1", "0", "-3", "tape.sqlite")},
+    "too few": ("", [], {**RUN, "max_gpus": 0}),
+    "several wrong options": ("", [], {"interval": -1.0, "retries": -1}),
+    "not UTF-8": ("", [], {**RUN, "root": "caf\udce9"}), "not UTF-8 in a list": ("", [], {**RUN, "engine_arg": ["ok",
+        "caf\udce9"]}),
+    "mistakes of a file": ('speed = 1\n[run]\nretrys = 3\nretries = "x"\nengine = "fast"\nxyzzy = 1\n"in" = 2\n'
+                           '[submit]\ntime = "soon"\nmem = "much"\n', [], RUN),
+    "a text for a list": ('[run]\nsource = "m.csv"\n', [], {}),
+    "a date": ("[run]\nroot = 2026-07-01\n", [], RUN),
+    "outside its table": ("retries = 3\n", [], RUN), "a table nobody knows": ("[runs]\nretries = 3\n", [], RUN),
+    "in another table": ("[run]\ntasks = 3\n", [], RUN), "no table": ("run = 3\nalerts = 4\n", [], RUN),
+    "shard in a file": ('[run]\nshard = "0/2"\n', ["run.shard=0/2"], RUN), "shard": ("", [], {**RUN, "shard": "0/2"}),
+    "unknown keys": ("", ["run.grace=5", "grace_s=5", "runs.retries=5", "alerts.idle=3", "recording.patterns=[]",
+        "xyzzy=1"], RUN),
+    "a key without a value": ("", ["run.grace_s"], RUN), "a table as a key": ("", ["run=1"], RUN),
+    "two files": ("", ["a.toml", "run.grace_s=3", "b/c=d.toml"], RUN), "no such file": ("", ["gone.toml"], RUN),
+    "no TOML": ("", ["bad.toml"], RUN), "Latin-1": ("", ["latin.toml"], RUN), "a folder": ("", ["."], RUN),
+    "alerts": ("[alerts]\nidle_s = 60\ntemperature_c = 70\n", ["alerts.temperature_c=75",
+        "recordings.patterns=['{location}/*']"], RUN),
+    "wrong alerts": (
+        "[alerts]\nidle_s = 0\nmemory_percent = 101\npower_percent = 100\nmin_interval_s = -1\ncommand = ''\n"
+                     "energy_percent = nan\n", ["alerts.temperature_c=0", "recordings.patterns=3"], RUN),
+    "wrong kinds of alerts": (
+        "[alerts]\nidle_s = true\nmin_interval_s = 'x'\nheat = 3\ncommand = \"a 'b\"\n[recordings]\n"
+                              "patterns = ['a', '{location}']\n", [], RUN),
+    "alerts off": ("[alerts]\nmin_interval_s = 0\nidle_s = 1\ncommand = 'say --token xyzzy'\n", [], RUN),
+    "hook is no text": ("[alerts]\ncommand = 3\n", ["recordings.patterns=[1]"], RUN),
+    "a run.toml": ('written_by = "x"\n[run]\nretries = 3\n[array]\nfirst = 0\n', [], RUN),
+}  # fmt: skip
+
+
+def plain(text: str, folder: Path) -> str:
+    return text.replace(str(folder), "FOLDER").encode("utf-8", "backslashreplace").decode()
+
+
+def changed(made: Any) -> str:
+    """Return what differs from the defaults."""
+    kept = {one.name: getattr(made, one.name) for one in fields(made)}
+    default = type(made)()
+    return "\n".join(f"    {name} = {value!r}" for name, value in kept.items() if value != getattr(default, name))
+
+
+def test_what_files_keys_and_options_together_mean(
+    tmp_path: Path, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad.toml").write_text("[run\n")
+    (tmp_path / "latin.toml").write_bytes(b'[run]\nroot = "caf\xe9"\n')
+    said: dict[str, list[str]] = {"right.txt": [], "wrong.txt": []}
+    for name, (text, words, options) in CASES.items():
+        (tmp_path / NAME).write_text(text)
+        try:
+            project = Project.read(words, tmp_path)
+            answer = changed(project.make(RunSettings, options, "run")) + (
+                f"\n    site {project.site}" if project.site else ""
+            )
+            said["right.txt"].append(f"{name}\n{answer}")
+        except BadInput as error:
+            lines = re.sub(r"(cannot be read)(.|\n)*", r"\1", str(error)).replace("\n", "\n    ")
+            said["wrong.txt"].append(f"{name}\n    {lines}")
+    pages({name: plain("\n".join(some), tmp_path) for name, some in said.items()})
+
+
+PROBES = (-1, 0, 0.001, 1, 2.5, 1e9, float("inf"), True, "x", "auto", "", ["a"], [1, 2], [3, 86_400], [3, 86_401])
+
+
+def test_every_key_takes_what_it_should_and_nothing_else(pages: Pages) -> None:
+    said = []
+    for table, keys in SETTINGS.items():
+        for key in keys.keys() - {*OPTIONS_ONLY} if table in TABLES else ():
+            right, wrong = [], dict[str, list[Any]]()
+            for probe in PROBES:
+                try:
+                    right.append(Project.parse({table: {key: probe}}).get(table, key))
+                except BadInput as error:
+                    problem = re.sub(r"^.*? = .*? must", "must", error.what)
+                    wrong.setdefault(problem, []).append(probe)
+            said.append(
+                f"[{table}] {key}: {right}\n" + "".join(f"    {words}: {each}\n" for words, each in wrong.items())
+            )
+    pages({"keys.txt": "".join(sorted(said))})
+
+
+def test_the_guide_and_a_new_project_file_name_every_key(tmp_path: Path, pages: Pages) -> None:
+    new = tmp_path / NAME
+    new.write_text(project_text({}))
+    assert Project.read([str(new)], tmp_path).values["run"] == {}  # comments only
+    pages({"settings.txt": settings_text(), "badcjobs.toml": new.read_text()})
+    new.write_text(re.sub("(?m)^# (?=[a-z_]+ = )", "", new.read_text()))  # every default and every example is accepted
+    project = Project.read([str(new)], tmp_path)
+    assert all(project.values[table].keys() == SETTINGS[table].keys() - {*OPTIONS_ONLY} for table in TABLES)
+    options = [one for settings in SETTINGS.values() for one in settings.values() if one.heading]
+    assert not [one.key for one in options if one.key.endswith("_s") or len(one.help) > 50]
+
+
+def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    (tmp_path / NAME).write_text("[run]\nretries = 7\n[probe]\nkeep = 'kept'\n")
+    assert Project.read([], deep).file == tmp_path / NAME
+    (tmp_path / "a" / NAME).write_text("[submit]\nrequeues = 3\n[plan]\nmargin = 2\n")
+    project = Project.read(["submit.setup=['module load gcc']"], deep)
+    assert (project.file, project.get("run", "retries")) == (tmp_path / "a" / NAME, None)
+    assert changed(project.make(SubmitSettings, {"tasks": 4}, "submit")).split("\n") == [
+        "    tasks = 4", "    setup = ('module load gcc',)", "    requeues = 3"
+    ]  # fmt: skip
+    assert project.make(PlanSettings, {}, "plan").margin == 2.0
+    named = Project.read([str(tmp_path / NAME)], deep)  # --config FILE: no other file is read
+    assert (named.get("run", "retries"), named.make(ProbeSettings, {}, "probe").keep) == (7, str(tmp_path / "kept"))
+    found: list[str] = []
+    assert named.make(SubmitSettings, {"tasks": 0, "cpus": 2}, "submit", found) == SubmitSettings(cpus=2)
+    assert found == ["--tasks = 0 must be at least 1"]
+
+
+def test_a_task_in_another_folder_gets_the_same_settings(tmp_path: Path) -> None:
+    (tmp_path / "badc.toml").write_text("[run]\nretries = 7\n")
+    project = Project.read(
+        ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3"], tmp_path
+    )
+    words = project.run_words({"engine": "demo", "resume": False, "keep_raw": False, "retries": None}, Path("/lab"))
+    assert words == [
+        f"--config={tmp_path}/badc.toml", "--config=alerts.idle_s=9", "--no-resume", "--config=run.keep_raw=false",
+        "--engine=demo", "--root=/lab/audio", "--config=run.stage=always",
+    ]  # fmt: skip
+
+
+MOVED = [
+    "run --grace 5", "submit --stop-after=1:00:00", "run --no-cut x", "run --retry-failed", "submit --requeues 9",
+    "probe --keep=here", "submit july.csv --chunk-length 294", "plan --no-resume", "run --speed 9", "run --no-keep-raw",
+    "submit 'a b' --engine demo --tasks 3 --simulate=2 -- --retries 1", "submit --setup 'module load x'",
+    "probe --lengths 3", "check --margin 2", "run --tasks 3", "run --tasks", "submit x --root y", "check --grace",
+        "run --engine x",
+]  # fmt: skip
+
+
+def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages: Pages) -> None:
+    said = []
+    for line in MOVED:
+        words = shlex.split(line)
+        option = next(word for word in words if word.startswith("--")).partition("=")[0]
+        said.append(f"{line}\n    {explain_moved_option(option, words, words[0])}")
+    pages({"moved.txt": "\n".join(said)})
+
+
+# --- run.toml ---------------------------------------------------------------------------------------------------------
+
+SOME = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
+PATTERNS = parse_patterns(["{study_area}/{location}/*", '{location}_"0+1"_{date}?{time}.wav'])[0]
+CUT = replace(SOME, chunk_length_s=300.0, overlap_s=6.0, cut=True)
+ALL = replace(
+    CUT,
+    patterns=PATTERNS,
+    root="audio",
+    engine="command",
+    command="x",
+    engine_args=("--a b", "\x7fé"),
+    interval_s=0.5,
+    retries=5,
+)
+
+
+def frozen(chosen: RunSettings = SOME, array: ArrayShape | None = None, cwd: str = "/data") -> FrozenRun:
+    return FrozenRun.of(chosen, array, Path(cwd))
+
+
+def test_the_first_task_writes_run_toml_and_later_ones_must_agree_with_it(tmp_path: Path, pages: Pages) -> None:
+    path, shape = tmp_path / "run.toml", ArrayShape(1, 4, 3)
+    assert FrozenRun.read(path) is None
+    first = frozen(ALL, shape)
+    assert freeze(path, first, "0.1.0") == freeze(path, frozen(), "0.2.0") == FrozenRun.read(path) == first
+    said = {"run.toml": path.read_text()}
+    (tmp_path / "plain").mkdir()
+    freeze(tmp_path / "plain" / "run.toml", frozen(), "0.1.0")
+    said["plain.toml"] = (tmp_path / "plain" / "run.toml").read_text()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["plain", "run.toml"]
+    again = Project.read([str(path)], tmp_path).make(RunSettings, {"out": str(ALL.out)}, "run")
+    check_against(first, frozen(again), path)
+    one_task = replace(
+        SOME, simulate="2", max_gpus=1, grace_s=5.0, shard="0/2", resume=False, telemetry=False, stop_after="9"
+    )
+    check_against(frozen(one_task), frozen(), path)
+    check_against(frozen(replace(SOME, source=("july/m.csv",))), frozen(cwd="/data/july"), path)
+    others = {
+        "none": SOME,
+        "less": replace(ALL, patterns=PATTERNS[:1]),
+        "cut": replace(CUT, cut=None, chunk_length_s=60.0),
+    }
+    for name, other in others.items():
+        with pytest.raises(BadInput) as refused:
+            check_against(first, frozen(other), path)
+        said[f"other-{name}.txt"] = plain(str(refused.value), tmp_path)
+    with pytest.raises(BadInput) as refused:
+        check_against(frozen(), frozen(CUT), path)
+    said["other-then.txt"] = plain(str(refused.value), tmp_path)
+    pages(said)
+
+
+def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path: Path, pages: Pages) -> None:
+    path, said = tmp_path / "run.toml", []
+    for text in ("[array]\nfirst = 0\n", "array = 7\n", "[array]\nfirst = 0\nstep = 1\ncount = 2\nlast = 3\n",
+        "run = 3\n",
+                 '[array]\nfirst = "a"\nstep = 1\ncount = 2\n', "[array]\nfirst = 0\nstep = 0\ncount = 2\n",
+                     "recordings = 3\n",
+                 "[recordings]\npatterns = [1]\n",
+                     "[run]\nchunk_length = 'long'\n[array]\nfirst = 0.5\nstep = 1\ncount = 2\n"):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(BadInput) as refused:
+            FrozenRun.read(path)
+        said.append(f"{text}{plain(str(refused.value), tmp_path)}")
+    pages({"refusals.txt": "\n\n".join(said)})
+    path.write_text("[run]\nchunk_length = 300\n[array]\nfirst = 0\nstep = 1\ncount = 2\n")
+    read = FrozenRun.read(path)
+    assert read is not None
+    assert (read.array, read.cutting.chunk_length_s, read.settings) == (
+        ArrayShape(0, 1, 2),
+        300.0,
+        {"chunk_length": 300.0},
+    )
+
+
+def test_the_command_that_resumes_a_run_works_from_any_folder(tmp_path: Path, pages: Pages) -> None:
+    told = RunSettings(Path("runs/july"), hawkears_root="../HawkEars", hawkears_python="venv/bin/python",
+        simulate="/data/tape",
+                       keep_raw=True, telemetry=False, shard="0/2", resume=False, stop_after="9",
+                           retry_failed=False)  # fmt: skip
+    also: Mapping[str, Any] = json.loads(told.to_json(Path("/ada")))
+    runs = {
+        "plain": frozen(),
+        "all": frozen(ALL),
+        "cut": frozen(CUT),
+        "python": frozen(replace(SOME, engine="hawkears")),
+    }
+    said = [f"{name}: {run.command_line(Path('/runs/july'), also)}" for name, run in runs.items()]
+    for many in (3961, 3962):  # as long as one line of a terminal can be
+        long = frozen(replace(SOME, source=("/" + "x" * many,)))
+        line = long.command_line(Path("/out"), {})
+        said.append(f"source of {many} letters: {len(line)} {line[:32]}")
+    pages({"lines.txt": "\n".join(said), "settings.json": json.dumps({**also, "alerts": None}, indent=1)})
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@settings(max_examples=60)
+@given(args=st.lists(texts, max_size=3), command=st.none() | texts, interval_s=st.floats(0.01, 1e6))
+def test_any_text_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, args: list[str], command: str | None, interval_s: float
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-run.toml"
+    run = frozen(replace(SOME, engine_args=tuple(args), command=command, interval_s=interval_s))
+    path.write_text(run.to_toml("0.1.0"), encoding="utf-8")
+    assert FrozenRun.read(path) == run
+
+
+def test_of_many_tasks_that_start_together_exactly_one_freezes_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    fork = multiprocessing.get_context("fork")
+    barrier, answers = fork.Barrier(6), fork.SimpleQueue()
+
+    def start(retries: int) -> None:
+        barrier.wait()
+        answers.put(freeze(path, frozen(replace(SOME, retries=retries)), "0.1.0").settings["retries"])
+
+    tasks = [fork.Process(target=start, args=(number,)) for number in range(6)]
+    for task in tasks:
+        task.start()
+    seen = {answers.get() for _ in tasks}
+    for task in tasks:
+        task.join()
+    assert seen == {FrozenRun.read(path).settings["retries"]}  # type: ignore[union-attr]
+    assert [one.name for one in tmp_path.iterdir()] == ["run.toml"]
