@@ -1,4 +1,4 @@
-"""What submitit calls in each array task: the child's exit code is the task's, and only what stopped comes back."""
+"""What submitit calls in each array task, and signals that wait until a job is submitted."""
 
 from __future__ import annotations
 
@@ -11,163 +11,146 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms.cli import BatchTask
+from rooms.cli import BatchTask, DelayedSignals
+from support.waiting import wait_for
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """Give the process back its own handlers."""
-    numbers = (signal.SIGTERM, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in NUMBERS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """A program for the task to run."""
-    return tmp_path / "program.py"
+ENDS = {
+    "done": "raise SystemExit(0)", "failed": "raise SystemExit(1)", "bug": "raise SystemExit(70)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "stopped": "raise SystemExit(75)",
+}  # fmt: skip
+LISTENS = """
+import signal, sys, time
+{late}
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code}))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+open({ready!r}, "w").close()
+time.sleep(60)
+"""
 
 
-def task_for(program: Path, requeues: int, *arguments: str) -> BatchTask:
-    return BatchTask((sys.executable, str(program), *arguments), requeues)
-
-
-def handle(task: BatchTask, seen: list[Any]) -> None:
-    """Answer the warning as submitit does: ask for a checkpoint in the signal handler, then requeue and leave."""
+def run(program: str, folder: Path, requeues: int = 2, tell: signal.Signals | None = None) -> tuple[object, list[Any]]:
+    """Run a program as a task, answer the warning as submitit does; return the exit code and what is requeued."""
+    path, seen = folder / "program.py", list[Any]()
+    path.write_text(program)
+    task = BatchTask((sys.executable, str(path), "a b.csv"), requeues)
 
     def checkpoint(_signum: int, _frame: object) -> None:
         seen.append(task.checkpoint())
         sys.exit(-1)
 
     signal.signal(signal.SIGUSR2, checkpoint)
+    if tell is not None:
+        main = threading.main_thread().ident or 0
 
+        def send() -> None:
+            wait_for((folder / "ready").exists, "the child listens")
+            signal.pthread_kill(main, tell)
 
-@pytest.mark.parametrize("code", [1, 3, 70])
-def test_the_exit_code_of_the_child_is_that_of_the_task(program: Path, code: int) -> None:
-    program.write_text(f"raise SystemExit({code})")
-    with pytest.raises(SystemExit) as left:
-        task_for(program, 5)()
-    assert left.value.code == code
-
-
-def test_a_child_that_is_killed_counts_as_a_shell_would_count_it(program: Path) -> None:
-    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(SystemExit) as left:
-        task_for(program, 5)()
-    assert left.value.code == 137
-
-
-def test_a_task_that_is_done_returns_and_got_its_arguments(program: Path, tmp_path: Path) -> None:
-    program.write_text(f"import sys; open({str(tmp_path / 'called')!r}, 'w').write(repr(sys.argv[1:]))")
-    task_for(program, 5, "run", "a b.csv", "--out=x")()
-    assert (tmp_path / "called").read_text() == "['run', 'a b.csv', '--out=x']"
-
-
-def test_a_task_that_stopped_by_the_clock_asks_for_its_requeue_by_itself(program: Path) -> None:
-    program.write_text("raise SystemExit(75)")
-    task, seen = task_for(program, 2), []
-    handle(task, seen)
-    with pytest.raises(SystemExit) as left:
+        threading.Thread(target=send, daemon=True).start()
+    try:
         task()
-    assert left.value.code == -1
-    (delayed,) = seen
+    except SystemExit as over:
+        return over.code, seen
+    return None, seen
+
+
+def test_the_exit_code_of_the_child_is_that_of_the_task_and_only_what_has_work_left_is_requeued(tmp_path: Path) -> None:
+    ends = {name: run(text, tmp_path)[0] for name, text in ENDS.items()}
+    assert ends == {"done": None, "failed": 1, "bug": 70, "killed": 137, "stopped": -1}
+    _, (delayed,) = run(ENDS["stopped"], tmp_path)
     again = pickle.loads(pickle.dumps(delayed.function))  # what is kept for after the requeue
-    assert vars(again) == vars(task_for(program, 1))
+    assert vars(again) == vars(BatchTask((sys.executable, str(tmp_path / "program.py"), "a b.csv"), 1))
+    assert run(ENDS["stopped"], tmp_path, requeues=0) == (75, [])
+    called = f"import sys; open({str(tmp_path / 'called')!r}, 'w').write(repr(sys.argv[1:]))"
+    assert (run(called, tmp_path)[0], (tmp_path / "called").read_text()) == (None, "['a b.csv']")
 
 
-def test_a_task_without_requeues_left_ends_with_75(program: Path) -> None:
-    program.write_text("raise SystemExit(75)")
-    task, seen = task_for(program, 0), []
-    handle(task, seen)
-    with pytest.raises(SystemExit) as left:
-        task()
-    assert (left.value.code, seen) == (75, [])
-
-
-STOPS_ON_USR1 = """
-import signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code}))
-signal.signal(signal.SIGTERM, lambda *_: None)
-open({ready!r}, "w").close()
-time.sleep(30)
-sys.exit(9)
-"""
-
-
-@pytest.mark.parametrize(("code", "ends_with", "requeued"), [(75, -1, 1), (0, None, 0), (1, 1, 0)])
-def test_a_warning_stops_the_child_in_order_and_only_what_has_work_left_is_requeued(
-    program: Path, tmp_path: Path, code: int, ends_with: int | None, requeued: int
+@pytest.mark.parametrize(
+    ("number", "code", "ends_with", "requeued"),
+    [(signal.SIGUSR2, 75, -1, 1), (signal.SIGUSR2, 0, None, 0), (signal.SIGUSR2, 1, 1, 0), (signal.SIGTERM, 75, 75, 0)],
+)
+def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(
+    tmp_path: Path, number: signal.Signals, code: int, ends_with: int | None, requeued: int
 ) -> None:
-    ready = tmp_path / "ready"
-    program.write_text(STOPS_ON_USR1.format(code=code, ready=str(ready)))
-    task, seen = task_for(program, 2), []
-    handle(task, seen)
-    _when(ready, signal.SIGUSR2)
-    if ends_with is None:
-        task()
-    else:
-        with pytest.raises(SystemExit) as left:
-            task()
-        assert left.value.code == ends_with
-    assert len(seen) == requeued
+    late = "" if number == signal.SIGUSR2 else "import os, threading; threading.Timer(0.3, os._exit, [75]).start()"
+    listens = LISTENS.format(code=code, ready=str(tmp_path / "ready"), late=late)
+    end, seen = run(listens, tmp_path, tell=number)
+    assert (end, len(seen)) == (ends_with, requeued)
 
 
-def test_a_cancelled_task_is_not_requeued(program: Path, tmp_path: Path) -> None:
+def test_a_warning_before_the_child_listens_does_not_end_it_and_is_told_again(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    program.write_text(
-        STOPS_ON_USR1.format(code=75, ready=str(ready)).replace("sleep(30)", "sleep(0.5)").replace("(9)", "(75)")
-    )
-    task, seen = task_for(program, 2), []
-    handle(task, seen)
-    _when(ready, signal.SIGTERM)
-    with pytest.raises(SystemExit) as left:
-        task()
-    assert (left.value.code, seen) == (75, [])
+    late = f"open({str(ready)!r}, 'w').close(); time.sleep(0.5)"  # imports, as badcjobs has many
+    end, seen = run(LISTENS.format(code=75, ready=str(tmp_path / "later"), late=late), tmp_path, tell=signal.SIGUSR2)
+    assert (end, len(seen)) == (-1, 1)
 
 
 def test_what_slurm_would_not_requeue_ends_with_75_and_says_so(
-    program: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program.write_text("raise SystemExit(75)")
-
     def refuse(_signum: int, _frame: object) -> None:
         raise OSError("scontrol: requeue is disabled")
 
+    (tmp_path / "program.py").write_text(ENDS["stopped"])
     signal.signal(signal.SIGUSR2, refuse)
     with pytest.raises(SystemExit) as left:
-        task_for(program, 2)()
+        BatchTask((sys.executable, str(tmp_path / "program.py")), 2)()
     assert left.value.code == 75
-    assert "requeue is disabled" in capsys.readouterr().err
+    assert "this task cannot be requeued: scontrol: requeue is disabled" in capsys.readouterr().err
 
 
-def _when(ready: Path, number: signal.Signals) -> None:
-    """Send this process a signal once the child listens."""
-
-    def wait() -> None:
-        for _ in range(1000):
-            if ready.exists():
-                signal.pthread_kill(main, number)
-                return
-            stop.wait(0.01)
-
-    main, stop = threading.main_thread().ident or 0, threading.Event()
-    threading.Thread(target=wait, daemon=True).start()
+# --- signals while a job is submitted ---------------------------------------------------------------------------------
 
 
-def test_a_warning_that_comes_while_the_child_still_starts_does_not_end_it_and_is_told_again(program: Path) -> None:
-    program.write_text(
-        "import signal, sys, time\n"
-        "time.sleep(1)\n"  # imports, as badcjobs has many
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
-        "time.sleep(20)\n"
-        "sys.exit(9)\n"
-    )
-    task, seen = task_for(program, 5), list[Any]()
-    handle(task, seen)
-    threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)).start()
-    with pytest.raises(SystemExit) as left:
-        task()
-    assert left.value.code == -1
-    assert len(seen) == 1, "it stopped in order, and is to be started again"
+def test_a_signal_waits_until_the_job_is_submitted_and_before_that_leaves_at_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    steps = list[str]()
+    with pytest.raises(KeyboardInterrupt), DelayedSignals("the job is being submitted") as delayed:
+        delayed.begin()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        steps.append(f"goes on after {delayed.came}")
+    assert steps == [f"goes on after {signal.SIGINT}"]
+    assert capfd.readouterr().err == "badcjobs: SIGINT: the job is being submitted\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    heard = list[int]()
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    with DelayedSignals("x") as delayed:
+        delayed.begin()
+        signal.raise_signal(signal.SIGHUP)
+        assert delayed.came is None
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == []
+    assert heard == [signal.SIGTERM], "it has come once all is done"
+    with pytest.raises(ZeroDivisionError), DelayedSignals("x") as delayed:
+        delayed.begin()
+        signal.raise_signal(signal.SIGTERM)
+        raise ZeroDivisionError
+    assert heard == [signal.SIGTERM], "another error ends the program anyway"
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ended = list[int]()
+    with DelayedSignals() as delayed:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGTERM)  # a second one does not interrupt the cleanup
+            ended.append(delayed.came or 0)
+            delayed.came = None
+    assert ended == [signal.SIGTERM]
