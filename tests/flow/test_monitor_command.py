@@ -1,8 +1,7 @@
-"""``badcjobs monitor``: one frame as text, and live at a real terminal."""
+"""``badcjobs monitor`` and the bars of ``badcjobs run`` at a real terminal; their pages are in tests/unit/live."""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
+from support.badcjobs_program import ON_CPU, QUICK, Site
 from support.live_run import write_live_run
-from support.task_files import TaskFile
 from support.terminal import Terminal
 from support.waiting import wait_for
 
@@ -25,7 +23,7 @@ Open = Callable[..., Terminal]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a run of twenty tasks in the middle of its work, one of which has failed and one is silent."""
     folder = tmp_path_factory.mktemp("run") / "july"
-    write_live_run(folder, 20, now_ms=int(time.time() * 1000), waiting=4, seconds=60)
+    write_live_run(folder, 20, now_ms=int(time.time() * 1000), waiting=4, seconds=30)
     return folder
 
 
@@ -43,295 +41,133 @@ def terminal(site: Site) -> Iterator[Open]:
         one.close()
 
 
-# --- one frame --------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_terminal_one_frame_is_printed_as_plain_text(site: Site, run: Path) -> None:
-    piped, once = site.badcjobs_each([("monitor", run), ("monitor", run, "--once")])
-    assert piped.exit_code == once.exit_code == 0
-    assert "\x1b" not in piped.stdout
-    assert max(map(len, piped.stdout.splitlines())) <= 100
-    assert "16 running · 4 waiting · 2 done · 1 failed · 1 silent" in piped.stdout
-    assert sum("4821_" in line for line in once.stdout.splitlines()) >= 24
-
-
-def test_json_is_one_document_with_everything(site: Site, run: Path) -> None:
-    document = site.badcjobs("monitor", run, "--once", "--json").json
-    assert document["version"] == 1
-    assert len(document["tasks"]) == 24
-    assert len(document["devices"]) == 80
-    assert document["total"]["states"]["silent"] == 1
-    first = document["devices"][0]
-    assert first["reading"]["utilization_percent"] > 0
-    assert first["reading"]["busy_percent"] is None
-    assert document["alerts"][0]["device_index"] == 2
-
-
-def test_a_run_that_is_just_beginning_and_one_file_of_it_can_be_looked_at(site: Site, run: Path) -> None:
-    (site.folder / "new").mkdir()
-    one = sorted((run / "tasks").glob("*_7.*.sqlite"))[0]
-    new, file = site.badcjobs_each([("monitor", site.folder / "new"), ("monitor", one)])
-    assert (new.exit_code, file.exit_code) == (0, 0)
-    assert "no task has published anything yet" in new.stdout
-    assert "1 failed" in file.stdout
-
-
-def test_wrong_paths_and_words_are_refused(site: Site, run: Path) -> None:
-    text = site.script("letter.txt", "echo")
-    nowhere, letter, both = site.badcjobs_each(
-        [
-            ("monitor", "nowhere"),
-            ("monitor", text),
-            ("monitor", run, "--simulate", "2"),
-        ]
-    )
-    assert_refused(nowhere, 4, "nowhere does not exist")
-    assert_refused(letter, 4, "letter.txt cannot be read")
-    assert_refused(both, 2, "a run folder shows the GPUs of its tasks", f"try: badcjobs monitor {run}")
-
-
-def test_the_run_of_the_project_file_is_shown_where_none_is_named(site: Site, run: Path) -> None:
+def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site: Site, run: Path) -> None:
     (site.folder / "badcjobs.toml").write_text(f'[run]\nout = "{run}"\n')
-    shown, machine = site.badcjobs_each([("monitor", "--once"), ("monitor", "--once", "--simulate", 2)])
-    assert "4821_7" in shown.stdout
-    assert f"showing {run}: [run] out in " in shown.stderr
-    assert "2 GPUs" in machine.stdout
+    one = sorted((run / "tasks").glob("*_7.*.sqlite"))[0]
+    asked: list[tuple[tuple[object, ...], dict[str, str]]] = [
+        ((run,), {}), (("--once",), {}), ((run, "--json"), {}), ((one,), {}), ((run, "--once"), {"LC_ALL": "C"}),
+        (("--simulate", 3, "--once"), {}), ((run, "--config", "run.simulate=2"), {}),
+    ]  # fmt: skip
+    done = site.badcjobs_each([("monitor", *words) for words, _ in asked], [env for _, env in asked])
+    assert [one.exit_code for one in done] == [0] * 7
+    piped, named, document, file, ascii_only, machine, _ = done
+    assert "16 running · 4 waiting · 2 done · 1 failed · 1 silent" in piped.stdout
+    assert (max(map(len, piped.stdout.splitlines())) <= 100, "\x1b" in piped.stdout) == (True, False)
+    assert f"showing {run}: [run] out in {site.folder}/badcjobs.toml" in named.stderr
+    assert sum("4821_" in line for line in named.stdout.splitlines()) >= 24
+    assert (len(document.json["tasks"]), len(document.json["devices"])) == (24, 80)
+    assert "1 failed" in file.stdout
+    assert (ascii_only.stdout.isascii(), "====" in ascii_only.stdout) == (True, True)
+    assert machine.stdout.count("Simulated GPU") == 3
 
 
-def test_this_machine_is_shown_without_an_argument(site: Site) -> None:
-    simulated, none = site.badcjobs_each(
-        [("monitor", "--simulate", "3", "--once"), ("monitor", "--once")], [{}, {"PATH": "/nowhere"}]
-    )
-    assert "3 GPUs" in simulated.stdout
-    assert simulated.stdout.count("Simulated GPU") == 3
-    assert_refused(none, 3, "this machine has no GPU")
-
-
-def test_letters_are_ascii_where_the_locale_has_no_others(site: Site, run: Path) -> None:
-    plain, asked = site.badcjobs_each(
-        [("monitor", run, "--once"), ("monitor", run, "--once", "--ascii")], [{"LC_ALL": "C"}, {}]
-    )
-    assert plain.stdout.isascii()
-    assert asked.stdout.isascii()
-    assert "====" in plain.stdout
-
-
-# --- live -------------------------------------------------------------------------------------------------------------
-
-
-def test_at_eighty_by_twenty_four_everything_has_its_place(terminal: Open, run: Path) -> None:
+def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal: Open, run: Path) -> None:
     screen = terminal("monitor", run)
-    shown = screen.wait_for(lambda text: "? help" in text, "the whole page").splitlines()
-    assert len(shown) == 24
-    assert "16 running" in shown[0]
-    assert "chunks" in shown[1]
-    assert "ETA" in shown[1]
-    assert shown[-1].startswith("by task   q quit  s sort  r reverse  / filter  enter open")
-    assert screen.screen.cursor.hidden
-    screen.type("q")
-    assert screen.end() == 0
-
-
-def test_keys_sort_filter_open_and_quit_and_the_terminal_is_as_before(terminal: Open, run: Path) -> None:
-    screen = terminal("monitor", run)
-    screen.wait_for(lambda text: "4821_3" in text, "the tasks")
+    shown = screen.wait_for(lambda text: "4821_3" in text and "? help" in text, "the tasks").splitlines()
+    assert ("16 running" in shown[0], shown[-1].startswith("by task   q quit"), screen.screen.cursor.hidden) == (
+        True,
+    ) * 3
     assert screen.settings != screen.before
-    screen.type("s")
-    screen.wait_for(lambda text: "by state" in text and "▸  4821_7 " in text, "the failed task first")
-    screen.type("/silent\r")
-    screen.wait_for(lambda text: "only 'silent'" in text and "4821_15" in text and "4821_3 " not in text, "one task")
-    screen.type("\r")
-    screen.wait_for(lambda text: "last published 0:3" in text and "GPU 1" in text, "its page")
-    screen.type("\x1b")
-    screen.wait_for(lambda text: "only 'silent'" in text, "the list again")
-    screen.type("\x1b")
-    screen.wait_for(lambda text: "4821_3 " in text, "all of them again")
-    screen.type("d")
-    screen.wait_for(lambda text: "memory GiB" in text and "d tasks" in text, "the devices")
-    screen.type("?")
-    screen.wait_for(lambda text: "any key goes back" in text, "the help")
-    screen.type("q")
-    assert screen.end() == 0
-    assert screen.settings == screen.before
-    assert screen.raw.endswith(b"\x1b[?1049l\x1b[?25h")  # what stood there before is back, and the cursor
-
-
-def test_a_new_size_of_the_terminal_is_obeyed_at_once(terminal: Open, run: Path) -> None:
-    screen = terminal("monitor", run)
-    screen.wait_for(lambda text: "4821_3" in text and "working on" not in text, "a narrow list")
+    for keys, look in (
+        ("s", lambda text: "by state" in text and "▸  4821_7 " in text),
+        ("/silent\r", lambda text: "only 'silent'" in text and "4821_15" in text and "4821_3 " not in text),
+        ("\r", lambda text: "last published 0:3" in text and "GPU 1" in text),
+        ("\x1b", lambda text: "only 'silent'" in text),
+        ("\x1b", lambda text: "4821_3 " in text),
+        ("d", lambda text: "memory GiB" in text and "d tasks" in text),
+        ("d", lambda text: "by task" in text and "memory GiB" not in text),
+    ):
+        screen.type(keys)
+        screen.wait_for(look, repr(keys))
     screen.resize(200, 50)
-    wide = screen.wait_for(lambda text: "working on" in text and text.splitlines()[49:], "a wide list").splitlines()
-    assert wide[49].startswith("by task")
+    screen.wait_for(lambda text: "working on" in text and text.splitlines()[49:], "a wide list")
     screen.resize(60, 12)
-    small = screen.wait_for(lambda text: text.splitlines()[-1].startswith("by task   q"), "a small one").splitlines()
-    assert max(map(len, small)) <= 60
-    screen.type("q")
-    assert screen.end() == 0
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_with_the_terminal_as_before(
-    terminal: Open, run: Path, number: signal.Signals, code: int
-) -> None:
-    screen = terminal("monitor", run)
-    screen.wait_for(lambda text: "4821_3" in text, "the tasks")
-    screen.send(number)
-    assert screen.end() == code
-    assert screen.settings == screen.before
-    assert b"\x1b[?1049l" in screen.raw
-    assert b"Traceback" not in screen.raw
-
-
-def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(terminal: Open, run: Path) -> None:
-    screen = terminal("monitor", run)
-    screen.wait_for(lambda text: "4821_3" in text, "the tasks")
-    process = psutil.Process(screen.process.pid)
+    screen.wait_for(lambda text: text.splitlines()[-1].startswith("by task   q"), "a small one")
+    process, sent = psutil.Process(screen.process.pid), len(screen.raw)
     screen.type("\x1a")
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED, "it has stopped")
-    screen.read(0.1)
+    wait_for(lambda: (screen.read(0.05), b"\x1b[?1049l" in screen.raw[sent:])[1], "the terminal is given back")
     assert screen.settings == screen.before
     sent = len(screen.raw)
     screen.send(signal.SIGCONT)
-    wait_for(lambda: (screen.read(0.05), b"4821_3" in screen.raw[sent:])[1], "it goes on")
+    wait_for(lambda: (screen.read(0.05), b"4821_3" in screen.raw[sent:])[1], "fg takes it again")
+    screen.type("?")
+    screen.wait_for(lambda text: "move between lines" in text, "the help")
     screen.type("q")
-    assert screen.end() == 0
+    assert (screen.end(), screen.settings) == (0, screen.before)
+    assert screen.raw.endswith(b"\x1b[?1049l\x1b[?25h")  # what stood there before is back, and the cursor
 
 
-def test_no_color_is_obeyed_and_the_words_are_the_same(terminal: Open, run: Path) -> None:
-    screen = terminal("monitor", run, env={"NO_COLOR": "1"})
-    shown = screen.wait_for(lambda text: "4821_3" in text, "the tasks")
-    assert "running" in shown
-    colours = {cell.fg for row in screen.screen.buffer.values() for cell in row.values()}
-    assert colours == {"default"}
-    screen.type("q")
-    assert screen.end() == 0
+def test_a_signal_ends_it_with_the_terminal_as_before_and_a_dumb_one_gets_one_frame(terminal: Open, run: Path) -> None:
+    ends = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
+    screens = {number: terminal("monitor", run, env={"NO_COLOR": "1"}) for number in ends}
+    dumb = terminal("monitor", run, env={"TERM": "dumb"}, lines=60)
+    for number, screen in screens.items():
+        screen.wait_for(lambda text: "4821_3" in text and "running" in text, "the tasks")
+        assert {cell.fg for row in screen.screen.buffer.values() for cell in row.values()} == {"default"}
+        screen.send(number)
+        assert (screen.end(), screen.settings) == (ends[number], screen.before)
+        assert (b"\x1b[?1049l" in screen.raw, b"Traceback" in screen.raw) == (True, False)
+    assert (dumb.end(), b"\x1b[" in dumb.raw, "4821_19" in dumb.text) == (0, False, True)
 
 
-def test_a_dumb_terminal_gets_one_plain_frame(terminal: Open, run: Path) -> None:
-    screen = terminal("monitor", run, env={"TERM": "dumb"}, lines=60)
-    assert screen.end() == 0
-    assert b"\x1b[" not in screen.raw
-    assert "4821_19" in screen.text
-
-
-def test_devices_of_this_machine_are_alive(terminal: Open) -> None:
-    screen = terminal("monitor", "--simulate", "2", "--interval", "0.2", columns=100)
-    screen.wait_for(lambda text: text.count("Simulated GPU") == 2, "both devices")
-    screen.wait_for(lambda text: any(line.count("▇") + line.count("█") > 3 for line in text.splitlines()), "a course")
-    screen.type("q")
-    assert screen.end() == 0
-
-
-def test_a_run_is_followed_from_its_first_chunk_to_its_end(site: Site, terminal: Open) -> None:
-    """The folder is written while it is looked at; a task that ends is shown as done."""
+def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(site: Site, terminal: Open) -> None:
+    """The folder is written while it is looked at; bars are drawn below the log, and are gone in the end."""
     site.out.mkdir()
-    screen = terminal("monitor", site.out, "--interval", "0.2", columns=160)
-    screen.wait_for(lambda text: "no task has published anything yet" in text, "an empty run")
-    task = site.start_run(site.manifest(24), "--engine", "demo", "--engine-arg=--burn-s=0.3", "--simulate", "2")
-    screen.wait_for(lambda text: "1 running" in text and "2 GPUs" in text, "a task that runs")
-    screen.wait_for(lambda text: "rec" in text and "ETA 0:" in text, "what it is at, and when it will be done")
-    assert task.wait().exit_code == 0
-    shown = screen.wait_for(lambda text: "1 done" in text, "a task that is done")
-    assert "100%  24/24 chunks" in shown
-    screen.type("q")
-    assert screen.end() == 0
-
-
-def test_a_run_folder_that_is_removed_stays_on_the_screen_with_a_remark(site: Site, terminal: Open) -> None:
-    TaskFile(site.folder / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None).write()
-    screen = terminal("monitor", site.folder / "run", "--interval", "0.1", columns=200)
-    screen.wait_for(lambda text: "4821_0" in text, "the task")
-    (site.folder / "run").rename(site.folder / "elsewhere")
-    gone = screen.wait_for(lambda text: "run is gone; showing the last reading" in text, "a remark")
-    assert "4821_0" in gone
-    (site.folder / "elsewhere").rename(site.folder / "run")
-    screen.wait_for(lambda text: "is gone" not in text, "the run again")
-    screen.type("q")
-    assert screen.end() == 0
-
-
-# --- the bars of badcjobs run -----------------------------------------------------------------------------------------
-
-
-def test_run_shows_one_bar_per_device_with_the_log_above_them(site: Site, terminal: Open) -> None:
+    monitor = terminal("monitor", site.out, "--interval", "0.2", columns=160)
+    monitor.wait_for(lambda text: "no task has published anything yet" in text, "an empty run")
     words = (
         "--engine",
         "demo",
-        "--engine-arg=--burn-s=0.15",
+        "--engine-arg=--burn-s=0.2",
         "--simulate",
         "2",
         "--config",
         "run.heartbeat_every_s=0.5",
-        *QUICK,
     )
-    screen = terminal("run", site.manifest(40), "--out", site.out, *words, columns=120, lines=40)
-    shown = screen.wait_for(lambda text: "ETA 0:" in text and "heartbeat" in text, "bars").splitlines()
+    bars = terminal("run", site.manifest(30), "--out", site.out, *words, *QUICK, columns=120, lines=40)
+    shown = bars.wait_for(lambda text: "ETA 0:" in text and "heartbeat" in text, "bars").splitlines()
     rows = [number for number, line in enumerate(shown) if line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all "))]
-    assert len(rows) == 3
-    assert rows[-1] - rows[0] == 2
+    assert (len(rows), rows[-1] - rows[0]) == (3, 2)
     assert all("INFO" not in line for line in shown[rows[0] :])
-    assert "chunks" in shown[rows[0]]
-    assert "/40" in shown[rows[2]]
-    assert screen.end(60) == 0
-    assert "ETA" not in screen.text  # the bars are gone, the result stays
-    assert "40 done of 40" in screen.text
-    assert screen.settings == screen.before
+    assert ("chunk" in shown[rows[0]], "/30" in shown[rows[2]]) == (True, True)
+    monitor.wait_for(lambda text: "1 running" in text and "2 GPUs" in text and "ETA 0:" in text, "a task that runs")
+    assert (bars.end(60), bars.settings) == (0, bars.before)
+    assert ("ETA" in bars.text, "30 done of 30" in bars.text) == (False, True)
+    assert "100%  30/30 chunks" in monitor.wait_for(lambda text: "1 done" in text, "a task that is done")
+    site.out.rename(site.folder / "elsewhere")
+    gone = monitor.wait_for(lambda text: "run is gone; showing the last reading" in text, "a remark")
+    assert "30/30 chunks" in gone
+    (site.folder / "elsewhere").rename(site.out)
+    monitor.wait_for(lambda text: "is gone" not in text, "the run again")
+    monitor.type("q")
+    assert monitor.end() == 0
 
 
-def test_the_bars_fit_a_window_that_shrinks_and_do_without_colours_where_nobody_wants_them(
+def test_bars_fit_a_window_that_shrinks_and_the_run_stops_in_order_when_its_terminal_is_closed(
     site: Site, terminal: Open
 ) -> None:
-    words = ("--engine", "demo", "--engine-arg=--burn-s=0.15", "--simulate", "2", *QUICK)
-    screen = terminal("run", site.manifest(26), "--out", site.out, *words, env={"NO_COLOR": "1"})
+    words = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "2", *QUICK)
+    screen = terminal("run", site.manifest(90), "--out", site.out, *words, env={"NO_COLOR": "1"})
     wide = screen.wait_for(lambda text: "ETA 0:" in text and "rec" in text, "bars").splitlines()
     assert sum(line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all  ")) for line in wide) == 3
     screen.resize(40, 24)
-    narrow = screen.wait_for(lambda text: "GPU 1 ━" in text, "narrow bars").splitlines()
+    narrow = screen.wait_for(lambda text: "GPU 1 ━" in text and "all   ━" in text, "narrow bars").splitlines()
     rows = [line for line in narrow if line.startswith(("GPU 0 ━", "GPU 1 ━", "all   ━"))]
-    assert len(rows) == 3, narrow
-    assert "chunk" in rows[0]
-    assert "ETA" in rows[2]
-    assert screen.end(60) == 0
+    assert (len(rows), "chunk" in rows[0], "ETA" in rows[2]) == (3, True, True)
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9][0-9;]*m", screen.raw), "no colour"
-
-
-def test_a_terminal_that_cannot_draw_gets_the_log_alone(site: Site, terminal: Open) -> None:
-    words = (*ON_CPU, "--engine-arg=--burn-s=0.15", "--config", "run.heartbeat_every_s=0.1", *QUICK)
-    screen = terminal("run", site.manifest(3), "--out", site.out, *words, env={"TERM": "dumb"})
-    assert screen.end(60) == 0
-    assert b"\x1b" not in screen.raw
-    assert b"heartbeat cpu=" in screen.raw
-
-
-def test_run_draws_nothing_with_json_or_in_a_log(site: Site, terminal: Open) -> None:
-    words = (
-        "--engine",
-        "demo",
-        "--engine-arg=--burn-s=0.1",
-        "--simulate",
-        "1",
-        "--config",
-        "run.heartbeat_every_s=0.3",
-        *QUICK,
-    )
-    screen = terminal("run", site.manifest(8), "--out", site.folder / "json", *words, "--json", columns=200)
-    assert screen.end(60) == 0
-    assert b"ETA" not in screen.raw
-    assert b"\x1b[" not in screen.raw
-    logged = site.badcjobs("run", site.manifest(8), "--out", site.out, *words)
-    assert "\x1b" not in logged.stderr
-    assert "heartbeat cpu=" in logged.stderr
-
-
-def test_run_goes_on_in_order_when_its_terminal_is_closed(site: Site) -> None:
-    """A closed terminal is a signal to stop in order; nothing may break on the bars that nobody sees."""
-    words = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "1", *QUICK)
-    argv = [sys.executable, "-m", "badcjobs", "run", str(site.manifest(60)), "--out", str(site.out), *words]
-    screen = Terminal(argv, site.environ(), site.folder, columns=100)
-    screen.wait_for(lambda text: "ETA 0:" in text, "bars")
     screen.hang_up()
-    assert screen.process.wait(30) == 75
-    (database,) = site.task_databases()
-    ((verdict, code),) = site.rows("SELECT verdict, exit_code FROM task")
-    assert (verdict, code) == ("stopped", 75)
-    assert json.loads(site.badcjobs("monitor", database, "--json").stdout)["tasks"][0]["state"] == "stopped"
+    assert screen.process.wait(60) == 75
+    assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", 75)]
+
+
+def test_nothing_is_drawn_with_json_in_a_log_or_where_the_terminal_cannot(site: Site, terminal: Open) -> None:
+    words = (*ON_CPU, "--engine-arg=--burn-s=0.15", "--config", "run.heartbeat_every_s=0.1", *QUICK)
+    manifest = site.manifest(4)
+    dumb = terminal("run", manifest, "--out", site.folder / "dumb", *words, env={"TERM": "dumb"})
+    as_json = terminal("run", manifest, "--out", site.folder / "json", *words, "--json", columns=200)
+    logged = site.badcjobs("run", manifest, "--out", site.out, *words)
+    for screen in (dumb, as_json):
+        assert (screen.end(60), b"\x1b[" in screen.raw, b"ETA" in screen.raw) == (0, False, False)
+    assert b"heartbeat cpu=" in dumb.raw
+    assert ("\x1b" in logged.stderr, "heartbeat cpu=" in logged.stderr) == (False, True)

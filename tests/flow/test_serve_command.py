@@ -1,9 +1,10 @@
-"""``badcjobs serve`` as people use it: how it starts, whom it lets in, what it pushes, and how it ends."""
+"""``badcjobs serve`` in a process of its own: how it starts, whom it lets in, what it pushes, and how it ends."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rooms.report import METRIC_BY_NAME
+from support import needs
 from support.badcjobs_program import Site, assert_refused
 from support.live_run import write_live_run
 from support.live_server import LiveServer
 from support.task_files import TaskFile
 from support.waiting import wait_for
 
-TOKEN = "a-token-of-some-length"
+TOKEN = "a+token/with&signs=and%more"
 
 
 @pytest.fixture(scope="module")
@@ -29,92 +32,107 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a run in the middle of its work."""
     folder = tmp_path_factory.mktemp("serve") / "july"
     write_live_run(folder, 3, now_ms=time.time_ns() // 10**6, waiting=1, seconds=60)
+    (folder.parent / "secret.log").write_text("this line is none of your business")
     return folder
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def guarded(run: Path) -> Iterator[LiveServer]:
-    """Serve the run on all addresses to those who know the token."""
-    with LiveServer(run.parent, run, "--host", "0.0.0.0", env={"BADCJOBS_TOKEN": TOKEN}) as server:
-        server.url = f"http://127.0.0.1:{server.ready['port']}"
+def server(run: Path) -> Iterator[LiveServer]:
+    """Serve that run to all tests that change nothing."""
+    with LiveServer(run.parent, run, interval_s=0.1) as server:
         yield server
 
 
-def test_without_the_token_nothing_is_told(guarded: LiveServer) -> None:
-    for path in ("/", "/api/health", "/api/events", "/metrics", "/live.js", "/nothing"):
-        answer = guarded.get(path)
-        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="badcjobs"')
-    for wrong in (TOKEN[:-1], TOKEN + "x", "x", "\xff"):
-        header = {"Authorization": b"Bearer " + wrong.encode("latin-1")}
-        assert guarded.get("/api/tasks", headers=header).status_code == 401
-        assert guarded.get("/", params={"token": wrong}).status_code == 401
-    assert guarded.get("/?token=").status_code == 401
-    assert guarded.get(f"/api/tasks?token={TOKEN}").status_code == 401  # only the page takes it from the address
+def test_nobody_looks_at_the_folder_before_someone_asks_and_then_looks_are_shared(server: LiveServer) -> None:
+    where = {"url": f"{server.url}/", "host": "127.0.0.1", "port": server.ready["port"], "pid": server.pid}
+    assert server.ready == where
+    assert server.get("/api/health").json()["looks"] == 0
+    wait_for(lambda: server.get("/api/health").json()["status"] == "ok", "who asks after its health makes it look")
+    with ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection(("127.0.0.1", where["port"]))) for _ in range(30)]
+        for line in lines:
+            line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_for(lambda: server.get("/api/health").json()["listeners"] == 30, "all listen")
+        before = server.get("/api/health").json()
+        for _ in range(20):
+            assert server.get("/api/gpu/summary").json()["devices"] == 12
+        after = server.get("/api/health").json()
+        assert after["looks"] - before["looks"] <= 2 + (after["uptime_s"] - before["uptime_s"]) / 0.1
+    wait_for(lambda: server.get("/api/health").json()["listeners"] == 0, "all have left")
 
 
-def test_with_the_token_as_a_header_all_is_told_whatever_the_host_is_called(guarded: LiveServer) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "gpu1.cluster.example"}
-    assert guarded.get("/api/tasks", headers=headers).json()["matched"] == 4
+def test_promtool_is_content_and_every_name_is_in_the_one_table(server: LiveServer) -> None:
+    text = server.get("/metrics").text
+    assert {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"} <= METRIC_BY_NAME.keys()
+    if shutil.which("promtool") is None:
+        needs.missing("promtool", "promtool (Debian package prometheus) is not installed")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_a_token_in_the_address_of_the_page_becomes_a_cookie_and_is_never_written_down(guarded: LiveServer) -> None:
-    opened = guarded.get(f"/?token={TOKEN}")
-    assert opened.status_code == 200
-    assert TOKEN not in opened.text
-    cookie = opened.headers["set-cookie"]
-    assert cookie.endswith("HttpOnly; SameSite=Strict; Path=/")
-    assert guarded.get("/api/tasks", headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
-    assert guarded.get("/", headers={"Cookie": cookie.partition(";")[0]}).status_code == 200
-    assert TOKEN not in guarded.stderr
+PATHS = (
+    "/../secret.log", "/api/tasks/../../../secret/log", "/api/tasks/%2e%2e%2fsecret/log", "/api/tasks//etc/passwd/log",
+    "/api/tasks/%2fetc%2fpasswd/log", "/assets/live.js/../../app.py", "/api/tasks/..%5c..%5csecret/log",
+    "/api/tasks/4821_0.r0.gpu0%00/log", "/%zz%2", "/api/tasks/%ff%fe/log", "http://evil.example/",
+)  # fmt: skip
+HARDLY_HTTP = (
+    b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", b"G\x01T / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/one\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000,
+    b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a browser that wants https\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    b"CONNECT evil.example:443 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n",
+    b"GET /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    *(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode() for path in PATHS),
+)  # fmt: skip
 
 
-def test_wrong_wishes_are_refused_with_the_fix(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        machine = ("serve", "--simulate", "1")
-        refused = site.badcjobs_each(
-            [
-                (*machine, "--host", "0.0.0.0", "--port", "0"),
-                (*machine, "--host", "::", "--port", "0"),
-                (*machine, "--port", port),
-                (*machine, "--host", "192.0.2.1"),
-                (*machine, "--host", "not.a.host.invalid"),
-                (*machine, "--host", "0.0.0.0", "--port", "0", "--json"),
-                ("serve", site.folder / "nothing", "--port", "0"),
-                ("serve", site.folder, "--simulate", "1", "--port", "0"),
-            ],
-            [{}, {}, {}, {"BADCJOBS_TOKEN": TOKEN}, {"BADCJOBS_TOKEN": TOKEN}, {"BADCJOBS_TOKEN": "my secret"}, {}, {}],
-        )
-    assert_refused(refused[0], 2, "--host 0.0.0.0 without BADCJOBS_TOKEN")
-    told = r"try: BADCJOBS_TOKEN=[0-9a-f]{32} badcjobs serve --simulate=1 --host 0\.0\.0\.0 --port 0\n"
-    assert re.search(told, refused[0].stderr)  # whole, and nothing that ps would show
-    assert_refused(refused[1], 2, "--host :: without BADCJOBS_TOKEN")
-    assert_refused(refused[2], 2, f"port {port} is in use", "try: badcjobs serve --simulate=1 --port 0")
-    assert_refused(refused[3], 2, "cannot listen on --host 192.0.2.1")
-    assert_refused(refused[4], 2, "is not an address of this machine", "badcjobs serve --simulate=1 --port 8765")
-    assert_refused(refused[5], 2, "BADCJOBS_TOKEN must be")
-    assert "my secret" not in refused[5].stderr
-    told = r"=[0-9a-f]{32} badcjobs serve --simulate=1 --host=0\.0\.0\.0 --port=0 --json\n"
-    assert re.search(told, refused[5].stderr)
-    assert_refused(refused[6], 4, "does not exist")
-    assert_refused(refused[7], 2, "cannot be combined")
+def test_what_is_hardly_http_or_leads_out_of_the_run_gets_a_4xx(server: LiveServer) -> None:
+    for request in HARDLY_HTTP:
+        with socket.create_connection(("127.0.0.1", server.ready["port"]), timeout=60) as line:
+            line.sendall(request)
+            answer = b"".join(iter(lambda line=line: line.recv(65536), b""))
+        assert 400 <= int(answer.split()[1]) < 500, request[:60]
+        assert b"your business" not in answer and b"root:" not in answer
+    assert server.stderr == ""
+
+
+def test_a_token_opens_the_page_for_people_and_is_never_written_down(run: Path) -> None:
+    """On all addresses: it prints one that a browser can open, and how to get there from outside."""
+    said = {}
+    for host, env in (("127.0.0.1", {}), ("0.0.0.0", {"BADCJOBS_TOKEN": TOKEN})):
+        words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", host]
+        with subprocess.Popen(
+            words, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            opened = httpx.get(address, verify=False, timeout=60)
+            cookie = opened.headers.get("set-cookie", "").partition(";")[0]
+            page = httpx.get(address.partition("?")[0], headers={"Cookie": cookie}, verify=False, timeout=60)
+            stranger = httpx.get(address.partition("?")[0], verify=False, timeout=60)
+            process.send_signal(signal.SIGTERM)
+            said[host] = process.communicate(timeout=60)[1]
+        assert [one.status_code for one in (opened, page, stranger)] == [200, 200, 401 if env else 200]
+        assert ("live.js" in page.text, bool(cookie), process.returncode) == (True, bool(env), 0)
+        name, port = address.removeprefix("http://").split("/")[0].rsplit(":", 1)
+        tunnel = f"ssh -N -L {port}:{name}:{port} YOU@LOGIN_NODE" if env else f"ssh -N -L {port}:127.0.0.1:{port} "
+        assert tunnel in said[host]
+    assert "0.0.0.0" not in address
+    assert TOKEN not in said["0.0.0.0"]
+    assert "every user of this machine can open it" in said["127.0.0.1"]
 
 
 def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
-    hidden = site.folder / "hidden"
-    (hidden / "uvicorn").mkdir(parents=True)
-    (hidden / "uvicorn" / "__init__.py").write_text("raise ImportError('No module named uvicorn')")
-    refused = site.badcjobs("serve", "--simulate", "1", env={"PYTHONPATH": str(hidden)})
+    (site.folder / "uvicorn").mkdir()
+    (site.folder / "uvicorn" / "__init__.py").write_text("raise ImportError('No module named uvicorn')")
+    refused = site.badcjobs("serve", "--simulate", "1", env={"PYTHONPATH": str(site.folder)})
     assert_refused(refused, 3, "pip install 'badcjobs[serve]'")
 
 
-# --- what is pushed ---------------------------------------------------------------------------------------------------
-
-
-def test_a_listener_hears_of_a_task_database_that_is_replaced_and_of_one_that_is_new(tmp_path: Path) -> None:
+def test_a_listener_hears_of_every_change_and_of_a_run_that_is_gone_until_it_is_back(tmp_path: Path) -> None:
     run = tmp_path / os.fsdecode(b"j\xfcly")  # as a file system of old times would have it
     task = TaskFile(run, states={"a": "done", "b": "pending"}, ended_at_ms=None)
     task.write()
@@ -127,118 +145,36 @@ def test_a_listener_hears_of_a_task_database_that_is_replaced_and_of_one_that_is
         _, name, data = next(events)
         assert (name, [t["done"] for t in data["tasks"]], data["total"]["done"]) == ("change", [2], 2)
         TaskFile(run, index=1, states={"c": "pending"}, ended_at_ms=None).write()
-        last_id, name, data = next(events)
+        _, name, data = next(events)
         assert [t["label"] for t in data["tasks"]] == ["4821_1"]
-        events.close()
-        # Who lost the connection gets only what was missed.
-        missed = server.events(last_id=first_id)
-        assert [next(missed)[1] for _ in range(2)] == ["change", "change"]
-        missed.close()
-        again = server.events(last_id="of-another-server-1")
-        assert next(again)[1] == "snapshot"
-        again.close()
-        task.path.unlink()
-        late = server.events(last_id=last_id)
-        assert next(late)[2]["gone_tasks"] == [task.key.name]
-        late.close()
-
-
-def test_fifty_listeners_hear_the_same_and_cost_one_look(tmp_path: Path) -> None:
-    task = TaskFile(tmp_path / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None)
-    task.write()
-    with LiveServer(tmp_path, tmp_path / "run", interval_s=0.3) as server, ExitStack() as stack:
-        lines = [socket.create_connection(("127.0.0.1", server.ready["port"])) for _ in range(50)]
-        for line in lines:
-            stack.enter_context(line)
-            line.settimeout(20)
-            line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard = [b""] * 50
-
-        def wait_for_word(word: bytes) -> None:
-            for number, line in enumerate(lines):
-                while word not in heard[number]:
-                    heard[number] += line.recv(1 << 20)
-
-        wait_for_word(b"event: snapshot")
-        before = server.get("/api/health").json()
-        assert before["listeners"] == 50
-        task.states = {"a": "done", "b": "done"}
-        task.write()
-        wait_for_word(b"event: change")
-        after = server.get("/api/health").json()
-        assert after["looks"] - before["looks"] <= 2 + (after["uptime_s"] - before["uptime_s"]) / 0.3
-        for line in lines:
-            line.shutdown(socket.SHUT_RDWR)
-        wait_for(lambda: server.get("/api/health").json()["listeners"] == 0, "all have left")
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_it_ends_at_once_and_quietly_while_others_listen(run: Path, signum: signal.Signals, code: int) -> None:
-    with LiveServer(run.parent, run) as server:
-        events = server.events()
-        assert next(events)[1] == "snapshot"
-        exit_code, seconds = server.end(signum)
-        assert exit_code == code
-        assert seconds < 2
-        assert list(events) == []
-        assert "Traceback" not in server.stderr
-
-
-def test_for_people_it_prints_the_address_and_how_to_get_there(run: Path) -> None:
-    words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.wait()
-    assert "Ctrl-C ends it" in said
-    assert "ssh -N -L " in said
-    assert process.returncode == 0
-
-
-def test_on_all_addresses_it_prints_one_that_a_browser_can_open_with_the_token_in_it(run: Path) -> None:
-    token = "a+token/with&signs=and%more"
-    words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", "0.0.0.0"]
-    environ = {**os.environ, "BADCJOBS_TOKEN": token}
-    process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        opened = httpx.get(address, verify=False, timeout=60)
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.wait()
-    assert "0.0.0.0" not in address
-    assert opened.status_code == 200
-    assert "set-cookie" in opened.headers
-    host, port = address.removeprefix("http://").split("/")[0].rsplit(":", 1)
-    assert f"ssh -N -L {port}:{host}:{port} YOU@LOGIN_NODE" in said
-    assert token not in said
-
-
-def test_a_run_that_is_removed_while_it_is_served_is_gone_until_it_is_back(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    TaskFile(run, states={"a": "done", "b": "pending"}, ended_at_ms=None).write()
-    with LiveServer(tmp_path, run, interval_s=0.1) as server:
-        events = server.events()
-        assert next(events)[1] == "snapshot"
+        for known, wanted in ((first_id, ["change", "change"]), ("of-another-server-1", ["snapshot"])):
+            again = server.events(last_id=known)  # who lost the connection gets only what was missed
+            assert [next(again)[1] for _ in wanted] == wanted
+            again.close()
         run.rename(tmp_path / "elsewhere")
-        heard = next(event for event in events if event[2].get("trouble"))
-        assert (heard[1], heard[2]["trouble"]) == ("beat", f"{run} is gone")
+        _, name, heard = next(event for event in events if event[2].get("trouble"))
+        assert (name, heard["trouble"].endswith("ly is gone")) == ("beat", True)
         for path in ("/api/tasks", "/metrics", "/api/gpu/metrics", "/api/tasks/4821_0.r0.gpu1/log"):
-            answer = server.get(path)
-            assert (answer.status_code, answer.json()["error"]) == (503, f"{run} is gone")
-        assert server.get("/api/health").json()["status"] == "stale"
+            assert (server.get(path).status_code, "is gone" in server.get(path).json()["error"]) == (503, True)
         (tmp_path / "elsewhere").rename(run)
         wait_for(lambda: server.get("/api/tasks").status_code == 200, "it is back")
-        events.close()
+        task.path.unlink()
+        assert next(event[2] for event in events if event[2].get("gone_tasks"))["gone_tasks"] == [task.key.name]
+        exit_code, _ = server.end(signal.SIGINT)
+        assert (exit_code, server.stderr, list(events)) == (130, "", [])
+
+
+def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[[device]]\nindex = 0\nprocesses = [[1, 900]]\n")
+    with LiveServer(tmp_path, "--simulate", "devices.toml", interval_s=0.1) as server:
+        wait_for(lambda: server.get("/api/health").json()["looks"] > 5, "it looks by itself, so that there is a past")
+        (device,) = server.get("/api/gpu/metrics").json()["devices"]
+        (process,) = device["processes"]
+        assert (process["pid"], process["memory_used_bytes"], bool(process["program"])) == (1, 900 * 2**20, True)
+        assert len(device["trail"]["power_w"]) > 5
+        assert server.get("/api/tasks").json()["tasks"] == []
+        events = server.events()
+        next(events)
+        assert server.end(signal.SIGTERM)[0] == 0
         assert "Traceback" not in server.stderr
+        assert not re.search("beat", str([name for _, name, _ in events]))
