@@ -71,7 +71,9 @@ def test_devices_are_in_the_order_of_hip_and_facts_that_cannot_be_are_none(
     for hip_id in ("N/A", 65537):
         package.set(hip_id=hip_id)
         assert [device.index for device in AmdReader(clock).inventory()] == [0, 1]
-    package.set(nameless=1, rocm=6)
+    package.set(serial="0x1F", rocm=6)
+    assert AmdReader(clock).inventory()[0].uuid == "GPU-000000000000001f"
+    package.set(nameless=1)
     nameless = AmdReader(clock).inventory()[0]
     assert (nameless.name, nameless.uuid, nameless.driver) == ("Board", "a3ff74a1-0000-1000-80d0-000000000000", None)
 

@@ -105,14 +105,16 @@ def test_a_line_is_a_reading_and_what_is_no_value_is_none_with_the_reason_and_ne
 
 IMPLAUSIBLE = [
     ("utilization_percent", 1, "101"), ("utilization_percent", 1, "-1"), ("memory_used_bytes", 3, "-5"),
-    ("memory_used_bytes", 3, "1e300"), ("temperature_c", 4, "9" * 19), ("temperature_c", 4, "-51"),
+    ("memory_used_bytes", 3, "1e300"),
+    ("memory_used_bytes", 3, str(2**33 + 1)), ("temperature_c", 4, "9" * 19), ("temperature_c", 4, "-51"),
     ("temperature_c", 4, "201"), ("power_w", 5, "10000.1"), ("power_w", 5, "-0.1"), ("power_w", 5, "nan"),
     ("sm_clock_mhz", 6, "100001"), ("throttle_reasons", 8, "0xFFFFFFFFFFFFFFFF"), ("throttle_reasons", 8, "-0x1"),
     ("ecc_errors", 10, "18446744073709551615"),
 ]  # fmt: skip
 EXTREME = [
     ("utilization_percent", 1, "100"), ("temperature_c", 4, "-50"), ("temperature_c", 4, "200"),
-    ("power_w", 5, "10000"), ("power_w", 5, "0"), ("sm_clock_mhz", 6, "100000"), ("ecc_errors", 10, str(2**53)),
+    ("power_w", 5, "10000"), ("power_w", 5, "0"),
+    ("memory_used_bytes", 3, str(2**33)), ("sm_clock_mhz", 6, "100000"), ("ecc_errors", 10, str(2**53)),
     ("throttle_reasons", 8, "0x7FFFFFFFFFFFFFFF"),
 ]  # fmt: skip
 

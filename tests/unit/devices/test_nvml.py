@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pynvml
 import pytest
@@ -37,30 +37,26 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """After some seconds, in a part of which every device works, settings change and a device is read."""
 
-    seconds: float = 5
-    worked_s: float = 0
-    last: bool = False  # force a full reading, as at the end of a run
-    device: str = "0"  # "1.0": a slice
-    changes: dict[str, object] = field(default_factory=dict)
+    seconds: float
+    worked_s: float
+    last: bool  # force a full reading, as at the end of a run
+    device: str  # "1.0": a slice
+    changes: dict[str, object]
 
 
 def step(seconds: float = 5, worked_s: float = 0, *, last: bool = False, device: str = "0", **changes: object) -> Step:
     return Step(seconds, worked_s, last, device, changes)
 
 
-@dataclass(frozen=True)
-class Story:
-    settings: dict[str, object]
-    steps: Sequence[Step]
-    asked: str = ""  # the calls to count in the end, on device 0 (1 for slices)
+Story = tuple[Sequence[Step], str, dict[str, object]]
 
 
 def story(*steps: Step, asked: str = "", **settings: object) -> Story:
-    return Story(settings, steps, asked)
+    """Return a story; ``asked`` are the calls to count in the end, on device 0 (1 for slices)."""
+    return steps, asked, settings
 
 
 NO_GPM = {"unsupported": "gpm"}
@@ -236,10 +232,10 @@ def uuid_of(device: str) -> str:
     return fake_slice_uuid(int(card), int(slice_)) if slice_ else fake_uuid(int(card))
 
 
-def tell(one: NvmlBench, told: Story, usual: dict[str, str]) -> Iterator[str]:
+def tell(one: NvmlBench, steps: Sequence[Step], asked: str, usual: dict[str, str]) -> Iterator[str]:
     """Return what every reading says, as the difference from the one before, and of the first from the usual one."""
     before = dict(usual)
-    for now in told.steps:
+    for now in steps:
         one.move(now.seconds, now.worked_s)
         one.stand_in.set(**now.changes)
         if now.last:
@@ -254,9 +250,9 @@ def tell(one: NvmlBench, told: Story, usual: dict[str, str]) -> Iterator[str]:
         yield f"  +{now.seconds:g} s {now.device}: {changed or 'the same'}"
         before = said
         usual.update({} if usual else said)
-    if told.asked:
-        index = int(told.steps[0].device[0])
-        yield "  asked: " + ", ".join(f"{call} {one.stand_in.calls(call, index)}" for call in told.asked.split())
+    if asked:
+        index = int(steps[0].device[0])
+        yield "  asked: " + ", ".join(f"{call} {one.stand_in.calls(call, index)}" for call in asked.split())
 
 
 @pytest.mark.parametrize(
@@ -265,9 +261,9 @@ def tell(one: NvmlBench, told: Story, usual: dict[str, str]) -> Iterator[str]:
 def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, stories: dict[str, Story]) -> None:
     lines: list[str] = []
     usual: dict[str, str] = {}
-    for name, told in stories.items():
-        one = bench(**told.settings)
-        lines += [name, *tell(one, told, usual), ""]
+    for name, (steps, asked, settings) in stories.items():
+        one = bench(**settings)
+        lines += [name, *tell(one, steps, asked, usual), ""]
         one.reader.close()
         assert (one.stand_in.live_samples(), one.stand_in.live_event_sets()) == (0, 0)
     pages({"readings.txt": "\n".join(lines)})

@@ -5,6 +5,7 @@ On a machine with a GPU: ``BADCJOBS_TEST_REAL_NVML=1 pytest tests/unit/devices/t
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -18,15 +19,12 @@ from support.fake_nvml import FakeNvml
 
 REAL = bool(os.environ.get("BADCJOBS_TEST_REAL_NVML"))
 PACE = 10 if REAL else 200  # a real GPM window needs 100 ms
-WHOLE = {  # metric → most
-    "utilization_percent": 100, "memory_utilization_percent": 100, "memory_used_bytes": 2**40, "temperature_c": 120,
-    "sm_clock_mhz": 5000, "memory_clock_mhz": 30_000, "throttle_reasons": 2**32, "pcie_rx_bytes_per_s": 10**12,
-    "pcie_tx_bytes_per_s": 10**12, "fan_percent": 200, "encoder_percent": 100, "decoder_percent": 100,
-    "ecc_errors": 2**40,
-}  # fmt: skip
-FRACTIONS = {
-    "power_w": 2000, "energy_j": 1e15, "sm_activity_percent": 100, "sm_occupancy_percent": 100, "busy_percent": 100,
-    "tensor_percent": 100, "dram_percent": 100,
+MOST: dict[str, float] = {  # a whole number for whole metrics
+    **{metric: 100.0 for metric in METRICS if metric.endswith("_percent")},
+    **dict.fromkeys(["utilization_percent", "memory_utilization_percent", "encoder_percent", "decoder_percent"], 100),
+    "fan_percent": 200, "memory_used_bytes": 2**40, "temperature_c": 120, "power_w": 2000.0, "energy_j": 1e15,
+    "sm_clock_mhz": 5000, "memory_clock_mhz": 30_000, "throttle_reasons": 2**32, "ecc_errors": 2**40,
+    "pcie_rx_bytes_per_s": 10**12, "pcie_tx_bytes_per_s": 10**12,
 }  # fmt: skip
 
 
@@ -79,14 +77,11 @@ def test_every_card_has_a_uuid_a_name_and_memory_and_is_followed_by_its_slices(m
 
 
 def test_every_metric_is_plausible_or_missing_with_a_reason(machine: Machine) -> None:
-    assert {*WHOLE, *FRACTIONS} == set(METRICS)
     for readings in machine.readings.values():
-        for reading in readings:
-            for metric, most in {**WHOLE, **FRACTIONS}.items():
-                value = getattr(reading, metric)
-                if value is not None:
-                    assert type(value) is (int if metric in WHOLE else float), metric
-                    assert 0 <= value <= most, metric
+        for reading, metric in itertools.product(readings, METRICS):
+            value = getattr(reading, metric)
+            assert value is None or type(value) is type(MOST[metric]), metric
+            assert value is None or 0 <= value <= MOST[metric], metric
         for metric in METRICS:  # once a window has passed
             missing = readings[-1].missing.get(metric)
             assert (getattr(readings[-1], metric) is None) == bool(missing), (metric, missing)

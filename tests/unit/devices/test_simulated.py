@@ -8,11 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.devices import SimulatedDevice, SimulatedReader, load_script, open_reader, parse_script, simulated_uuid
-from rooms.model import ProcessReading, Reading, StandIn
+from rooms.devices import (
+    SimulatedDevice,
+    SimulatedReader,
+    list_granted,
+    load_script,
+    open_reader,
+    parse_script,
+    simulated_uuid,
+)
+from rooms.model import ProcessFacts, ProcessReading, Reading, StandIn
 from rooms.root import BadInput, DeviceUnreadable
 from support.hand_clock import HandClock
 from support.pages import Pages
@@ -110,6 +119,15 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path:
         (2, "GPU-51a0d000-0000-4000-8000-000000000002", "A100", 40 * 2**30, 300.0, 87),
     ]
     assert reader.why == "3 simulated devices requested, with a script"
+    file.write_text(
+        f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"
+    )  # no pid is that high
+    everything = list_granted({}, HandClock(), stand_in=StandIn(script=str(file)), everything=True)
+    me = psutil.Process()
+    assert everything.devices[0].processes == (
+        ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20),
+        ProcessFacts(4194999, None, None, 10 * 2**20),
+    )
     assert open_reader(StandIn(1), HandClock(), 0, None).why == "1 simulated device requested"
     assert open_reader(StandIn(0), HandClock(), 0, None).inventory() == []
     file.write_text("devices = 4\n[[device]]\nindex = 4\n")

@@ -8,7 +8,8 @@
     FAKE_AMDSMI_REVERSED=1             HIP counts the devices from the last one
     FAKE_AMDSMI_HIP_ID=N/A             what stands in place of HIP's numbers
     FAKE_AMDSMI_NAMELESS=1             no name, no serial, no driver
-    FAKE_AMDSMI_NO_HOTSPOT=1           only the edge is measured, 5 °C cooler
+    FAKE_AMDSMI_SERIAL=0x1F            the serial of every device
+    FAKE_AMDSMI_NO_HOTSPOT=1           only the edge is measured; it is 5 °C cooler
     FAKE_AMDSMI_TICKS=1000             the energy counter; unset: by the time
     FAKE_AMDSMI_SAYS=power:N/A         these calls answer this in place of their numbers
 
@@ -44,11 +45,16 @@ class AmdSmiLibraryException(AmdSmiException):
         return f"Error code:\n\t{self.err_code} | {self.err_info}"
 
 
-class AmdSmiTemperatureType(IntEnum):
+class _Sensor(IntEnum):
     EDGE = 0
     HOTSPOT = 1
     JUNCTION = 1
     VRAM = 2
+
+
+class _OldSensor(IntEnum):
+    EDGE = 0
+    JUNCTION = 1
 
 
 class AmdSmiTemperatureMetric(IntEnum):
@@ -104,7 +110,7 @@ def amdsmi_get_processor_handles():
 def amdsmi_get_gpu_asic_info(handle):
     if _setting("NAMELESS"):
         return {"market_name": "N/A", "asic_serial": "0x0"}
-    serial = {} if _rocm() == 5 else {"asic_serial": f"0xA3D000000000000{handle}"}
+    serial = {} if _rocm() == 5 else {"asic_serial": _setting("SERIAL", f"0xA3D000000000000{handle}")}
     return {"market_name": "AMD Stand-in", "vendor_id": 0x1002, **serial}
 
 
@@ -144,10 +150,9 @@ def amdsmi_get_gpu_vram_usage(handle):
 def amdsmi_get_temp_metric(handle, sensor, metric):
     number = _asked("temp", handle)
     celsius = 100 if metric == AmdSmiTemperatureMetric.CRITICAL else 40 + handle
-    if _setting("NO_HOTSPOT"):
-        if sensor != AmdSmiTemperatureType.EDGE:
-            raise AmdSmiLibraryException(_NOT_SUPPORTED)
-        celsius -= 5
+    if sensor not in (_Sensor.EDGE, _Sensor.HOTSPOT) or (sensor != _Sensor.EDGE and _setting("NO_HOTSPOT")):
+        raise AmdSmiLibraryException(_NOT_SUPPORTED)
+    celsius -= 5 if sensor == _Sensor.EDGE else 0
     return number(celsius * 1000 if _rocm() == 5 else celsius)
 
 
@@ -206,7 +211,9 @@ def _enumeration(handle):
     return {"hip_id": number, "hip_uuid": f"GPU-a3d000000000000{handle}", "drm_card": handle}
 
 
-def __getattr__(name):  # known only since ROCm 6.4
-    if name == "amdsmi_get_gpu_enumeration_info" and _rocm() == 7:
+def __getattr__(name):
+    if name == "amdsmi_get_gpu_enumeration_info" and _rocm() == 7:  # known only since ROCm 6.4
         return _enumeration
+    if name == "AmdSmiTemperatureType":
+        return _OldSensor if _rocm() == 5 else _Sensor
     raise AttributeError(f"module 'amdsmi' has no attribute {name!r}")
