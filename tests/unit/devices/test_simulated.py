@@ -175,4 +175,5 @@ def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(pages:
     least = {"index": 0, "lost_at_s": 0, "back_at_s": 1, "load": [[0, 0], [1, 100]], "memory_total_mib": 1,
              "slowdown_c": 1, "processes": [[1, 0]], "fault": [[0, "x"]], "unsupported": []}  # fmt: skip
     assert parse_script({"devices": 1, "device": [least]})[0] == 1
+    assert parse_script({"device": [{"index": 1}, {"index": 0}]})[0] == 2
     assert parse_script({}) == (1, ())
