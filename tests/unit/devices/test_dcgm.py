@@ -90,6 +90,7 @@ def test_one_process_gives_each_device_the_shares_that_discovery_names(dcgmi: Fa
     assert [start["arguments"] for start in starts] == [["discovery", "-l"], ["dmon", "-e", "1002,1003", "-d", "1000"]]
     devices.dcgm.close()
     assert not Path(f"/proc/{starts[-1]['pid']}").exists()
+    assert devices.read().sm_activity_percent is None, "what it said before is forgotten"
 
 
 def test_shares_that_cannot_be_and_old_ones_are_missing_with_one_reason(dcgmi: FakeDcgmi, devices: Devices) -> None:

@@ -155,8 +155,8 @@ TROUBLE = {
         asked="wait",
     ),
     "a fault is the last word of a lost device": story(
-        step(0, device="1"), step(1, device="1", xid="1:79", lost=1), step(1, device="1"),
-        step(1, device="1", lost=None), step(5, device="1"),
+        step(0, device="1"), step(1, device="1"), step(1, device="1", xid="1:79", lost=1), step(1, device="1"),
+        step(1, device="1", lost=None), step(5, device="1"), asked="events",
     ),
     "more faults than are fetched at once": story(step(0), step(5, xid=",".join(["0:31"] * 18)), step(5)),
     "faults that cannot be fetched": story(step(0), step(5), step(5, failing=None, xid="0:31"), failing="wait"),
@@ -436,6 +436,14 @@ def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_clo
     assert one.read().power_w == 100.0
     one.reader.close()
     assert pynvml_users() == 0
+    slices = bench(1, mig="0:2")
+    for index in (0, 1):
+        slices.reader.read(fake_slice_uuid(0, index))
+    slices.reader.close()
+    slices.reader.read(fake_slice_uuid(0, 0))
+    slices.stand_in.set(xid="0.0:31")
+    slices.move(5)
+    assert slices.reader.read(fake_slice_uuid(0, 0)).faults == ("Xid 31",), "it listens again"
 
 
 def pynvml_users() -> int:
