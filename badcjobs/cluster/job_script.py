@@ -228,7 +228,12 @@ def read_script(
         ),
         wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
         unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
-        modules=tuple(word for one in _MODULES.findall(plain) for word in one.split() if word[0] not in "-$\"'"),
+        modules=tuple(
+            word
+            for one in _MODULES.findall(_REDIRECTION.sub("", plain))
+            for word in one.split()
+            if word[0] not in "-$\"'"
+        ),
         venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
         out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
         set_up_by=next(iter(_SETTING_UP.findall(plain)), None),

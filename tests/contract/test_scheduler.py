@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from rooms.cluster import LocalScheduler, LocalSettings, SlurmScheduler, cancel_line, read_request
-from rooms.model import ArrayOrder, Submitted
-from rooms.root import Scheduler, SystemClock
+from rooms.model import ArrayOrder, StandIn, Submitted
+from rooms.root import BadInput, Scheduler, SystemClock
 from rooms.task import StopRequest, World
+from support.pages import Pages
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 
@@ -21,86 +22,60 @@ def never(argv: tuple[str, ...], requeues: int) -> Callable[[], None]:
     raise AssertionError("nothing is to be run")
 
 
-def slurm() -> SlurmScheduler:
-    return SlurmScheduler(PROGRAM, never)
-
-
-def local() -> Scheduler:
-    clock, here = SystemClock(), Path.cwd()
-    world = World({}, clock, StopRequest(clock.monotonic_s), "here", 1, here, 8)
-    return LocalScheduler(LocalSettings(), world, lambda text: None, here)
-
-
-@pytest.fixture(params=[slurm, local], ids=["slurm", "local"])
-def scheduler(request: pytest.FixtureRequest) -> Scheduler:
-    made: Scheduler = request.param()
-    return made
+def local(folder: Path, out: Path) -> LocalScheduler:
+    clock = SystemClock()
+    environ = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "BADCJOBS_LOCK_DIR": str(folder / "locks")}
+    world = World(environ, clock, StopRequest(clock.monotonic_s), "here", os.getpid(), folder, 8)
+    return LocalScheduler(LocalSettings(StandIn(simulate=4)), world, lambda text: None, out)
 
 
 @pytest.fixture
 def order(tmp_path: Path) -> ArrayOrder:
+    out = tmp_path / "my run"
     return ArrayOrder(
-        out=tmp_path / "my run",
-        run_arguments=("run", "/data/manifest.csv", "--out", str(tmp_path / "my run"), "--engine", "demo"),
-        tasks=5,
-        first=1,
-        step=2,
-        parallel=4,
-        gpus_per_task=2,
-        cpus=6,
-        mem="12G",
-        time_min=90,
+        out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
+        step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
+        constraint="v100", merge_account="st-x-1", extra_sbatch=("--qos=high", "--exclusive", "--partition=gpu"),
         setup=("module load gcc cuda",),
+    )  # fmt: skip
+
+
+def test_their_scripts_ask_for_what_was_ordered_and_making_them_leaves_nothing(
+    order: ArrayOrder, tmp_path: Path, pages: Pages
+) -> None:
+    slurm = SlurmScheduler(PROGRAM, never)
+    schedulers: tuple[Scheduler, ...] = (slurm, local(tmp_path, order.out))
+    said = {}
+    for scheduler in schedulers:
+        script = scheduler.script(order)
+        assert script == scheduler.script(order)
+        said[f"{scheduler.name}.txt"] = script
+        said[f"{scheduler.name}-part.txt"] = scheduler.script(
+            replace(order, only=(3, 9), gpus_per_task=0, cpus=None, account=None, constraint=None, extra_sbatch=())
+        )
+        asked = read_request(script.replace("#SBATCH --exclusive\n", ""))
+        assert asked.array is not None
+        assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
+        assert (asked.cpus, asked.time_s, asked.mem_mib) == (6, 5400, 12288)
+    said["merge.txt"] = slurm.merge_script(order)
+    said["merge-plain.txt"] = slurm.merge_script(replace(order, merge_account=None, extra_sbatch=()))
+    job = Submitted("4821", "4822", order.indices)
+    said["lines.txt"] = "\n".join([cancel_line(job), *slurm.follow_lines(job, order)])
+    assert list(tmp_path.iterdir()) == []
+    assert [scheduler.poll_s for scheduler in schedulers] == [30, 0.5], "nobody is asked in a hurry"
+    with pytest.raises(BadInput, match="has a % in its name"):
+        slurm.script(replace(order, out=tmp_path / "100%"))
+    pages(
+        {name: text.replace(str(tmp_path), "FOLDER").replace(sys.executable, "PYTHON") for name, text in said.items()}
     )
 
 
-def test_its_script_asks_for_what_was_ordered(scheduler: Scheduler, order: ArrayOrder) -> None:
-    asked = read_request(scheduler.script(order))
-    assert asked.array is not None
-    assert (tuple(asked.array.indices), asked.array.parallel) == ((1, 3, 5, 7, 9), 4)
-    assert (asked.gpus, asked.cpus) == (2, 6)
-    assert asked.time_s == 90 * 60
-
-
-def test_a_part_that_is_submitted_again_is_that_part(scheduler: Scheduler, order: ArrayOrder) -> None:
-    asked = read_request(scheduler.script(replace(order, only=(3, 9))))
-    assert asked.array is not None
-    assert tuple(asked.array.indices) == (3, 9)
-
-
-def test_the_same_order_is_the_same_text_and_making_it_leaves_nothing_behind(
-    scheduler: Scheduler, order: ArrayOrder, tmp_path: Path
-) -> None:
-    assert scheduler.script(order) == scheduler.script(order)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_to_be_set_up_comes_before_the_work(scheduler: Scheduler, order: ArrayOrder) -> None:
-    check_setup(scheduler.script(order))
-
-
-def check_setup(script: str) -> None:
-    lines = script.splitlines()
-    assert lines[0].startswith("#!")
-    (place,) = [number for number, line in enumerate(lines) if line == "module load gcc cuda"]
-    assert not any(line.startswith("#SBATCH") for line in lines[place:])
-    assert any(line.strip() and not line.startswith("#") for line in lines[place + 1 :])
-
-
-def test_the_merge_job_of_slurm_merges_the_run_folder(order: ArrayOrder) -> None:
-    script = slurm().merge_script(order)
-    check_setup(script)
-    last = [line for line in script.splitlines() if line.strip()][-1]
-    assert shlex.split(last)[-2:] == ["merge", str(order.out)]
-
-
-def test_the_lines_of_slurm_can_be_pasted(order: ArrayOrder) -> None:
-    job = Submitted("4821", "4822", order.indices)
-    lines = (cancel_line(job), *slurm().follow_lines(job, order))
-    assert len(lines) == 4
-    assert all(shlex.split(line) for line in lines)
-    assert any(shlex.split(line)[:2] == ["badcjobs", "merge"] for line in lines)
-
-
-def test_nobody_is_asked_in_a_hurry(scheduler: Scheduler) -> None:
-    assert scheduler.poll_s >= (30 if scheduler.name == "slurm" else 0.1)
+def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(tmp_path: Path) -> None:
+    out = tmp_path / "a run 100%"
+    order = ArrayOrder(out, ("--version",), 3, first=1, step=2, cpus=1, setup=("export X='a b'", 'echo "$X"'))
+    scheduler = local(tmp_path, out)
+    job = scheduler.submit(order)
+    assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
+    assert (job.indices, job.merge_job_id) == ((1, 3, 5), None)
+    assert (out / "logs" / f"{job.job_id}_5.out").read_text().startswith("a b\nbadcjobs ")
+    assert scheduler.states(Submitted("1", None, (0,))).array == {}

@@ -7,12 +7,31 @@ from collections.abc import Iterator
 import pytest
 from support.needs import missing
 from support.slurm_cluster import SlurmCluster
+from support.slurm_hooks import SPANK_HEADER, Hooks, build_spank
+from support.slurm_stories import Stories
+
+GPUS = (4, 4, 4, 4, 4, 4, 2, 1)  # by node
+PARTITIONS = [
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=fragile Nodes=gpu[3-4]",
+    "PartitionName=odd Nodes=gpu[5-6]",
+    "PartitionName=low Nodes=gpu7 PriorityTier=1 PreemptMode=REQUEUE",
+    "PartitionName=high Nodes=gpu7 PriorityTier=10 PreemptMode=OFF",
+]
 
 
 @pytest.fixture(scope="session")
-def slurm_cluster() -> Iterator[SlurmCluster]:
-    """A running cluster of 2 nodes with 4 GPUs each; with ``--require slurm`` its absence is a failure."""
+def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
+    """Begin all stories on a cluster that has our scripts for administrators, and our plugin where it can be built."""
     if programs := SlurmCluster.missing():
         missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
-    with SlurmCluster(nodes=2, gpus=4) as cluster:
-        yield cluster
+    folder = tmp_path_factory.mktemp("slurm")
+    hooks = Hooks.install(folder / "hooks")
+    plugin = build_spank(folder / "spank") if SPANK_HEADER.exists() else []
+    conf = [*PARTITIONS, *hooks.conf, *plugin]
+    with SlurmCluster(gpus=GPUS, cpus=64, usual="gpu[0-3]", extra_conf=conf) as cluster:
+        bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]  # type: ignore[attr-defined]
+        stories = Stories(cluster, hooks, folder, bodies)
+        yield stories
+        stories.close()

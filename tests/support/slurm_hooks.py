@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "slurm"
+SPANK_HEADER = Path("/usr/include/slurm/spank.h")
+
+
+def build_spank(folder: Path) -> list[str]:
+    """Build the plugin as its Makefile does; return the lines of slurm.conf that load it."""
+    folder.mkdir()
+    for name in ("Makefile", "badc_telemetry.c"):
+        (folder / name).write_text((SCRIPTS / "spank" / name).read_text())
+    subprocess.run(["make", "-C", folder, "CFLAGS=-Wall -Wextra -Werror"], check=True, capture_output=True)
+    (folder / "plugstack.conf").write_text(f"optional {folder}/badc_telemetry.so\n")
+    return [f"PlugStackConfig={folder}/plugstack.conf"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One job on a throw-away cluster, from its manifest to its merged database, and what must be true of every one."""
+"""One job on a throw-away cluster: a user's folder, from its manifest to its job database, and what must be true."""
 
 from __future__ import annotations
 
@@ -6,95 +6,137 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support.badcjobs_program import MANIFEST_HEADER, without_charts
+from support.badcjobs_program import MANIFEST_HEADER
 from support.databases import query
-from support.slurm_cluster import SlurmCluster
+from support.slurm_cluster import JobEnd, SlurmCluster
 from support.waiting import wait_for
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
-
 # Quick chunks end at once; the others wait for a file, but not in a task that Slurm has started a second time.
-ENGINE = r"""#!/bin/sh
-if [ ${BADCJOBS_CHUNK_ID#c} -ge QUICK ] && [ -z "$SLURM_RESTART_COUNT" ]; then
+HANGS = """if [ ${BADCJOBS_CHUNK_ID#c} -ge QUICK ] && [ -z "$SLURM_RESTART_COUNT" ]; then
     : >> hangs-${SLURM_ARRAY_TASK_ID:-0}-$BADCJOBS_CHUNK_ID
-    while [ ! -e go-$SLURMD_NODENAME ] && [ ! -e go-$BADCJOBS_CHUNK_ID ]; do sleep 0.1; done
-fi
-printf 'start_time,end_time,label,score\n0,1,%s,0.5\n' $BADCJOBS_CHUNK_ID > "$2"
-"""
+    while [ ! -e go ] && [ ! -e go-$BADCJOBS_CHUNK_ID ]; do sleep 0.1; done
+fi"""
+HEARD = "printf 'start_time,end_time,label,score\\n0,1,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
+TWICE = "SELECT 1 FROM attempt WHERE outcome = 'done' GROUP BY recording_id, chunk_id HAVING count(*) > 1"
 
 
-@dataclass(frozen=True)
 class SlurmJob:
-    """A folder with a manifest, an engine that can be made to hang, and a badcjobs for compute nodes."""
+    """A folder with a manifest, an engine that can be made to hang, and a badcjobs for login and compute nodes.
 
-    cluster: SlurmCluster
-    folder: Path
-    chunks: int = 12
-    quick: int = 12
-    simulate: int = 4
+    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell.
+    """
 
-    def __post_init__(self) -> None:
-        (self.folder / "local").mkdir(parents=True)
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        folder: Path,
+        *,
+        chunks: int = 12,
+        quick: int | None = None,
+        devices: int = 4,
+        engine: str = "",
+        grace_s: float = 1.0,  # less than the cluster's KillWait
+    ) -> None:
+        self.cluster, self.folder, self.chunks, self.out = cluster, folder, chunks, folder / "out"
+        self.quick = chunks if quick is None else quick
+        self.gpus = () if devices else ("--gpus-per-task", "0")
+        (folder / "local").mkdir(parents=True)
         rows = [MANIFEST_HEADER]
-        for number in range(self.chunks):
-            (self.folder / f"{number}.wav").write_bytes(b"any audio")
+        for number in range(chunks):
+            (folder / f"{number}.wav").write_bytes(b"any audio")
             rows.append(f"rec,c{number},{number}.wav,{number * 1000},{number * 1000 + 1000},0,,")
-        (self.folder / "manifest.csv").write_text("\n".join(rows) + "\n")
-        self.write_program("engine.sh", ENGINE.replace("QUICK", str(self.quick)))
-        self.write_program("badcjobs", f'#!/bin/sh\nexec {sys.executable} -m badcjobs "$@"\n')
+        (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
+        self.program("engine.sh", engine or f"{HANGS.replace('QUICK', str(self.quick))}\n{HEARD}")
+        self.program("badcjobs", f'exec {sys.executable} -m badcjobs "$@"')
+        self.program("sacct", f": > {folder}/sacct-was-asked; exit 1")  # as where there is no accounting
+        where = f"simulate = {devices}" if devices else "cpu_workers = 1\nemit_gpu_telemetry = false"
+        (folder / "run.toml").write_text(
+            f"[run]\ncommand = '{folder}/engine.sh {{input}} {{output}}'\n{where}\ninterval = 0.5\n"
+            f"publish_every_s = 0.3\nbackoff_s = 0.05\nretries = 0\ngrace_s = {grace_s}\n"
+        )
 
-    def write_program(self, name: str, text: str) -> Path:
+    # --- what a user does -------------------------------------------------------------------------------------------
+
+    def program(self, name: str, text: str) -> Path:
         path = self.folder / name
-        path.write_text(text)
+        path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return path
+
+    def open(self, name: str = "go") -> None:
+        """Let chunks that hang go on."""
+        (self.folder / name).touch()
+
+    @property
+    def arguments(self) -> str:
+        return f"--config {self.folder}/run.toml"
 
     @property
     def run_words(self) -> str:
         """What a job script runs."""
-        return f"{self.folder}/badcjobs run manifest.csv --out out {self._arguments()}"
+        return f"{self.folder}/badcjobs run manifest.csv --out out {self.arguments}"
 
-    def _arguments(self) -> str:
-        (self.folder / "run.toml").write_text(
-            f"[run]\ncommand = '{self.folder}/engine.sh {{input}} {{output}}'\nsimulate = {self.simulate}\n"
-            "interval = 0.5\npublish_every_s = 0.3\nbackoff_s = 0.05\ngrace_s = 1\n"  # less than the cluster's KillWait
-        )
-        return f"--config {self.folder}/run.toml"
+    @property
+    def env(self) -> dict[str, str]:
+        """Our own programs before all others, as a user's venv would be."""
+        env = self.cluster.env
+        return {**env, "PATH": f"{self.folder}{os.pathsep}{env['PATH']}", "BADCJOBS_POLL_S": "0.5"}
 
-    def submit_template(self, *options: str, name: str = "array", edit: tuple[str, str] = ("", "")) -> int:
+    def start(self, *args: object) -> subprocess.Popen[str]:
+        argv, pipe = [sys.executable, "-m", "badcjobs", *map(str, args)], subprocess.PIPE
+        return subprocess.Popen(argv, env=self.env, cwd=self.folder, stdout=pipe, stderr=pipe, text=True)
+
+    def badcjobs(self, *args: object) -> subprocess.CompletedProcess[str]:
+        program = self.start(*args)
+        stdout, stderr = program.communicate(timeout=170)
+        return subprocess.CompletedProcess(program.args, program.returncode, stdout, stderr)
+
+    def submit(self, *options: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        done = self.badcjobs(*self.submit_words(*options))
+        assert done.returncode == expect, done.stdout + done.stderr + self.log
+        return done
+
+    def submit_words(self, *options: object) -> tuple[object, ...]:
+        return ("submit", "manifest.csv", "--out", "out", "--config", "run.toml", *self.gpus, *options)
+
+    def sbatch(self, script: Path, *options: str) -> int:
+        return self.cluster.sbatch(script, *options, cwd=self.folder, env=self.env)
+
+    def sbatch_template(self, *options: str, name: str = "array", edit: tuple[str, str] = ("", "")) -> int:
         """Submit a template of ours as a scientist does, perhaps with a line edited."""
         text = (TEMPLATES / f"{name}.sbatch").read_text()
         assert edit[0] in text
-        script = self.write_program(f"{name}.sbatch", text.replace(*edit) if edit[0] else text)
-        export = f"TMPDIR={self.folder}/local,SOURCE=manifest.csv,OUT=out,BADCJOBS={self.folder}/badcjobs"
-        export += f",BADCJOBS_ARGS={self._arguments()}"
-        return self.cluster.sbatch(script, *options, f"--export=ALL,{export}", cwd=self.folder)
+        script = self.folder / f"{name}.sbatch"
+        script.write_text(text.replace(*edit) if edit[0] else text)
+        export = f"TMPDIR={self.folder}/local,SOURCE=manifest.csv,OUT=out,BADCJOBS_ARGS={self.arguments}"
+        return self.sbatch(script, *options, f"--export=ALL,{export}")
 
-    def submit_script(self, *lines: str, options: tuple[str, ...]) -> int:
+    def sbatch_lines(self, *lines: str, options: tuple[str, ...]) -> int:
         """Submit a script of these lines."""
-        script = self.write_program("job.sh", "\n".join(["#!/bin/bash", "export TMPDIR=$PWD/local", *lines, ""]))
-        return self.cluster.sbatch(script, "--output=%j.log", *options, cwd=self.folder)
+        script = self.folder / "job.sh"
+        script.write_text("\n".join(["#!/bin/bash", "export TMPDIR=$PWD/local", *lines, ""]))
+        return self.sbatch(script, "--output=%j.log", *options)
 
-    def submit_merge(self, job_id: int) -> int:
-        """Submit the merge that waits for a job to end, however it ends."""
-        program = self.write_program("merge.sh", '#!/bin/bash\nexec ./badcjobs "$@" --json > merge.json\n')
-        options = (f"--dependency=afterany:{job_id}", f"--export=ALL,OUT=out,BADCJOBS={program}")
-        return self.cluster.sbatch(TEMPLATES / "merge.sbatch", *options, cwd=self.folder)
+    def wait(self, job_id: int) -> set[JobEnd]:
+        return set(self.cluster.wait(job_id, 170).values())
 
-    @property
-    def merged(self) -> dict[str, Any]:
-        """What the merge job has said."""
-        return dict(json.loads((self.folder / "merge.json").read_text()))
+    def merge(self) -> dict[str, Any]:
+        """Merge, also while the job is still there, as anybody may; return the summary."""
+        done = self.badcjobs("merge", "out", "--json")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    # --- what is to be seen -----------------------------------------------------------------------------------------
 
     def hangs(self, many: int) -> None:
         """Wait until so many chunks hang, and what was done before is published."""
-        wait_for(lambda: len(list(self.folder.glob("hangs-*"))) >= many, f"{many} chunks hang: {self.log}", 60)
-        wait_for(lambda: self.published("done") >= self.quick, f"what is done is published: {self.log}", 60)
+        wait_for(lambda: len(list(self.folder.glob("hangs-*"))) >= many, f"{many} chunks hang: {self.log}", 150)
+        wait_for(lambda: self.published("done") >= self.quick, f"what is done is published: {self.log}", 150)
 
     def published(self, status: str) -> int:
         counts = [query(path, "SELECT count(*) FROM chunk WHERE status = ?", status)[0][0] for path in self.databases]
@@ -102,38 +144,33 @@ class SlurmJob:
 
     @property
     def databases(self) -> list[Path]:
-        return sorted((self.folder / "out" / "tasks").glob("*.sqlite"))
+        return sorted(self.out.glob("tasks/*.sqlite"))
 
     @property
     def log(self) -> str:
-        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
+        logs = sorted([*self.folder.glob("*.log"), *self.out.glob("logs/*.out")])
+        return "\n".join(path.read_text(errors="replace") for path in logs)
 
     @property
-    def processes(self) -> list[int]:
+    def processes(self) -> list[psutil.Process]:
         """Whatever runs in the folder."""
-        return [process.pid for process in psutil.process_iter() if _runs_in(process, self.folder)]
-
-    def merge(self) -> dict[str, Any]:
-        """Merge while the job is still there, as anybody may; return the summary."""
-        command = [sys.executable, "-m", "badcjobs", "merge", str(self.folder / "out"), "--json"]
-        environ = {**os.environ, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
-        done = subprocess.run(command, capture_output=True, text=True, env=environ)
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(done.stdout))
+        return [process for process in psutil.process_iter() if _runs_in(process, self.folder)]
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         """Ask the job database."""
-        return query(self.folder / "out" / "job.sqlite", sql)
+        return query(self.out / "job.sqlite", sql)
 
-    def check_that_every_chunk_is_done_once(self, summary: dict[str, Any] | None = None) -> None:
-        """Find each row of the manifest once in what the merge job made: done, with the one thing heard in it."""
-        summary = summary or self.merged
+    def all_done(self, summary: dict[str, Any] | None = None, *, twice: int = 0) -> None:
+        """Find each row of the manifest once in the job database: done, with the one thing heard in it."""
+        summary = summary or self.merge()
         names = sorted(f"c{number}" for number in range(self.chunks))
         assert (summary["verdict"], summary["done"], summary["left"]) == ("done", self.chunks, 0), self.log
         assert self.ask("SELECT chunk_id, status FROM chunk ORDER BY 1") == [(name, "done") for name in names]
         assert self.ask("SELECT chunk_id, label FROM detection ORDER BY 1") == [(name, name) for name in names]
+        assert self.ask(f"SELECT count(*) FROM ({TWICE})") == [(twice,)], "done twice"
+        assert not (self.folder / "sacct-was-asked").exists()
 
-    def check_what_is_left(self) -> int:
+    def left(self) -> int:
         """Merge, and find every row of the manifest once: what is not done is named as left."""
         summary = self.merge()
         assert (summary["verdict"], summary["chunks"]) == ("stopped", self.chunks), self.log
@@ -144,6 +181,6 @@ class SlurmJob:
 
 def _runs_in(process: psutil.Process, folder: Path) -> bool:
     try:
-        return process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
+        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
     except psutil.Error:
         return False  # gone meanwhile, or somebody else's

@@ -5,32 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sqlite3
 import threading
-import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from rooms.cluster import LocalScheduler, LocalSettings, TaskRow, parse_array, read_request
-from rooms.model import ArrayOrder, StandIn, Submitted
-from rooms.root import BadInput, Clock, Scheduler, SystemClock
+from rooms.cluster import DevicePool, LocalScheduler, LocalSettings, TaskRow, open_pool, visible_lists
+from rooms.devices import DeviceLocks
+from rooms.model import Device, StandIn
+from rooms.root import BadInput, Clock, NotHere, SystemClock
 from rooms.task import StopRequest, World
-
-# Of what a real Slurm 22.05 set for a task of an array with GPUs, cores and --ntasks: what scripts read.
-RECORDED = {
-    "CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT",
-    "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP",
-    "SLURM_CLUSTER_NAME", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_JOBID",
-    "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_NODEID",
-    "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST",
-    "SLURM_TASKS_PER_NODE",
-}  # fmt: skip
+from support.pages import Pages
+from support.task_files import TaskFile
+from support.waiting import wait_for
 
 
 class JobEnd(NamedTuple):
@@ -39,238 +29,9 @@ class JobEnd(NamedTuple):
     job_id: str
     rows: tuple[TaskRow, ...]
 
-
-@dataclass
-class Place:
-    """A machine of four devices for one test."""
-
-    folder: Path
-    said: list[str] = field(default_factory=list)
-    environ: dict[str, str] = field(default_factory=dict)
-    clock: Clock = field(default_factory=SystemClock)
-    settings: LocalSettings = field(default_factory=lambda: LocalSettings(StandIn(simulate=4), kill_wait_s=10.0))
-
-    def __post_init__(self) -> None:
-        (self.folder / "tmp").mkdir()
-        self.stop = StopRequest(self.clock.monotonic_s)
-        self.environ |= {
-            "PATH": os.environ["PATH"],
-            "TMPDIR": str(self.folder / "tmp"),
-            "MINE": "yes",
-            "BADCJOBS_LOCK_DIR": str(self.folder.parent / "locks"),
-        }
-
-    def scheduler(self, **settings: Any) -> LocalScheduler:
-        world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
-        return LocalScheduler(replace(self.settings, **settings), world, self.said.append, self.folder / "run")
-
-    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> JobEnd:
-        script = "\n".join(["#!/bin/sh", *lines, ""])
-        done = JobEnd(*self.scheduler(**settings).run(script, "job.sh", options))
-        assert list((self.folder / "tmp").iterdir()) == [], "nothing stays in the machine's folder"
-        assert self.processes() == [], "nobody is left"
-        return done
-
     @property
-    def most_running(self) -> int:
-        return max(int(many) for line in self.said for many in re.findall(r"(\d+) running", line))
-
-    def processes(self) -> list[psutil.Process]:
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get("TMPDIR") == self.environ["TMPDIR"] and process.status() != "zombie"
-        except psutil.Error:
-            return False
-
-    def meanwhile(self, when: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
-        """Do something as soon as something is so."""
-
-        def wait() -> None:
-            end_s = time.monotonic() + 60
-            while not when() and time.monotonic() < end_s:
-                time.sleep(0.02)
-            do()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        return thread
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return make_place(tmp_path / "machine")
-
-
-def make_place(folder: Path) -> Place:
-    folder.mkdir()
-    return Place(folder)
-
-
-def states(done: JobEnd) -> list[str]:
-    return [row.state for row in done.rows]
-
-
-def variables(file: Path) -> dict[str, str]:
-    lines = (line.partition("=") for line in file.read_text().splitlines())
-    return {name: value for name, _, value in lines}
-
-
-# --- what a task sees -------------------------------------------------------------------------------------------------
-
-
-def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Place) -> None:
-    place.environ |= {"SLURM_STEP_NUM_TASKS": "9", "SBATCH_ACCOUNT": "x", "HIP_VISIBLE_DEVICES": "0,1,2,3"}
-    done = place.run(
-        "#SBATCH --array=3-9:3 --gpus-per-node=2 -c2 -n1 -J probe --time=60",
-        "env > $SLURM_ARRAY_TASK_ID.env; test -d $SLURM_TMPDIR && touch $SLURM_TMPDIR/x; pwd",
-    )
-    job = int(done.job_id)
-    assert states(done) == ["COMPLETED"] * 3
-    seen = {index: variables(place.folder / f"{index}.env") for index in (3, 6, 9)}
-    assert set(seen[3]) >= RECORDED
-    assert [seen[i]["SLURM_JOB_ID"] for i in (3, 6, 9)] == [str(job + 1), str(job + 2), str(job)]
-    assert {seen[i]["SLURM_ARRAY_JOB_ID"] for i in seen} == {str(job)}
-    numbers = [seen[6][f"SLURM_ARRAY_TASK_{name}"] for name in ("ID", "MIN", "MAX", "STEP", "COUNT")]
-    assert numbers == ["6", "3", "9", "3", "3"]
-    assert (seen[3]["SLURMD_NODENAME"], seen[3]["SLURM_JOB_NAME"], seen[3]["MINE"]) == ("here", "probe", "yes")
-    assert (seen[3]["SLURM_CPUS_PER_TASK"], seen[3]["SLURM_GPUS_ON_NODE"]) == ("2", "2")
-    assert 3500 < int(seen[3]["SLURM_JOB_END_TIME"]) - time.time() <= 3600
-    assert not {"SBATCH_ACCOUNT", "SLURM_STEP_NUM_TASKS", "HIP_VISIBLE_DEVICES", "SLURM_RESTART_COUNT"} & set(seen[3])
-    assert len({seen[i]["SLURM_TMPDIR"] for i in seen}) == 3
-    log = (place.folder / f"slurm-{job}_3.out").read_text()
-    assert log == f"{place.folder}\n"
-
-
-def test_tasks_that_run_together_have_different_devices_and_four_are_enough_for_two_at_a_time(place: Place) -> None:
-    done = place.run(
-        "#SBATCH --array=0-4 --gpus-per-node=2",
-        "mkdir at-$(echo $CUDA_VISIBLE_DEVICES | tr , -) || exit 9; sleep 0.2; rmdir at-*${CUDA_VISIBLE_DEVICES##*,}",
-    )
-    assert states(done) == ["COMPLETED"] * 5
-
-
-def test_a_job_without_an_array_and_without_gpus_is_known_by_its_number_and_sees_no_device(place: Place) -> None:
-    done = place.run("env > one.env", options=("-o", "%x-%j.log"))
-    seen = variables(place.folder / "one.env")
-    assert states(done) == ["COMPLETED"]
-    assert seen["SLURM_JOB_ID"] == done.job_id
-    assert seen["CUDA_VISIBLE_DEVICES"] == ""
-    assert not [name for name in seen if name.startswith(("SLURM_ARRAY", "SLURM_GPUS", "SLURM_JOB_GPUS"))]
-    assert (place.folder / f"job.sh-{done.job_id}.log").exists()
-
-
-def test_no_more_tasks_run_at_a_time_than_the_array_allows(place: Place) -> None:
-    done = place.run("#SBATCH --array=0-5%2", "sleep 0.1")
-    assert states(done) == ["COMPLETED"] * 6
-    assert place.most_running == 2
-
-
-def test_tasks_without_a_gpu_share_the_cores(place: Place) -> None:
-    done = place.run("#SBATCH --array=0-3 -c4", "sleep 0.1")
-    assert states(done) == ["COMPLETED"] * 4
-    assert place.most_running == 2
-
-
-def test_tasks_that_share_gpus_share_the_cores_too_and_it_is_said_that_these_are_the_limit(place: Place) -> None:
-    place.settings = replace(place.settings, share_gpus=True)
-    done = place.run("#SBATCH --array=0-5 --gpus-per-node=1 -c2 -n2", "sleep 0.1")
-    assert states(done) == ["COMPLETED"] * 6
-    assert place.most_running == 2
-    (line,) = [line for line in place.said if "at a time: each task asks for" in line]
-    assert line == "at most 2 at a time: each task asks for 4 of 8 cores; --cpus 1 lets 6 run"
-
-
-@pytest.mark.parametrize(("array", "told"), [("0-5%2", False), ("0-5%3", True), ("0-5", False)])
-def test_cores_are_said_to_be_the_limit_only_where_more_tasks_at_a_time_were_asked_for(
-    place: Place, array: str, told: bool
-) -> None:
-    place.run(f"#SBATCH --array={array} -c4", "true")
-    assert any("at a time: each task asks for" in line for line in place.said) == told
-
-
-@pytest.mark.parametrize("share", [False, True])
-def test_a_task_that_asks_for_more_cores_than_there_are_runs_with_all_of_them(place: Place, share: bool) -> None:
-    place.settings = replace(place.settings, share_gpus=share)
-    done = place.run("#SBATCH --array=0-1 --gpus-per-node=1 -c99", "echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE")
-    assert [row.log.read_text() for row in done.rows] == ["8 8\n"] * 2
-    assert any("99 CPUs and gets 8" in line for line in place.said)
-
-
-def test_a_device_that_one_task_gives_back_is_free_for_the_next_at_once(place: Place) -> None:
-    done = place.run("#SBATCH --array=0-5 --gpus-per-node=1", "true", stand_in=StandIn(simulate=1))
-    assert states(done) == ["COMPLETED"] * 6
-    assert not [line for line in place.said if "other runs" in line]
-
-
-def test_a_script_runs_where_chdir_says_and_relative_logs_are_there_too(place: Place) -> None:
-    (place.folder / "sub").mkdir()
-    options = ("-D", "sub", "-o", "%j.log", "-e", str(place.folder / "%j.err"))
-    done = place.run("pwd; echo $PWD $SLURM_SUBMIT_DIR; echo no >&2", options=options)
-    log = place.folder / "sub" / f"{done.job_id}.log"
-    assert log.read_text() == f"{log.parent}\n{log.parent} {place.folder}\n"
-    assert (place.folder / f"{done.job_id}.err").read_text() == "no\n"
-    assert place.said[0].endswith(f"logs in {log.parent}")
-
-
-def test_a_task_inherits_no_open_file(place: Place) -> None:
-    with (place.folder / "open").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
-        done = place.run("readlink /proc/$$/fd/*")
-    files = done.rows[0].log.read_text().splitlines()
-    assert "/dev/null" in files
-    assert str(place.folder / "open") not in files
-
-
-def test_two_jobs_of_the_same_second_in_one_run_folder_have_different_numbers(place: Place) -> None:
-    script = "#!/bin/sh\n#SBATCH --array=0-1 -o %A.log\n"
-    jobs = [int(place.scheduler().run(script, "x", state_folder=place.folder)[0]) for _ in range(3)]
-    assert len(set(jobs)) == 3 and sorted(jobs) == jobs
-
-
-# --- how tasks end ----------------------------------------------------------------------------------------------------
-
-
-def test_every_task_ends_with_its_own_exit_code(place: Place) -> None:
-    done = place.run("#SBATCH --array=0-2", "[ $SLURM_ARRAY_TASK_ID = 2 ] && kill -9 $$; exit $SLURM_ARRAY_TASK_ID")
-    assert [(row.state, row.exit_code) for row in done.rows] == [("COMPLETED", 0), ("FAILED", 1), ("FAILED", 137)]
-    assert "3 of 3 ended (1 completed, 2 failed), 0 running, 0 waiting" in place.said[-1]
-
-
-def test_a_task_that_asks_to_be_run_again_is_with_a_restart_count_and_a_fresh_folder(place: Place) -> None:
-    done = place.run(
-        "#SBATCH --array=4 --open-mode=append",
-        "echo restart ${SLURM_RESTART_COUNT:-unset} $(ls $SLURM_TMPDIR | wc -l) on $SLURMD_NODENAME",
-        "touch $SLURM_TMPDIR/x",
-        "[ ${SLURM_RESTART_COUNT:-0} -ge 2 ] || exit 75",
-    )
-    (row,) = done.rows
-    assert (row.state, row.restarts) == ("COMPLETED", 2)
-    assert row.log.read_text() == "restart unset 0 on here\nrestart 1 0 on here\nrestart 2 0 on here\n"
-
-
-def test_without_append_a_second_attempt_writes_over_the_first_log(place: Place) -> None:
-    done = place.run("echo ${SLURM_RESTART_COUNT:-0}", "[ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75")
-    assert done.rows[0].log.read_text() == "1\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "terms", "restarts", "words"),
-    [
-        ("", {"max_requeues": 2}, 2, "already restarted 2 times"),
-        ("", {"max_requeues": 1}, 1, "already restarted 1 time"),
-        ("", {"max_requeues": 0}, 0, "not restarted: [submit] requeues = 0"),
-        ("#SBATCH --no-requeue", {}, 0, "--no-requeue"),
-    ],
-    ids=["too often", "once too often", "never", "not wanted"],
-)
-def test_nothing_is_started_again_for_ever(
-    place: Place, line: str, terms: dict[str, Any], restarts: int, words: str
-) -> None:
-    (row,) = place.run(line, "exit 75", **terms).rows
-    assert (row.state, row.exit_code, row.restarts) == ("FAILED", 75, restarts)
-    assert words in row.note
+    def ends(self) -> list[tuple[str | None, int | None, int]]:
+        return [(row.state, row.exit_code, row.restarts) for row in self.rows]
 
 
 class QuickClock(SystemClock):
@@ -280,142 +41,273 @@ class QuickClock(SystemClock):
         return super().monotonic_s() * 30
 
 
+@dataclass
+class Place:
+    """A machine of four devices and eight cores for one test."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
+    clock: Clock = field(default_factory=SystemClock)
+    settings: LocalSettings = field(default_factory=lambda: LocalSettings(StandIn(simulate=4), kill_wait_s=10.0))
+
+    def __post_init__(self) -> None:
+        (self.folder / "tmp").mkdir(parents=True)
+        self.stop = StopRequest(self.clock.monotonic_s)
+        self.environ |= {
+            "PATH": os.environ["PATH"], "TMPDIR": str(self.folder / "tmp"), "MINE": "yes",
+            "BADCJOBS_LOCK_DIR": str(self.folder.parent / "locks"),
+        }  # fmt: skip
+
+    @property
+    def world(self) -> World:
+        return World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
+
+    def scheduler(self, **settings: Any) -> LocalScheduler:
+        return LocalScheduler(replace(self.settings, **settings), self.world, self.said.append, self.folder / "run")
+
+    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> JobEnd:
+        self.said.clear()
+        done = JobEnd(*self.scheduler(**settings).run("\n".join(["#!/bin/sh", *lines, ""]), "job.sh", options))
+        assert list((self.folder / "tmp").iterdir()) == [], "nothing stays in the machine's folder"
+        assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
+        return done
+
+    @property
+    def most_running(self) -> int:
+        return max(int(many) for line in self.said for many in re.findall(r"(\d+) running", line))
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TMPDIR") == self.environ["TMPDIR"] and process.status() != "zombie"
+        except psutil.Error:
+            return False
+
+    def meanwhile(self, *steps: tuple[Callable[[], object], signal.Signals]) -> threading.Thread:
+        """Receive each signal as soon as something is so."""
+
+        def act() -> None:
+            for when, signum in steps:
+                wait_for(when, str(signum))
+                self.stop.receive(signum)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        return thread
+
+    def plain(self, text: str, job: JobEnd) -> str:
+        """Return a text without what differs from run to run."""
+        text = re.sub(r"_TIME=\d+", "_TIME=SECONDS", text)
+        for number in (2, 1, 0):
+            text = text.replace(str(int(job.job_id) + number), f"JOB+{number}" if number else "JOB")
+        text = re.sub(rf"([=-]){psutil.Process().username()}\b", r"\1USER", text.replace(str(self.folder), "FOLDER"))
+        return re.sub(r"-\d+/", "-PID/", text)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "machine")
+
+
+# --- what a task sees -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Place, pages: Pages) -> None:
+    foreign = ("SLURM_STEP_NUM_TASKS", "SBATCH_ACCOUNT", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SRUN_X")
+    place.environ |= dict.fromkeys(foreign, "9")
+    (place.folder / "sub").mkdir()
+    dump = (
+        "env | grep -vE '^(PATH|_|SHLVL|OLDPWD|BADCJOBS_LOCK_DIR)=' | sort; ls $SLURM_TMPDIR && touch $SLURM_TMPDIR/x"
+    )
+    array = place.run(
+        "#SBATCH --array=3-9:3 --gpus-per-node=2 -c2 -n2 -J probe --time=60 --mem=4G --export=ALL,X=1",
+        f"{dump}; echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))",
+        stand_in=StandIn(simulate=6),
+    )  # fmt: skip
+    texts = {row.index: row.log.read_text() for row in array.rows}
+    said = {f"task-{i}.txt": place.plain(texts[i], array) for i in (3, 9)}
+    assert len({re.findall(r"CUDA_VISIBLE_DEVICES=.*", text)[0] for text in texts.values()}) == 3
+    options = ("-D", "sub", "-o", "%x-%4j-%%-%N-%u-%a-%A.log", "-e", str(place.folder / "%j.err"))
+    one = place.run(dump, "pwd; echo no >&2", options=options)
+    assert (place.folder / f"{one.job_id}.err").read_text() == "no\n"
+    said["log-name.txt"] = place.plain(str(one.rows[0].log), one)
+    said["no-array.txt"] = place.plain(one.rows[0].log.read_text(), one)
+    pages(said)
+
+
+def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
+    cards = [Device(str(i), "", index=i, uuid=f"GPU-{i:04d}") for i in range(2)]
+    piece = Device("MIG-GPU-7/1/0", "", index=0, uuid="MIG-0007", parent_uuid="GPU-7", driver="535.1")
+    amd = Device("1", "", index=1, uuid="GPU-0123456789abcdef", vendor="amd")
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert visible_lists(cards) == {"CUDA_VISIBLE_DEVICES": "0,1", **order}
+    assert visible_lists([piece, cards[0]]) == {"CUDA_VISIBLE_DEVICES": "MIG-0007,GPU-0000", **order}
+    assert visible_lists([amd]) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
+    assert visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+
+
+# --- who runs when ----------------------------------------------------------------------------------------------------
+
+
+def test_devices_the_array_and_the_cores_limit_how_many_run_and_it_is_said_where_cores_do(
+    place: Place, pages: Pages
+) -> None:
+    busy = "mkdir at-$CUDA_VISIBLE_DEVICES && sleep 0.2 && rmdir at-$CUDA_VISIBLE_DEVICES"
+    heads = {  # head → how many run at a time, of how many
+        f"--array=0-4 --gpus-per-node=2|{busy}": (2, {}),
+        "--array=0-5%2|sleep 0.1": (2, {}),
+        "--array=0-3%3 -c4|sleep 0.1": (2, {}),
+        "--array=0-5 --gpus-per-node=1 -c2 -n2|sleep 0.1": (2, {"share_gpus": True}),
+        "--array=0-1 --gpus-per-node=1 -c99|echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE": (1, {"share_gpus": True}),
+        "--array=0-2 --gpus-per-node=1|true": (1, {"stand_in": StandIn(simulate=1)}),
+        "--mem=4G -A x -c 99 --signal=USR1@60 --time=5|true": (1, {}),
+    }
+    said = []
+    for head, (most, settings) in heads.items():
+        options, line = head.split("|")
+        done = place.run(f"#SBATCH {options}", line, **settings)
+        assert {end[0] for end in done.ends} == {"COMPLETED"}, place.said
+        assert place.most_running <= most and (place.most_running == most or "true" in head), head
+        said += [f"{options} → at most {most}", *(place.plain(one, done) for one in place.said if " ended" not in one)]
+    pages({"said.txt": "\n".join(said)})
+
+
+def make_pool(folder: Path, count: int, who: str, *, share: bool = False) -> DevicePool:
+    devices = [Device(str(i), "", index=i, uuid=f"GPU-{i:04d}") for i in range(count)]
+    return DevicePool(devices, lambda: DeviceLocks(folder, SystemClock(), who), share=share)
+
+
+def tokens(lent: tuple[Device, ...] | None) -> str | None:
+    return None if lent is None else ",".join(device.token for device in lent)
+
+
+def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_whole_or_nothing(tmp_path: Path) -> None:
+    one, other = (make_pool(tmp_path / "locks", 4, who) for who in ("one", "two"))
+    assert one.take(0) == () and not (tmp_path / "locks").exists()
+    first = one.take(2)
+    assert [tokens(first), other.take(3), tokens(one.take(1)), one.take(2)] == ["0,1", None, "2", None]
+    assert one.refusals == [], "nobody else has them"
+    assert other.take(2) is None
+    assert other.refusals == [f"GPU {n} is locked by one" for n in (0, 1, 2)]
+    assert tokens(other.take(1)) == "3" and len(other.lock_files) == 1
+    one.give_back(first or ())
+    assert [tokens(other.take(2)), one.take(1)] == ["0,1", None]
+    shared, third = make_pool(tmp_path / "more", 2, "one", share=True), make_pool(tmp_path / "more", 2, "three")
+    lent = [shared.take(1) for _ in range(5)]
+    assert [tokens(one) for one in lent] == ["0", "1", "0", "1", "0"], "the least used"
+    shared.give_back([one[0] for one in lent[:4] if one])
+    assert [tokens(third.take(1)), third.take(1)] == ["1", None]
+    unknown = DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
+    assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
+
+
+def test_more_gpus_than_the_machine_has_are_refused_with_a_smaller_number_to_paste(place: Place) -> None:
+    for count, simulate, words, fix in (
+        (4, 2, "each task asks for 4 GPUs, but this machine has 2", "--gpus-per-task 2"),
+        (1, None, "each task asks for 1 GPU, but this machine has none", "--gpus-per-task 0 -- --cpu-workers 2"),
+    ):
+        place.environ["CUDA_VISIBLE_DEVICES"] = "" if simulate is None else "0,1"
+        with pytest.raises(NotHere) as refused:
+            open_pool(count, StandIn(simulate=simulate), place.world, place.folder, share=False, lock=True)
+        more = f"or with -- --simulate {count} to try it out"
+        assert (refused.value.what, refused.value.fix) == (words, f"the same command with {fix}, {more}")
+
+
+# --- how tasks end ----------------------------------------------------------------------------------------------------
+
+# What each task of one array does, by its index.
+WAYS = """
+r=${SLURM_RESTART_COUNT:-0}
+echo restart $r $(ls $SLURM_TMPDIR | wc -l); touch $SLURM_TMPDIR/x
+case $SLURM_ARRAY_TASK_ID in
+1) exit 1 ;;
+2) kill -9 $$ ;;
+3) [ $r -ge 2 ] || exit 75 ;;
+4) exit 75 ;;
+5) mv FOLDER/db-$r RUN/${SLURM_ARRAY_JOB_ID}_5.r$r.here.sqlite; exit 75 ;;
+6) setsid sleep 300 & env -i setsid sleep 300 & sleep 0.2; env -i sleep 300 & exit 0 ;;
+esac
+"""
+
+
+def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_can_help(
+    place: Place, pages: Pages
+) -> None:
+    tasks = place.folder / "run" / "tasks"
+    for restart, status in enumerate(("done", "pending")):
+        TaskFile(place.folder / f"{restart}", states={"c0": status}).write().rename(place.folder / f"db-{restart}")
+    tasks.mkdir(parents=True)
+    way = WAYS.replace("FOLDER", str(place.folder)).replace("RUN", str(tasks))
+    done = place.run("#SBATCH --array=0-6 --open-mode=append", way, max_requeues=3)
+    ends = [f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}" for row in done.rows]
+    attempts = [f"  {row.index}: {[(end['state'], end['slurm_exit_code']) for end in row.ends]}" for row in done.rows]
+    logs = [f"  {row.index}: {row.log.read_text().split(chr(10))}" for row in done.rows]
+    text = re.sub(r"after \d+ s", "after SECONDS", place.plain("\n".join([*ends, *attempts, *logs]), done))
+    assert place.said[-1].endswith("; 7 of 7 ended (3 completed, 4 failed), 0 running, 0 waiting")
+    said = {}
+    for name, line, terms in (("never", "", {"max_requeues": 0}), ("not wanted", "#SBATCH --no-requeue", {})):
+        (row,) = place.run(line, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", **terms).rows
+        said[name] = f"{row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
+    (over,) = place.run("echo ${SLURM_RESTART_COUNT:-0}; [ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75").rows
+    assert over.log.read_text() == "1\n", "without append the second attempt writes over the first log"
+    never = re.sub(r"after \d+ s|slurm-\d+", "…", "\n".join(f"{name}: {one}" for name, one in said.items()))
+    pages({"ends.txt": f"{text}\n{never.replace(str(place.folder), 'FOLDER')}"})
+
+
 def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(place: Place) -> None:
     place.clock = QuickClock()
-    started_s = time.monotonic()
-    done = place.run(
+    (row,) = place.run(
         "#SBATCH --time=0:02 --signal=B:USR1@30",
         "trap 'echo warned' USR1; trap 'echo told' TERM",
         "(trap 'echo child told; exit' TERM; while :; do sleep 0.1; done) &",
         "setsid sh -c \"trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done\" &",
         "while :; do sleep 0.1; done",
         kill_wait_s=30.0,
-    )  # fmt: skip
-    (row,) = done.rows
-    assert (row.state, row.exit_code) == ("TIMEOUT", 137)
+    ).rows  # fmt: skip
+    assert (row.state, row.exit_code, row.ends[0]["slurm_exit_code"]) == ("TIMEOUT", 137, "0:9")
     assert row.log.read_text().split("\n")[0] == "warned"
     assert {"told", "child told"} <= set(row.log.read_text().splitlines())
     assert (place.folder / "deaf").exists()
-    assert time.monotonic() - started_s >= 3
 
 
-def test_an_attempt_that_got_nothing_done_is_not_started_again(place: Place) -> None:
-    tasks = place.folder / "run" / "tasks"
-    tasks.mkdir(parents=True)
-    for name, status in (("0", "done"), ("1", "pending")):
-        with closing(sqlite3.connect(place.folder / f"{name}.sqlite")) as db:
-            db.execute("CREATE TABLE chunk (status)")
-            db.execute("INSERT INTO chunk VALUES (?)", (status,))
-            db.commit()
-    publish = f"r=${{SLURM_RESTART_COUNT:-0}}; cp {place.folder}/$r.sqlite {tasks}/${{SLURM_JOB_ID}}_0.r$r.here.sqlite"
-    (row,) = place.run(publish, "exit 75").rows
-    assert (row.state, row.exit_code, row.restarts) == ("FAILED", 75, 1)
-    assert "no chunk was done" in row.note
+def test_one_signal_ends_every_task_in_order_a_second_one_at_once_and_nothing_new_is_started(tmp_path: Path) -> None:
+    def tell(name: str, script: str, *signums: signal.Signals) -> tuple[Place, JobEnd]:
+        place = Place(tmp_path / name)
+        marks = ("up-*", "stopping-*")
+        steps = [
+            (lambda mark=mark: list(place.folder.glob(mark)), one) for mark, one in zip(marks, signums, strict=False)
+        ]
+        thread = place.meanwhile(*steps)
+        done = place.run("#SBATCH --array=0-3%1 --open-mode=append", script)
+        thread.join()
+        return place, done
+
+    wait = "touch up-$SLURM_ARRAY_TASK_ID; while :; do sleep 0.05; done"
+    place, done = tell("one", f"trap 'echo in order; exit 75' TERM; {wait}", signal.SIGINT)
+    assert done.ends == [("CANCELLED", 75, 0), *[("CANCELLED", None, 0)] * 3]
+    assert done.rows[0].log.read_text() == "in order\n" and not done.rows[1].log.exists()
+    assert any(line.startswith("SIGINT: stopping 1 task; a second signal kills them") for line in place.said)
+    assert done.rows[1].note == "never started: the emulation was stopped"
+    place, done = tell("two", f"trap 'touch stopping-it' TERM; {wait}", signal.SIGINT, signal.SIGINT)
+    assert done.ends[0] == ("CANCELLED", 137, 0)
+    assert any(line.startswith("SIGINT: killing 1 task") for line in place.said)
+    place, done = tell("warned", f"trap 'exit 75' USR1; {wait}", signal.SIGUSR1)
+    assert done.ends[:2] == [("FAILED", 75, 0), ("CANCELLED", None, 0)]
+    assert "not restarted: the emulation is being stopped" in done.rows[0].note
+    assert "SIGUSR1: starting no new task, passing it on to 1 task" in place.said
 
 
-def test_what_a_script_leaves_running_is_ended_with_it(place: Place) -> None:
-    done = place.run("setsid sleep 300 &", "env -i setsid sleep 300 & sleep 0.2; env -i sleep 300 &", "exit 0")
-    assert states(done) == ["COMPLETED"]
-
-
-def test_one_signal_ends_every_task_in_order_and_starts_nothing_new(place: Place) -> None:
-    up = place.meanwhile(lambda: len(list(place.folder.glob("up-*"))) == 2, lambda: place.stop.receive(signal.SIGINT))
-    done = place.run(
-        "#SBATCH --array=0-3%2",
-        "trap 'echo in order; exit 75' TERM; touch up-$SLURM_ARRAY_TASK_ID; while :; do sleep 0.05; done",
-    )
-    up.join()
-    assert states(done) == ["CANCELLED"] * 4
-    assert [row.exit_code for row in done.rows] == [75, 75, None, None]
-    assert all("in order\n" in row.log.read_text() for row in done.rows[:2])
-    assert any("SIGINT: stopping 2 tasks" in line for line in place.said)
-    assert not done.rows[2].log.exists()
-
-
-def test_a_second_signal_ends_them_at_once(place: Place) -> None:
-    def twice() -> None:
-        place.stop.receive(signal.SIGINT)
-        time.sleep(0.3)
-        place.stop.receive(signal.SIGINT)
-
-    up = place.meanwhile(lambda: (place.folder / "up").exists(), twice)
-    started_s = time.monotonic()
-    done = place.run("trap '' TERM; touch up; while :; do sleep 0.05; done")
-    up.join()
-    assert [(row.state, row.exit_code) for row in done.rows] == [("CANCELLED", 137)]
-    assert time.monotonic() - started_s < 9, "the grace is 10 s"
-
-
-def test_a_warning_is_passed_on_and_nothing_is_started_again(place: Place) -> None:
-    up = place.meanwhile(lambda: (place.folder / "up").exists(), lambda: place.stop.receive(signal.SIGUSR1))
-    done = place.run("#SBATCH --array=0-1%1", "trap 'exit 75' USR1; touch up; while :; do sleep 0.05; done")
-    up.join()
-    assert [(row.state, row.exit_code) for row in done.rows] == [("FAILED", 75), ("CANCELLED", None)]
-    assert "being stopped" in done.rows[0].note
-    assert any(line.endswith("passing it on to 1 task") for line in place.said)
-
-
-# --- refusals and remarks ---------------------------------------------------------------------------------------------
-
-
-def test_a_folder_of_logs_that_is_not_there_is_refused_because_slurm_would_not_make_it(place: Place) -> None:
+def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place: Place) -> None:
     with pytest.raises(BadInput) as refused:
         place.run("#SBATCH --output=logs/%A_%a.out", "true")
     assert refused.value.fix == f"mkdir -p {place.folder / 'logs'}"
+    place.environ["TMPDIR"] = "/nowhere"
+    with pytest.raises(BadInput, match="cannot create a folder for the emulation in /nowhere"):
+        place.run("true")
+    place.environ["TMPDIR"] = str(place.folder / "tmp")
     assert list((place.folder / "tmp").iterdir()) == []
-
-
-def test_a_script_that_cannot_be_started_fails_with_its_reason(place: Place) -> None:
-    _, (row,) = place.scheduler().run("#!/no/such/shell\n", "x")
-    assert row.state == "FAILED"
-    assert "/no/such/shell" in row.note
-
-
-def test_what_nobody_has_asked_for_is_not_said_to_be_without_effect(place: Place) -> None:
-    for asked in (True, False):
-        place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", tell_mem=asked)
-    assert [line for line in place.said if "without effect" in line] == ["without effect outside Slurm: --mem"]
-
-
-def test_the_folder_of_the_logs_is_named_as_it_is(place: Place) -> None:
-    (place.folder / "50%a").mkdir()
-    place.run("true", options=("-o", f"{place.folder}/50%%a/%j.out"))
-    assert place.said[0].endswith(f"logs in {place.folder}/50%a")
-
-
-def test_what_this_machine_cannot_do_is_said_before_anything_starts(place: Place) -> None:
-    place.run("#SBATCH --mem=4G -A x -c 99 --signal=USR1@60 --time=5", "echo $SLURM_CPUS_PER_TASK")
-    said = "\n".join(place.said[:4])
-    assert "--account, --mem" in said
-    assert "99 CPUs and gets 8" in said
-    assert "--signal without B:" in said
-
-
-# --- the seam ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_order_becomes_a_script_that_a_slurm_would_take_and_its_states_can_be_asked(place: Place) -> None:
-    out = place.folder / "a run 100%"
-    order = ArrayOrder(
-        out,
-        ("--version",),
-        3,
-        first=1,
-        step=2,
-        parallel=2,
-        gpus_per_task=2,
-        cpus=1,
-        mem="4G",
-        setup=("export X='a b'",),
-    )
-    world = World(place.environ, place.clock, place.stop, "here", os.getpid(), place.folder, 8)
-    scheduler: Scheduler = LocalScheduler(place.settings, world, place.said.append, out)
-    request = read_request(scheduler.script(order))
-    assert request.array == parse_array("1-5:2%2")
-    assert (request.gpus, request.time_s, request.given["open-mode"]) == (2, 43_200, "append")
-    assert scheduler.script(order).splitlines()[-2] == "export X='a b'"
-    job = scheduler.submit(order)
-    assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
-    assert (job.indices, job.merge_job_id) == ((1, 3, 5), None)
-    assert (out / "logs" / f"{job.job_id}_5.out").read_text().startswith("badcjobs ")
-    assert scheduler.states(Submitted("1", None, (0,))).array == {}
+    job_id, (row,) = place.scheduler().run("#!/no/such/shell\n", "x", state_folder=place.folder, tell_mem=False)
+    assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
+    again, _ = place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", state_folder=place.folder, tell_mem=False)
+    assert int(again) > int(job_id), "two jobs of the same second have different numbers"
+    assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"

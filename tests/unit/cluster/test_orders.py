@@ -1,0 +1,226 @@
+"""The options of ``badcjobs submit`` become an order: its array, its times, its script, and every mistake at once."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.cluster import (
+    ArrayPlan,
+    make_order,
+    parse_array,
+    parse_limit,
+    parse_minutes,
+    suggest_range,
+)
+from rooms.model import ArrayOrder, ArrayShape
+from rooms.root import BadInput, FrozenRun, Project, SubmitSettings
+from rooms.store import asked_of, differences, submit_command, with_words
+from support.brief import page
+from support.pages import Pages
+
+OUT = Path("/scratch/july")
+RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
+ON_CPU = (*RUN, "--cpu-workers=1")
+
+# --- arrays and times -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[str, list[int], int | None]:
+    """Return a part of an array as text, its indices, and the step that it names."""
+    first, count, step = draw(st.integers(0, 30)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    if count == 1:
+        return str(first), [first], None
+    last = first + step * (count - 1) + draw(st.integers(0, step - 1))  # a range may end between two steps
+    indices = list(range(first, last + 1, step))
+    return f"{first}-{last}:{step}" if step > 1 else f"{first}-{last}", indices, step
+
+
+@settings(max_examples=60)
+@given(st.lists(parts(), min_size=1, max_size=4), st.none() | st.integers(0, 9))
+def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its_last_range(
+    chosen: list[tuple[str, list[int], int | None]], parallel: int | None
+) -> None:
+    text = ",".join(part for part, _, _ in chosen) + ("" if parallel is None else f"%{parallel}")
+    spec = parse_array(text)
+    assert spec.indices == tuple(sorted({index for _, indices, _ in chosen for index in indices}))
+    assert spec.step == next((step for _, _, step in reversed(chosen) if step), 1)
+    assert spec.parallel == (parallel or None)
+    instead = suggest_range(spec)
+    if instead is None:  # every task finds its place in what Slurm tells it
+        shape = ArrayShape(spec.indices[0], spec.step, len(spec.indices))
+        assert [shape.position_of(index) for index in spec.indices] == list(range(len(spec.indices)))
+    else:
+        again = parse_array(instead)
+        assert (len(again.indices), again.parallel, suggest_range(again)) == (len(spec.indices), spec.parallel, None)
+        gaps = {after - before for before, after in zip(spec.indices, spec.indices[1:], strict=False)}
+        assert (again.indices == spec.indices) == (len(gaps) == 1)
+
+
+def test_what_is_no_array_is_refused_with_its_text() -> None:
+    assert parse_array("0-4000001:4000001").indices == (0, 4_000_001)
+    for text in ("", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "٣", "4000002", "1%٣"):
+        with pytest.raises(ValueError, match="is not an array: ") as refused:
+            parse_array(text)
+        assert f"--array={text}" in str(refused.value)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d: int, h: int, m: int, s: int) -> None:
+    forms = {
+        f"{m}": 60 * m, f"{m}:{s:02d}": 60 * m + s, f"{h}:{m}:{s}": 3600 * h + 60 * m + s,
+        f"{d}-{h}": 86400 * d + 3600 * h,
+        f"{d}-{h}:{m}": 86400 * d + 3600 * h + 60 * m, f" {d}-{h}:{m}:{s} ": 86400 * d + 3600 * h + 60 * m + s,
+    }  # fmt: skip
+    for text, seconds in forms.items():
+        minutes = -(-seconds // 60)
+        assert parse_limit(text) == (60 * minutes or None), "0 is no limit"
+        if seconds:
+            assert parse_minutes(text) == minutes
+
+
+def test_what_is_no_time_is_refused_and_no_limit_is_none_for_an_order() -> None:
+    for text in ("unlimited", "INFINITE", "-1", "0", "0-0"):
+        assert parse_limit(text) is None
+        with pytest.raises(ValueError):
+            parse_minutes(text)
+    for text in ("", "1:2:3:4", "-5", "1-", "12h", "٣", "noon"):
+        with pytest.raises(ValueError, match="is not a time limit"):
+            parse_limit(text)
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+Known = tuple[FrozenRun | None, int | None]  # the run as it has begun, and how many manifests are listed
+TEN = (FrozenRun({}, ArrayShape(1, 2, 10)), None)
+FOUR = (FrozenRun({}, ArrayShape(0, 1, 4)), None)
+NO_ARRAY = (FrozenRun({}, None), None)
+FIVE_LISTED = (None, 5)
+
+
+def order(known: Known = (None, None), run: tuple[str, ...] = RUN, out: Path = OUT, **wishes: Any) -> ArrayOrder:
+    options = Project().make(SubmitSettings, wishes, "submit")
+    return make_order(options, *known, out=out, run_arguments=run)
+
+
+def array(text: str) -> dict[str, Any]:
+    return {"sbatch": (f"--array={text}",)}
+
+
+CASES: list[tuple[dict[str, Any], Known]] = [
+    ({}, (None, None)), ({"gpus_per_task": 4}, (None, None)), ({"gpus_per_task": 0, "run": ON_CPU}, (None, None)),
+    ({"gpus_per_task": 4, "cpus": 24, "mem": "9000MB", "merge_mem": "16g", "merge_time": "90"}, (None, None)),
+    *(({"time": text}, (None, None)) for text in ("1", "2:01", "4", "12", "600", "1-0")),
+    (array("0-19%4"), (None, None)), (array("1-20:2"), (None, None)), (array("7"), (None, None)),
+    ({"tasks": 5, "parallel": 2, "requeues": 0, "account": "a", "constraint": "c", "setup": ["x"]}, (None, None)),
+    ({"sbatch": ("--qos=high", "--exclusive", "--job-name=mine", "--nodes=1"), "merge_account": "m"}, (None, None)),
+    (array("3,7%1"), TEN), ({**array("3,7"), "tasks": 10}, TEN), ({}, TEN), ({"tasks": 10}, TEN),
+    (array("1-19:2"), TEN), ({}, FIVE_LISTED),
+    *(({"gpus_per_task": 0, "run": ("run", *more)}, (None, None)) for more in (
+        (), ("--simulate=2",), ("--cpu-workers=0",), ("--cpu-workers=2",), ("--config=/x/run.toml",),
+        ("--config=run.retries=3",),
+    )),
+    ({"gpus_per_task": 0, "sbatch": ("--gres=gpu:a100:1",)}, (None, None)),
+    ({"gpus_per_task": 0, "sbatch": ("--exclusive",)}, (None, None)),
+    (array("1,2,5"), (None, None)), (array("1,3,5,7%2"), (None, None)), (array("4"), TEN), ({"tasks": 3}, FOUR),
+    ({}, NO_ARRAY), ({"tasks": 3}, FIVE_LISTED), ({"tasks": 0}, (None, None)), ({**array("0-2"), "tasks": 4},
+    (None, None)),
+    ({**array("0-2"), "tasks": 3}, (None, None)), ({**array("0-3%2"), "parallel": 3}, (None, None)),
+    ({**array("0-3%2"), "parallel": 2}, (None, None)), (array("3-1"), (None, None)), ({"mem": "a lot"}, (None, None)),
+    ({"account": "a\nb"}, (None, None)), ({"sbatch": ("--signal=USR1",)}, (None, None)), ({"sbatch": ("-N2",)},
+    (None, None)),
+    ({"sbatch": ("--nodes=2",)}, (None, None)), ({"sbatch": ("--a b",)}, (None, None)), ({"mem": "1.5G"}, (None, None)),
+    ({"out": Path("/scratch/a\nb")}, (None, None)), ({"tasks": 4, "time": "soon"}, (FrozenRun({},
+    ArrayShape(0, 1, 3)), None)),
+]  # fmt: skip
+
+
+def told(wishes: dict[str, Any], known: Known) -> Any:
+    try:
+        made = order(known, **wishes)
+    except BadInput as error:
+        return str(error).splitlines()
+    return {"spec": made.spec, "indices": len(made.indices), "order": made}
+
+
+def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages: Pages) -> None:
+    def case(wishes: dict[str, Any], known: Known) -> str:
+        run, listed = known
+        begun = "" if run is None else f" in a run of {run.array}"
+        return f"{wishes}{begun}{f' with {listed} manifests' if listed else ''}"
+
+    pages({"orders.txt": page({case(*one): told(*one) for one in CASES})})
+
+
+def test_all_mistakes_of_one_command_are_told_together() -> None:
+    with pytest.raises(BadInput) as refused:
+        make_order(
+            SubmitSettings(time="soon", account="", merge_time="x"),
+            out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
+        )  # fmt: skip
+    assert (refused.value.why or "").splitlines() == [
+        "--engine foo is not known",
+        "--account '' cannot be written in a line of a script",
+        "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
+        "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
+    ]
+    assert refused.value.exit_code == 2
+
+
+def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list() -> None:
+    four = order(tasks=4)
+    assert [ArrayPlan(four, chunks, {}).idle for chunks in (5, 4, 3, 1, 0)] == [0, 0, 1, 3, 0]
+    assert ArrayPlan(order(FOUR, sbatch=("--array=3",)), 3, {}).idle == 0
+    assert ArrayPlan(order(FIVE_LISTED), 3, {}, listed=5).idle == 0
+
+
+# --- and back to a command --------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values() -> None:
+    plain = submit_command("slurm", RUN, asked_of(order()))
+    begin, end = ("badcjobs", "submit", "/data/m.csv", "--out=/scratch/july"), ("--", "--engine=demo")
+    assert plain == (*begin, "--cluster=slurm", *end)
+    four = submit_command("local", RUN, asked_of(order(gpus_per_task=4)))
+    assert four == (*begin, "--cluster=local", "--gpus-per-task=4", *end)  # cores and memory follow from it
+    assert with_words(plain, "--again") == (*begin, "--cluster=slurm", "--again", *end)
+    many = order(time="1-0", setup=["module load gcc", "x"], sbatch=["--array=1-9:2%4", "--qos=high"], mem="9GB")
+    assert submit_command("slurm", RUN, asked_of(many))[5:-2] == (
+        "--sbatch=--array=1-9:2%4", "--mem=9G", "--time=1440", "--sbatch=--qos=high",
+        '--config=submit.setup=["module load gcc", "x"]',
+    )  # fmt: skip
+    assert differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"]))) == [
+        "--mem was 4G, now 9G", "submit.setup was not given, now a, b",
+    ]  # fmt: skip
+
+
+@settings(max_examples=15)
+@given(
+    tasks=st.integers(1, 50),
+    parallel=st.none() | st.integers(1, 9),
+    gpus_per_task=st.none() | st.integers(0, 8),
+    cpus=st.none() | st.integers(1, 24),
+    mem=st.none() | st.sampled_from(["4G", "16gb", "9000", "12000M"]),
+    time=st.none() | st.sampled_from(["90", "1:30", "2-0", "12:00:00"]),
+    account=st.none() | st.just("st-pi-1"),
+    requeues=st.integers(0, 12),
+)
+def test_the_command_asks_for_the_same_order(**wishes: Any) -> None:
+    first = order(run=ON_CPU, **wishes)
+    again: dict[str, Any] = {"sbatch": []}
+    for word in submit_command("slurm", RUN, asked_of(first))[5:-2]:
+        name, value = word.removeprefix("--config=submit.").removeprefix("--").split("=", 1)
+        if name == "sbatch":
+            again["sbatch"].append(value)
+        else:
+            key = name.replace("-", "_")
+            again[key] = int(value) if key in ("gpus_per_task", "cpus", "requeues") else value
+    assert order(run=ON_CPU, **again) == first
+    assert differences(asked_of(first), asked_of(order(run=ON_CPU, **again))) == []
+    assert shlex.split(shlex.join(submit_command("slurm", RUN, asked_of(first))))
