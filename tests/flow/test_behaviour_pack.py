@@ -1,20 +1,22 @@
 """The behaviour pack: what badcjobs says and writes for fixed inputs, compared with what it said and wrote before.
 
-Everything goes through the command line, so that it holds whatever becomes of the modules. A difference that is wanted
-is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-pages``.
+Jobs are merged and reported in this process, because that is quick; the rest goes through the command line. What is
+wanted is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-pages``.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 from rooms.api import list_devices, open_job
+from rooms.report import ExportOrder, export, report_job
+from rooms.store import MergeOrder, merge
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, QUICK, array_task, rows
 from support.behaviour import (
@@ -28,6 +30,7 @@ from support.behaviour import (
     some_rows,
     tables,
 )
+from support.hand_clock import HandClock
 from support.live_server import LiveServer
 from support.pages import Pages, tree
 
@@ -50,56 +53,44 @@ def site() -> Iterator[FixedSite]:
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_findings(site: FixedSite, pages: Pages, job: str) -> None:
-    site.after_s = JOBS[job]
-    lay_out(job, site.out)
-    pages({"merge.txt": site.say("merge", site.out), "findings.json": findings(site)})
+def merged(job: str, folder: Path, only: str = "*") -> Path:
+    lay_out(job, folder, only)
+    merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(START_MS + 1000 * JOBS.get(job, DAY_S)))
+    return folder / "job.sqlite"
 
 
-def findings(site: FixedSite) -> str:
-    return site.plain(pretty(site.badcjobs("report", site.out, "--json").json["findings"]))
-
-
-@pytest.mark.parametrize("job", ["array", "troubled", "live"])
-def test_reports(site: FixedSite, pages: Pages, job: str) -> None:
-    site.after_s = JOBS[job]
-    lay_out(job, site.out)
-    site.merged()
-    site.badcjobs("report", site.out, "--html", "page.html")
-    said = {
-        "report.txt": site.say("report", site.out),
-        "report.json": site.say_json("report", site.out),
-        "report.md": site.say("report", site.out, "--markdown", "-"),
-        "page.txt": site.plain(page_text((site.folder / "page.html").read_text())),
-    }
-    if job == "live":
-        said["report.prom"] = site.say("report", site.out, "--prometheus", "-")
-    else:
-        said["tables.txt"] = site.plain(tables(site.out / "job.sqlite"))
-    if job == "array":
-        lay_out("requeued", site.folder / "other")
-        site.badcjobs("merge", "other")
-        said["compare.txt"] = site.say("report", site.out, "--compare", "other")
-        said["compare.json"] = site.say_json("report", site.out, "--compare", "other")
+def test_jobs(site: FixedSite, pages: Pages) -> None:
+    """What is found in each recorded job, and its numbers."""
+    said = {}
+    for job, after_s in JOBS.items():
+        with report_job(merged(job, site.folder / job), HandClock(START_MS + 1000 * after_s)) as reported:
+            said[f"{job}.txt"] = site.plain(reported.to_text())
     pages(said)
 
 
-# which files of the job, which of them are damaged
-MERGES = {
-    "healthy": ("4821_[01]*", False), "requeued": ("4821_2*", False), "silent": ("4821_2.r0*", False),
-    "stopped": ("4821_3*", False), "damaged": ("*", True),
-}  # fmt: skip
+def test_every_form_of_a_job(site: FixedSite, pages: Pages) -> None:
+    clock = HandClock(START_MS + 1000 * JOBS["live"])
+    with report_job(merged("live", site.out), clock) as live:
+        said = {"live.json": pretty(live.to_dict()), "live.prom": live.to_prometheus(), "live.md": live.to_markdown(),
+                "live-page.txt": page_text(live.to_html())}  # fmt: skip
+    array, other = merged("array", site.folder / "array"), merged("requeued", site.folder / "requeued")
+    with report_job(array, HandClock(START_MS + 1000 * DAY_S), other) as two:
+        said |= {"compare.txt": two.to_text(), "compare.json": pretty(two.to_dict())}
+    said["array-tables.txt"] = tables(array)
+    pages({name: site.plain(text) for name, text in said.items()})
 
 
-@pytest.mark.parametrize("case", MERGES)
-def test_merges(site: FixedSite, pages: Pages, case: str) -> None:
-    which, damaged = MERGES[case]
-    lay_out("small", site.out, which)
-    if damaged:
-        damage(site.out / "tasks")
-    said = site.say("merge", site.out)
-    pages({"merge.txt": said, "tables.txt": site.plain(tables(site.out / "job.sqlite"))})
+# which files of the job
+MERGES = {"healthy": "4821_[01]*", "requeued": "4821_2*", "silent": "4821_2.r0*", "stopped": "4821_3*"}
+
+
+def test_merges(site: FixedSite, pages: Pages) -> None:
+    said = {f"{name}.txt": tables(merged("small", site.folder / name, which)) for name, which in MERGES.items()}
+    lay_out("small", site.out)
+    damage(site.out / "tasks")
+    said["damaged-said.txt"] = site.say("merge", site.out)
+    said["damaged.txt"] = tables(site.out / "job.sqlite")
+    pages({name: site.plain(text) for name, text in said.items()})
 
 
 def damage(folder: Path) -> None:
@@ -118,18 +109,10 @@ def damage(folder: Path) -> None:
 def test_merged_again(site: FixedSite, pages: Pages) -> None:
     """A job that grows from merge to merge is the same as one that is merged at once."""
     said = {}
-    for step, which in enumerate(("4821_0*", "4821_[12].r0*", "*", "*")):
-        lay_out("small", site.folder / "all", which)
-        for path in (site.folder / "all" / "tasks").iterdir():
-            if not (site.out / "tasks" / path.name).exists():
-                (site.out / "tasks").mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, site.out / "tasks")
-            path.unlink()
-        said[f"merge-{step}.txt"] = site.say("merge", site.out)
+    for which in ("4821_0*", "4821_[12].r0*", "*", "*"):
+        merged("small", site.out, which)
     again = tables(site.out / "job.sqlite")
-    lay_out("small", site.folder / "all")
-    site.badcjobs("merge", "all")
-    assert tables(site.folder / "all" / "job.sqlite").replace("all/", "run/") == again
+    assert tables(merged("small", site.folder / "all")).replace("all/", "run/") == again
     said["remove.txt"] = site.say("merge", site.out, "--remove-merged")
     said["left.txt"] = "\n".join(sorted(path.name for path in (site.out / "tasks").iterdir()))
     assert tables(site.out / "job.sqlite") == again
@@ -137,40 +120,23 @@ def test_merged_again(site: FixedSite, pages: Pages) -> None:
 
 
 def test_exports(site: FixedSite, pages: Pages) -> None:
-    lay_out("array", site.out)
-    site.merged()
-    said = {}
-
-    def export(*words: object) -> Path:
-        said["said.txt"] = said.get("said.txt", "") + site.say("export", site.out, *words)
-        return site.folder / str(words[-1])
-
-    assert len(list(export("--format", "csv", "--table", "all", "-o", "csv").iterdir())) > 30
-    some = [word for table in ("task", "device_summary", "detection") for word in ("--table", table)]
-    for name, text in tree(export("--format", "csv", *some, "-o", "some")).items():
-        said[f"csv/{name}"] = csv_rows(text)
-    for name, text in tree(export("--format", "json", *some, "-o", "json")).items():
-        said[f"json/{name}"] = "".join(pretty(one) for one in json.loads(text)[:3])
-    for path in sorted(export("--format", "parquet", *some, "-o", "parquet").iterdir()):
+    job, said, some = merged("array", site.out), {}, ("task", "device_summary", "detection")
+    for form in ("csv", "json", "parquet"):
+        export(ExportOrder(job, form, site.folder / form, some), io.BytesIO())
+    for path in sorted(site.folder.glob("*/*.parquet")):
         table = pyarrow.parquet.read_table(path)
         found = [tuple(row.values()) for row in table.to_pylist()]
-        said[f"parquet/{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
-    for file, text in tree(export("--by-study-area", "-o", "area")).items():
-        said[f"area/{file}"] = csv_rows(text)
-    chosen = {"all": (), "ovenbirds": ("--species", "OVEN,Red-eyed Vireo"), "sure": ("--min-score", 0.97)}
-    for name, words in chosen.items():
-        said[f"{name}.csv"] = csv_rows(export(*words, "-o", f"{name}.csv").read_text())
-    said["lines.jsonl"] = export("--format", "json", "--table", "device", "-o", "lines.jsonl").read_text()
-    badc = tree(export("--format", "badc", "-o", "badc"))
-    said |= {f"badc/{name}": text for name, text in badc.items() if name.startswith("plot00-0002/c0000")}
-    said["badc.txt"] = some_rows(["file", "text"], [(name, text[:160]) for name, text in badc.items()])
+        said[f"{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
+    for name in some:
+        said[f"{name}.csv"] = csv_rows((site.folder / "csv" / f"{name}.csv").read_text())
+        rows_of = json.loads((site.folder / "json" / f"{name}.json").read_text())
+        said[f"{name}.json"] = "".join(pretty(one) for one in rows_of[:3])
+    said["said.txt"] = site.say("export", site.out, "--species", "OVEN,Red-eyed Vireo", "--min-score", 0.97)
     pages(said)
 
 
 def test_python(site: FixedSite, pages: Pages) -> None:
-    lay_out("healthy", site.out)
-    site.merged()
-    job = open_job(site.out)
+    job = open_job(merged("healthy", site.out).parent)
     many = "SELECT status, count(*) AS many FROM chunk GROUP BY status"
     said = {"tables": job.tables, "summary": key_paths(job.summary()), "chunks": job.query(many)}
     said["devices"] = [device.name for device in list_devices(simulate=2)]
@@ -206,7 +172,7 @@ def test_plans(site: FixedSite, pages: Pages) -> None:
         "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
     }
     said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}
-    said |= {f"{name}.json": site.say_json("plan", *words) for name, words in asked.items()}
+    said |= {f"{name}.json": site.say_json("plan", *asked[name]) for name in ("as-measured", "waves")}
     paid = ("--config", "submit.account=st-pi-1-gpu", "--config", "submit.constraint=gpu_mem_32")
     write = ("--site", "sockeye", *paid, "--out", "written")
     said["write.txt"] = site.say("plan", *small, *write)
@@ -287,7 +253,7 @@ def test_scripts(site: FixedSite, pages: Pages) -> None:
     pages(said)
 
 
-# --- devices and what runs on them ------------------------------------------------------------------------------------
+# --- what runs ------------------------------------------------------------------------------------
 
 
 LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((90, 5, 0, 42.5)))
@@ -297,24 +263,6 @@ def steady(site: FixedSite, many: int) -> tuple[object, ...]:
     """Return the options for simulated devices that always have the same load."""
     (site.folder / "loads.toml").write_text("".join(LOADS.partition(f"[[device]]\nindex = {many}\n")[:1]))
     return ("--simulate", "loads.toml")
-
-
-def test_devices(site: FixedSite, pages: Pages) -> None:
-    uuid = "GPU-51a0d000-0000-4000-8000-{:012d}".format
-    visible = ["", "2", "3,0", f"{uuid(3)},{uuid(0)}", "GPU-51a0", "0,9,1", "NoDevFiles", "1,1"]
-    four = ("gpus", *steady(site, 4))
-    said = {
-        f"visible-{n}.json": site.say_json(*four, env={"CUDA_VISIBLE_DEVICES": one}) for n, one in enumerate(visible)
-    }
-    said |= {
-        "none.txt": site.say(*four, env={"CUDA_VISIBLE_DEVICES": ""}),
-        "all.json": site.say_json(*four, "--all", env={"CUDA_VISIBLE_DEVICES": "1"}),
-        "unset.txt": site.say(*four),
-        "array-task.json": site.say_json(*four, env=array_task(0, (0, 1))),
-        "free.json": site.say_json(*four, "--free", 2),
-        "too-many.txt": site.say(*four, "--free", 9),
-    }
-    pages(said)
 
 
 def test_live(site: FixedSite, pages: Pages) -> None:

@@ -50,7 +50,8 @@ def lay_out(job: str, folder: Path, only: str = "*") -> Path:
     for source in (INPUTS / job).glob("*.*"):
         (folder / source.name).write_text(source.read_text().replace("@FOLDER@", str(folder)))
     for source in sorted((INPUTS / job / "tasks").glob(f"{only}.sql.gz")):
-        load(source, folder / "tasks" / source.name.replace(".sql.gz", ".sqlite"))
+        if not (path := folder / "tasks" / source.name.replace(".sql.gz", ".sqlite")).exists():
+            load(source, path)
     return folder
 
 
