@@ -26,9 +26,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of 42 tasks on 168 devices of which one is lost, one task is killed, and chunks fail; merged."""
+    """A job of 26 tasks on 104 devices of which one is lost, one task is killed, and chunks fail; merged."""
     folder = tmp_path_factory.mktemp("june")
-    write_job(folder, 42, chunks=24)
+    write_job(folder, 26, chunks=24)
     merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
     return folder
 
