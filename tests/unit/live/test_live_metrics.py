@@ -101,15 +101,6 @@ def test_a_task_that_went_silent_has_no_end_no_open_alerts_and_no_readings(run: 
     assert open_run_view(run, later).look().alerts == () != open_run_view(run, now).look().alerts
 
 
-def test_readings_are_those_of_devices_whose_task_goes_on(run: Path) -> None:
-    live, file = served(run), reported(run)
-    readings = {name: value for name, value in live.items() if name.partition("{")[0] in OF_A_READING}
-    assert all("4821_2" in name for name in readings)
-    both = {name: value for name, value in readings.items() if "host" not in name}
-    assert both == {name: pytest.approx(file[name]) for name in both}
-    assert live['badcjobs_host_memory_used_bytes{task="4821_2.r0.gpu1"}'] == 4 * 2**30
-
-
 def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
     live, file = names(served(run)), names(reported(run))
     # What these devices never said: no device of this run has a temperature, a clock, or was ever slowed down.
@@ -125,14 +116,6 @@ def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
             assert (metric.name in file) == (metric.where != SERVED), metric.name
 
 
-def test_what_the_source_has_is_left_out_where_parts_of_it_are_in_no_task(tmp_path: Path) -> None:
-    TaskFile(tmp_path, states={"a": "done", "b": "done"}, shard=(0, 8), job_id="local1").write()
-    told = names(served(tmp_path))
-    assert not told & {"badcjobs_source_rows", "badcjobs_complete", "badcjobs_audio_left_seconds"}
-    TaskFile(tmp_path, states={"a": "done", "b": "pending"}, shard=(1, 8), job_id="local2", verdict="stopped").write()
-    assert [value for name, value in served(tmp_path).items() if name.startswith("badcjobs_complete")] == [0]
-
-
 def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path: Path) -> None:
     def seconds_left(folder: Path, parts: int) -> float:
         now_ms = SystemClock().now_ms()
@@ -144,13 +127,3 @@ def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_
 
     whole = seconds_left(tmp_path / "one", 1)
     assert seconds_left(tmp_path / "part", 4) == pytest.approx(10 * whole, rel=0.01)  # 10 of 12 chunks, not 1 of 3
-
-
-def test_a_file_that_has_not_changed_is_not_read_again_and_one_that_broke_still_counts(run: Path) -> None:
-    source = open_run(run, SystemClock())
-    first = series(source.prometheus(source.look()))
-    path = sorted((run / "tasks").glob("*_1.*.sqlite"))[0]
-    path.write_bytes(path.read_bytes()[:3000])
-    again = series(source.prometheus(source.look()))
-    energy = 'badcjobs_energy_joules_total{run="july"}'
-    assert again[energy] == first[energy] > 0

@@ -10,7 +10,7 @@ import re
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,37 +19,30 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.live import (
     ENDPOINTS,
     STATES,
     STYLES,
-    Connection,
     DocumentCache,
     Documents,
     Guard,
     Hub,
-    Item,
     LiveSource,
-    Server,
     Snapshot,
     Total,
     bind,
-    json_text,
     make_app,
-    open_machine_view,
     open_run,
     reachable_hosts,
 )
-from rooms.model import Reading, StandIn
-from rooms.root import BadInput, DatabaseProblem, SystemClock, folder
+from rooms.model import Reading
+from rooms.root import BadInput, DatabaseProblem, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
 from support.hand_clock import HandClock
 from support.pages import Pages
 from support.task_files import START_MS, TaskFile
-from support.waiting import wait_for
 
 from badcjobs import __version__
 
@@ -237,6 +230,10 @@ def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world: World
     assert moved.log_end("4821_0.r0.gpu1", 9) is None
     (run / "tasks").unlink()
     (tmp_path / "elsewhere").rename(run / "tasks")
+    stopped = tmp_path / "stopped"
+    TaskFile(stopped, states={"a": "pending"}, verdict="stopped", job_id="local1").write()
+    (stopped / "run.toml").symlink_to(run / "run.toml")
+    assert open_run(stopped, world.clock).look().snapshot.total.go_on == (), "nor is it told what is in there"
     (tmp_path / "may").symlink_to(run)
     by_link = open_run(tmp_path / "may", world.clock)  # the run itself may be named by a link
     assert by_link.log_end("4821_0.r0.gpu1", 2) == (["line 298", "line 299"], False)
@@ -417,94 +414,7 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: Worl
     pages({"answers.txt": "\n".join(asyncio.run(story()))})
 
 
-def test_it_reads_by_itself_while_someone_listens_and_says_that_it_lives(tmp_path: Path) -> None:
-    async def story() -> None:
-        told = Told()
-        told.hub.interval_s = 0.001
-        running = asyncio.ensure_future(told.hub.run())
-        await asyncio.sleep(0.02)
-        assert told.hub.looks == 0, "nobody listens"
-        listener = told.hub.join(None)
-        while not told.hub.looks:
-            await asyncio.sleep(0.001)
-        for seconds in (9.9, 0.2, 10.1):
-            looks = told.hub.looks
-            told.clock.sleep(seconds)
-            while told.hub.looks == looks or (seconds > 10 and told.hub.looks < looks + 1):
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.02)
-        told.hub.close()
-        await running
-        assert [name for _, name, _ in await told.heard(listener)] == ["snapshot", "beat", "beat"]
-
-    asyncio.run(story())
-
-
-# --- a server in a thread, and where it can be reached ----------------------------------------------------------------
-
-
-class Serving:
-    """A server in a thread, on a free port."""
-
-    def __init__(self, look: Callable[[], Documents]) -> None:
-        self.hub = Hub(look, SystemClock(), interval_s=0.01, patience_s=60)
-        listening, self.place = bind()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        ready = threading.Event()
-        app = make_app(self.hub, None, Guard(None, True, self.place.port))  # type: ignore[arg-type]
-        config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, log_level="critical")
-        self._server = Server(config, started=ready.set, ending=self.hub.close)
-
-        async def serve() -> None:
-            reading = asyncio.ensure_future(self.hub.run())
-            await self._server.serve(sockets=[listening])
-            await reading
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        self._thread.start()
-        assert ready.wait(60)
-
-    def listen(self, buffer: int) -> socket.socket:
-        line = socket.socket()
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        line.settimeout(60)
-        line.connect(("127.0.0.1", self.place.port))
-        line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        return line
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def serving() -> Iterator[Serving]:
-    numbers = iter(range(10**9))
-
-    def growing() -> Documents:
-        document = {"name": "t", "moment": next(numbers), "weight": "x" * 200_000}
-        return Documents(Snapshot(document["moment"], "july", True), tasks={"t": Item(document, json_text(document))})
-
-    serving = Serving(growing)
-    yield serving
-    serving.close()
-
-
-def test_who_does_not_read_is_cut_off_in_the_middle_and_others_hear_on(serving: Serving) -> None:
-    def next_change() -> None:
-        heard = b""
-        while b"event: change" not in heard:
-            heard = heard[-100:] + keen.recv(1 << 20)
-
-    with serving.listen(4096) as lazy, serving.listen(1 << 20) as keen:
-        wait_for(lambda: len(serving.hub.listeners) == 2, "both listen")
-        while len(serving.hub.listeners) == 2:
-            next_change()
-        next_change()
-        rest = b"".join(iter(lambda: lazy.recv(1 << 20), b""))
-    assert len(rest) < 2_000_000
-    assert not rest.endswith(b"0\r\n\r\n"), "an orderly end would still wait to be read"
+# --- where it can be reached ------------------------------------------------------------------------------------------
 
 
 def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages: Pages) -> None:
@@ -527,17 +437,6 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
     here, place = bind("localhost", 0)
     with here:
         assert (place.urls, place.loopback) == ((f"http://localhost:{place.port}/",), True)
-
-
-def test_a_machine_tells_its_readings_alone() -> None:
-    view = open_machine_view({}, HandClock(), StandIn(simulate=1), hostname="node1")
-    source = LiveSource(view)
-    told = {
-        line.partition("{")[0] for line in source.prometheus(source.look()).splitlines() if not line.startswith("#")
-    }
-    view.close()
-    assert {one for one in told if not one.startswith("badcjobs_gpu_")} == {"badcjobs_info"}
-    assert "badcjobs_gpu_power_watts" in told
 
 
 # --- what is documented -----------------------------------------------------------------------------------------------

@@ -139,11 +139,6 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     assert violations(imports_upwards, (name for name in MODULES if name not in FACADE)) == []
 
 
-def test_the_nouns_import_nothing_of_ours_but_each_other() -> None:
-    nouns = [name for name in MODULES if room(name) == "model"]
-    assert violations(lambda name: [one for one in imports(parsed(name), name) if room(one) != "model"], nouns) == []
-
-
 # --- who touches the world --------------------------------------------------------------------------------------------
 
 

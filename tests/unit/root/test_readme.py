@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
-from rooms.cli import app
 from test_architecture import HOUSE
 
 import badcjobs
@@ -42,16 +40,6 @@ def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep() -> None:
     drawn = [tuple(re.findall(r"^(\w+)/|  (\w+)/", line.strip())) for line in picture.splitlines() if "/  " in line]
     rooms = [tuple(first or second for first, second in line) for line in drawn]
     assert rooms == [line for line in HOUSE if line[0] not in ("run_toml", "seams", "model")]
-
-
-def test_the_script_and_the_commands_have_options_that_exist() -> None:
-    calls = re.findall(r"^(?:exec )?badcjobs (\w+) (.*)$", TEXT, re.MULTILINE)
-    calls += re.findall(r"`badcjobs (\w+)([^`]*)`", TEXT)
-    assert {"run", "serve", "monitor", "merge"} <= {name for name, _ in calls}
-    group = typer.main.get_command(app)
-    for name, rest in calls:
-        known = {option for parameter in group.get_command(None, name).params for option in parameter.opts}
-        assert set(re.findall(r"--[\w-]+", rest)) <= known, (name, rest)
 
 
 def test_the_citation_and_the_changelog_name_this_version() -> None:

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from rooms.root import NotHere, folder
+from rooms.root import folder
 from support.needs import missing
 
 ROOT = Path(__file__).parents[3]
@@ -28,13 +28,6 @@ def test_a_checkout_has_its_folders_where_users_look_for_them() -> None:
     assert folder("slurm") == ROOT / "slurm"
     assert (folder("templates") / "array.sbatch").read_text().startswith("#!/bin/bash")
     assert {path.stem for path in folder("guide").glob("*.md")} >= {"start", "slurm", "settings", "tables"}
-
-
-def test_a_folder_that_is_missing_is_named_with_the_line_to_paste() -> None:
-    with pytest.raises(NotHere) as refused:
-        folder("no-such-folder")
-    assert "no-such-folder/" in refused.value.what
-    assert (refused.value.fix or "").startswith("pip install")
 
 
 @pytest.fixture(scope="module")
