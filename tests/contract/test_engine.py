@@ -325,7 +325,7 @@ class Workplace:
             for number, name in enumerate(names)
         ]
 
-    def bad(self, name: str, content: bytes = b"this is not audio" * 20) -> Chunk:
+    def bad(self, name: str, content: bytes) -> Chunk:
         path = self.folder / "audio" / f"{name}.wav"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
@@ -412,60 +412,51 @@ class Feeding(threading.Thread):
         return [result.chunk.chunk_id for result in self.results]
 
 
-def feed(session: Session, batch: Sequence[Chunk]) -> list[ChunkResult]:
-    feeding = Feeding(session, batch).end(30)
+def feed(session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> dict[str, ChunkResult]:
+    feeding = Feeding(session, batch, more).end(30)
     assert feeding.broken is None, feeding.broken
-    return feeding.results
+    assert len(set(feeding.answered)) == len(feeding.answered), "a chunk has two results"
+    return {result.chunk.chunk_id: result for result in feeding.results}
 
 
-# --- before the work --------------------------------------------------------------------------------------------------
+NAMES = ["a", "two words", "it's {braces} $HOME", "été ☃", "-dash", "100%"]
+BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
 
 
-def test_an_engine_that_can_run_passes_its_check_and_has_a_name(work: Workplace) -> None:
+def test_an_engine_says_before_the_first_chunk_whether_it_can_run(work: Workplace) -> None:
     engine = work.bench.engine(work.launcher)
     engine.check()
-    assert engine.name in ("demo", "command", "hawkears", "hawkears1")
-    assert engine.wants >= 1
-
-
-def test_an_engine_that_cannot_run_says_so_before_the_first_chunk_with_a_line_to_paste(work: Workplace) -> None:
+    assert engine.name in ("demo", "command", "hawkears", "hawkears1") and engine.wants >= 1
     if isinstance(work.bench, PrefixBench) and work.bench.bad_class == "exit_code":
         return  # the program may be in the prefix's container
-    engine = work.bench.broken_engine(work.launcher)
     with pytest.raises(BadcjobsError) as refused:
-        engine.check()
-    assert refused.value.exit_code in (ExitCode.USAGE, ExitCode.NOT_HERE)
-    assert refused.value.fix
+        work.bench.broken_engine(work.launcher).check()
+    assert refused.value.exit_code in (ExitCode.USAGE, ExitCode.NOT_HERE) and refused.value.fix
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-def test_every_chunk_of_a_batch_gets_exactly_one_result_in_both_batches_of_a_session(work: Workplace) -> None:
-    session = work.open()
-    for names in (["a", "b", "c", "d"], ["e", "f"]):
-        before_ms = CLOCK.now_ms()
-        results = feed(session, work.good(*names))
-        assert sorted(result.chunk.chunk_id for result in results) == names
-        for result in results:
-            assert result.ok and result.error is None
-            assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
-            assert result.audio_s == 1.0
-
-
-def test_detections_are_in_milliseconds_from_the_chunks_start(work: Workplace) -> None:
-    [chunk] = work.good("a")
-    [result] = feed(work.open(), [Chunk("a", "a", "a.wav", chunk.audio_path, start_ms=60_000, end_ms=61_000)])
-    assert {(d.start_ms, d.end_ms) for d in result.detections} == work.bench.expected(chunk)
-    for detection in result.detections:
-        assert type(detection.start_ms) is type(detection.end_ms) is int
-        assert detection.label
-        assert detection.score is None or 0 <= detection.score <= 1
-
-
-def test_what_a_session_asks_for_while_it_works_is_done_like_the_batch(work: Workplace) -> None:
-    waiting = work.good(*"cdefgh")
-    asked: list[Chunk] = []
+@pytest.mark.parametrize("plan", [ON_GPU, replace(ON_CPU, lean=True)], ids=["GPU", "CPU, lean"])
+def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(work: Workplace, plan: WorkerPlan) -> None:
+    session, good, before_ms = work.open(plan), work.good(*NAMES), CLOCK.now_ms()
+    moved = replace(good[0], start_ms=60_000, end_ms=61_000)
+    broken = [*(work.bad(name, content) for name, content in BAD.items()), chunk("gone", work.folder / "gone.wav")]
+    results = feed(session, [moved, *broken[:2], *good[1:], *broken[2:]])
+    # Some may have been lost in bad company, but none is blamed, and alone they are fine.
+    lost = [one for one in good if not results[one.chunk_id].ok]
+    assert not any(results[one.chunk_id].charged for one in lost)
+    results |= feed(session, lost)
+    assert set(results) == {one.chunk_id for one in [*good, *broken]}
+    for one in good:
+        result = results[one.chunk_id]
+        assert (result.ok, result.error, result.audio_s) == (True, None, 1.0)
+        assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
+        found = {(d.start_ms, d.end_ms) for d in result.detections}
+        assert found == work.bench.expected(one), "from the start of the chunk, not of the recording"
+        assert all(d.label and 0 <= (d.score or 0) <= 1 for d in result.detections)
+    for one in broken:
+        result = results[one.chunk_id]
+        assert (result.error_class, result.charged, result.detections) == (work.bench.bad_class, True, ())
+        assert Path(one.audio_path).name in (result.error or "")
+    waiting, asked = work.good(*"cdefgh"), list[Chunk]()
 
     def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
         assert wanted >= 0 and idle >= 0
@@ -473,143 +464,50 @@ def test_what_a_session_asks_for_while_it_works_is_done_like_the_batch(work: Wor
         asked.extend(fresh)
         return fresh
 
-    feeding = Feeding(work.open(), work.good("a", "b"), more).end(30)
-    assert feeding.broken is None
-    assert sorted(feeding.answered) == sorted(["a", "b", *(chunk.chunk_id for chunk in asked)])
-    assert all(result.ok for result in feeding.results)
+    again = feed(session, work.good("a", "b"), more)
+    assert set(again) == {"a", "b", *(one.chunk_id for one in asked)} and all(result.ok for result in again.values())
+    assert session.close() == session.close() in (None, 0)
+    assert work.processes() == []
 
 
-BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
-
-
-@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
-def test_bad_audio_fails_only_its_own_chunk_with_class_and_message(work: Workplace, content: bytes) -> None:
-    session = work.open()
-    batch = [*work.good("a", "b"), work.bad("x", content), *work.good("c")]
-    results = {result.chunk.chunk_id: result for result in feed(session, batch)}
-    assert set(results) == {"a", "b", "c", "x"}
-    assert results["x"].error_class == work.bench.bad_class
-    assert results["x"].charged
-    assert "x.wav" in (results["x"].error or "")
-    # Others may have been lost in its company, but none is blamed; alone they are fine.
-    lost = [result.chunk for name, result in results.items() if name != "x" and not result.ok]
-    assert not any(results[chunk.chunk_id].charged for chunk in lost)
-    assert all(result.ok for result in feed(session, lost))
-
-
-def test_audio_that_is_gone_fails_only_its_own_chunk(work: Workplace) -> None:
-    gone = chunk("x", work.folder / "gone.wav")
-    results = {result.chunk.chunk_id: result for result in feed(work.open(), [*work.good("a"), gone])}
-    assert results["a"].ok
-    assert results["x"].error_class == work.bench.bad_class
-    assert "gone.wav" in (results["x"].error or "")
-
-
-def test_names_with_anything_in_them_come_back_as_they_went_in(work: Workplace) -> None:
-    names = ["two words", "it's {braces} $HOME", "été ☃", "-dash", "100%"]
-    results = feed(work.open(), work.good(*names))
-    assert sorted(result.chunk.chunk_id for result in results) == sorted(names)
-    assert all(result.ok for result in results), [result.error for result in results]
-
-
-def test_a_lean_session_does_as_well(work: Workplace) -> None:
-    batch = [*work.good("a", "b"), work.bad("x")]
-    results = {result.chunk.chunk_id: result for result in feed(work.open(replace(ON_GPU, lean=True)), batch)}
-    assert set(results) == {"a", "b", "x"}
-    assert results["x"].error_class == work.bench.bad_class
-    assert {(d.start_ms, d.end_ms) for d in results["a"].detections} <= work.bench.expected(batch[0])
-
-
-# --- the device -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("plan", "visible"), [(ON_GPU, "GPU-1b2c"), (ON_CPU, "")], ids=["GPU", "CPU"])
-def test_a_workers_environment_shows_only_its_device(work: Workplace, plan: WorkerPlan, visible: str) -> None:
-    feeding = Feeding(work.open(plan, slow_s=20), work.good("a"))
-    environ = wait_for(work.environs, "a worker")[0]
-    assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == (visible, visible)
-    assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert environ["SLURM_JOB_ID"] == "4821"
-    work.sessions[0].kill()
-    feeding.end(25)
-
-
-# --- stopping ---------------------------------------------------------------------------------------------------------
-
-
-def test_interrupting_finishes_what_runs_and_leaves_the_rest_unanswered(work: Workplace) -> None:
+def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(work: Workplace) -> None:
     session = work.open(slow_s=0.3)
     feeding = Feeding(session, work.good(*"abcdefghijkl"))
+    environ = wait_for(work.environs, "a worker")[0]
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == ("GPU-1b2c", "GPU-1b2c")
+    assert (environ["CUDA_DEVICE_ORDER"], environ["SLURM_JOB_ID"]) == ("PCI_BUS_ID", "4821")
     wait_for(lambda: feeding.results, "a first result")
     session.interrupt()
     session.interrupt()
     feeding.end(25)
-    assert feeding.broken is None
-    assert 1 <= len(feeding.answered) < 12
-    assert len(set(feeding.answered)) == len(feeding.answered)
+    assert feeding.broken is None and 1 <= len(set(feeding.answered)) == len(feeding.answered) < 12
     assert all(result.ok for result in feeding.results), [result.error for result in feeding.results]
+    early = work.open()
+    early.interrupt()
+    assert feed(early, work.good("a", "b")) == {}
 
 
-def test_a_session_that_was_interrupted_before_its_first_batch_does_nothing(work: Workplace) -> None:
-    session = work.open()
-    session.interrupt()
-    assert feed(session, work.good("a", "b")) == []
-
-
-def test_killing_ends_quickly_and_nothing_that_ran_counts_as_done(work: Workplace) -> None:
-    session = work.open(slow_s=30)
-    feeding = Feeding(session, work.good("a", "b", "c"))
-    wait_for(work.processes, "a worker")
-    time.sleep(0.3)
-    start_s = time.monotonic()
-    session.kill()
-    feeding.end(25)
-    session.close()
-    assert time.monotonic() - start_s < 20
-    assert not any(result.ok for result in feeding.results)
-    assert len(feeding.answered) <= 1
-    assert work.processes() == []
-
-
-def test_a_session_that_was_killed_before_its_first_batch_does_nothing(work: Workplace) -> None:
-    session = work.open(slow_s=30)
-    session.kill()
-    feeding = Feeding(session, work.good("a", "b")).end(25)
-    assert not any(result.ok for result in feeding.results)
-
-
-def test_a_new_session_works_where_another_was_killed(work: Workplace) -> None:
-    first = work.open(slow_s=30)
-    feeding = Feeding(first, work.good("a"))
-    wait_for(work.processes, "a worker")
-    first.kill()
-    feeding.end(25)
-    first.close()
-    [result] = feed(work.open(), work.good("a"))
-    assert result.ok
-
-
-def test_closing_twice_or_without_any_work_does_no_harm(work: Workplace) -> None:
-    idle, busy = work.open(), work.open()
-    feed(busy, work.good("a"))
-    for session in (idle, busy):
-        first = session.close()
-        assert session.close() == first
-        assert first in (None, 0)
-    assert work.processes() == []
-
-
-def test_a_worker_that_is_killed_from_outside_breaks_the_session_or_fails_its_chunk(work: Workplace) -> None:
-    session = work.open(slow_s=30)
-    feeding = Feeding(session, work.good("a"))
-    wait_for(work.processes, "a worker")
-    time.sleep(0.3)
-    for process in work.processes():
-        process.kill()
-    feeding.end(25)
-    if feeding.broken is None:
-        [result] = feeding.results
-        assert result.error_class in ("worker_died", "engine_crash")
-    else:
-        assert feeding.broken.error_class in ("worker_died", "engine_crash")
-        assert feeding.results == []
+def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(work: Workplace) -> None:
+    for outside in (False, True):
+        session = work.open(ON_CPU, slow_s=60)
+        feeding = Feeding(session, work.good("a", "b", "c"))
+        wait_for(lambda feeding=feeding: feeding.started and work.processes(), "a chunk in progress")  # type: ignore[misc]
+        if not outside:
+            assert wait_for(work.environs, "a worker")[0]["CUDA_VISIBLE_DEVICES"] == ""
+            session.kill()
+        for process in work.processes() if outside else ():
+            process.kill()
+        if outside and feeding.broken is None:
+            wait_for(lambda feeding=feeding: feeding.results or feeding.broken, "it is noticed")  # type: ignore[misc]
+            session.kill()
+        feeding.end(25)
+        session.close()
+        assert not any(result.ok for result in feeding.results)
+        classes = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
+        expected = {"worker_died", "engine_crash", "batch_lost"} if outside else {"worker_died", "terminated"}
+        assert classes - {None} <= expected and (classes - {None} or not outside)
+        assert work.processes() == []
+    early = work.open(slow_s=60)
+    early.kill()
+    assert not any(result.ok for result in Feeding(early, work.good("a", "b")).end(25).results)
+    assert all(result.ok for result in feed(work.open(), work.good("a")).values())

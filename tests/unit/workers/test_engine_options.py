@@ -51,7 +51,8 @@ def refusals(tries: dict[str, object]) -> str:
         with pytest.raises(BadcjobsError) as caught:
             refused()  # type: ignore[operator]
         error = caught.value
-        lines.append(f"## {name}\n{error.exit_code}: {error.what}\nwhy: {error.why}\nfix: {error.fix}\n")
+        fix = " ".join((error.fix or "").split())
+        lines.append(f"## {name}\n{error.exit_code}: {error.what}\nwhy: {error.why}\nfix: {fix}\n")
     return "\n".join(lines)
 
 
