@@ -1,19 +1,22 @@
-"""Copies of the audio on the node: the right ones, not too many, never waited for, and none left."""
+"""Audio on the node: copied or cut before it is wanted, not too much of it, never waited for, and none left."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import time
+import threading
+import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rooms.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
-from rooms.sources import AudioCutter
-from rooms.workers import Copy, RetryPolicy, Stager, Supervisor, make_copy
+from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotThere
+from rooms.workers import Copy, RetryPolicy, SessionFeed, Stager, Supervisor, choose_staging, make_copy
+from support.audio import make_wav
 from support.scripted_engine import (
     CLOCK,
     News,
@@ -28,33 +31,63 @@ from support.scripted_engine import (
 from support.small_disk import small_disk
 from support.waiting import wait_for
 
-PLENTY = 10**9
+PLENTY, RATE = 10**9, 1000
 PLAN = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
 
 
+class Cutter(AudioCutter):
+    """A cutter that may be made to wait, as on a filesystem far away, counts what it cuts, and may refuse."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.cuts: list[float] = []
+        self.refusals: dict[float, Exception] = {}  # by the begin of a stretch
+
+    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        self.cuts.append(start_s)
+        self.go_on.wait(5)
+        if start_s in self.refusals:
+            raise self.refusals[start_s]
+        super().cut(source, start_s, end_s, target)
+
+
 class Bench:
-    """Audio of known content, a stager, and the list of what comes next."""
+    """Files of known content, a recording whose n-th second is n loud, a stager, and the list of what comes next."""
 
     def __init__(self, folder: Path, *, ahead: int = 100) -> None:
-        self.audio = folder / "far away"
-        self.node = folder / "node" / "staged"
+        self.folder, self.node, self.audio = folder, folder / "node" / "staged", folder / "far away"
+        self.audio.mkdir()
+        self.recording = self.audio / "night.wav"
+        with wave.open(str(self.recording), "wb") as file:
+            file.setparams((1, 2, RATE, 0, "NONE", ""))
+            file.writeframes(b"".join(second.to_bytes(2, "little") * RATE for second in range(60)))
         self.coming: list[Chunk] = []
-        self.stager = Stager(self.node, ahead=ahead, cutter=AudioCutter(None))
+        self.cutter = Cutter()
+        self.stager = Stager(self.node, ahead=ahead, cutter=self.cutter)
 
-    def chunks(self, count: int, size_bytes: int = 1000) -> list[Chunk]:
-        self.audio.mkdir(exist_ok=True)
-        made = []
-        for number in range(count):
-            path = self.audio / f"c{number}.wav"
+    def files(self, count: int, size_bytes: int = 1000) -> list[Chunk]:
+        paths = [self.audio / f"c{number}.wav" for number in range(count)]
+        for number, path in enumerate(paths):
             path.write_bytes(bytes([number % 256]) * size_bytes)
-            made.append(Chunk("r", f"c{number}", path.name, str(path), 0, 1000))
-        return made
+        return [Chunk("r", path.stem, path.name, str(path), 0, 1000) for path in paths]
 
-    def start(self, coming: Sequence[Chunk], *, most_bytes: int = PLENTY, ready: int | None = None) -> None:
+    def cuts(self, count: int, length_s: int = 5) -> list[Chunk]:
+        ends = [(n * 1000, (n + length_s) * 1000) for n in range(count)]
+        return [
+            Chunk("r", f"s{start}", "night.wav", str(self.recording), start, end, is_cut=True) for start, end in ends
+        ]
+
+    def start(
+        self, coming: Sequence[Chunk], *, most_bytes: int = PLENTY, ready: int | None = None, only_cuts: bool = False
+    ) -> None:
         self.coming[:] = coming
-        self.stager.start(lambda count: self.coming[:count], most_bytes=most_bytes)
-        expected = len(coming) if ready is None else ready
-        wait_for(lambda: self.stager.ready >= expected, f"{expected} are ready")
+        self.stager.start(lambda count: self.coming[:count], most_bytes=most_bytes, only_cuts=only_cuts)
+        self.wait(len(coming) if ready is None else ready)
+
+    def wait(self, ready: int) -> None:
+        wait_for(lambda: self.stager.ready >= ready, f"{ready} are ready")
 
     def take(self, chunk: Chunk) -> Chunk:
         self.coming[:] = [other for other in self.coming if other.key != chunk.key]
@@ -65,166 +98,228 @@ class Bench:
         found = [Path(folder, name) for folder, _, names in os.walk(self.node) for name in names]
         return sorted(found, key=lambda path: path.name)
 
+    @property
+    def held(self) -> int:
+        return sum(path.stat().st_size for path in self.copies)
+
+    def session(self, script: Callable[[Chunk], News]) -> SessionFeed:
+        def play(session: ScriptedSession, given: Sequence[Chunk]) -> Iterator[News]:
+            for chunk in [*given, *session.more(2, idle=1)]:
+                yield ChunkStarted(chunk, 0)
+                yield script(chunk)
+
+        return open_feed(ScriptedEngine(play), PLAN, self.folder, audio_steps(self.folder, stager=self.stager))
+
+    def results(self, script: Callable[[Chunk], News], batch: Sequence[Chunk]) -> list[ChunkResult]:
+        self.coming.clear()
+        return [one for one in self.session(script).process(batch) if isinstance(one, ChunkResult)]
+
+
+def content_of(chunk: Chunk) -> object:
+    """Return the bytes of a file, or which seconds of the recording are in it."""
+    data = Path(chunk.audio_path).read_bytes()
+    if not data.startswith(b"RIFF"):
+        return data
+    assert len(data[44:]) % (2 * RATE) == 0
+    return [data[at] for at in range(44, len(data), 2 * RATE)]
+
+
+def expected(chunk: Chunk) -> object:
+    if chunk.is_cut and chunk.end_ms is not None:
+        return list(range(chunk.start_ms // 1000, chunk.end_ms // 1000))
+    return Path(chunk.audio_path).read_bytes()
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
+    bench.cutter.go_on.set()
     bench.stager.stop()
     assert not bench.node.exists(), "copies are left"
+
+
+# --- whether ----------------------------------------------------------------------------------------------------------
+
+FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
+
+
+def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(tmp_path: Path) -> None:
+    audio, node, proc = tmp_path / "audio", tmp_path / "node", Path("/proc")
+    with small_disk(node), small_disk(audio):
+        near, link, loop = (Chunk("r", name, name, str(audio / name)) for name in ("a.wav", "link.wav", "loop.wav"))
+        Path(link.audio_path).symlink_to("/proc/self/status")
+        Path(loop.audio_path).symlink_to("loop.wav")
+        cut = replace(near, is_cut=True)
+        far = f"is on proc, treated as shared; {node} on tmpfs, local"
+        for wanted, chunks, local, staged, only_cuts, why in [
+            ("auto", [near, FAR], node, True, False, far),
+            ("auto", [near, link], node, True, False, far),
+            ("auto", [near, cut], node, True, True, f"{audio} is local"),
+            ("auto", [near], node, False, False, f"{audio} is local"),
+            ("auto", [loop], node, False, False, f"{audio} is local"),
+            ("auto", [FAR], proc, False, False, "/proc is not a node-local disk (proc, treated as shared"),
+            ("auto", [cut], proc, False, False, f"{audio} is local"),
+            ("auto", [], node, False, False, "no chunk is waiting"),
+            ("always", [cut], proc, True, False, "run.stage = always"),
+            ("never", [cut, FAR], node, False, False, "run.stage = never"),
+        ]:
+            choice = choose_staging(wanted, chunks, local)
+            assert (choice.staged, choice.only_cuts) == (staged, only_cuts), (wanted, chunks, local)
+            assert all(words in choice.why for words in why.split("; ")), choice.why
+            if staged:
+                assert choice.most_bytes == (2**30 if local == node else 20 * 2**30), "less of a disk in memory"
 
 
 # --- what is copied ---------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_next_lies_on_the_node_under_its_own_name(bench: Bench) -> None:
-    chunks = bench.chunks(5)
+@pytest.mark.parametrize("kind", ["files", "cuts"])
+def test_what_comes_next_lies_on_the_node_and_goes_with_its_chunk(bench: Bench, kind: str) -> None:
+    chunks = bench.files(4) if kind == "files" else bench.cuts(4)
     bench.start(chunks)
-    for chunk in chunks:
+    for left, chunk in zip((3, 2, 1, 0), chunks, strict=True):
         given = bench.take(chunk)
-        assert Path(given.audio_path).is_relative_to(bench.node)
-        assert Path(given.audio_path).name == Path(chunk.audio_path).name
-        assert Path(given.audio_path).read_bytes() == Path(chunk.audio_path).read_bytes()
-        assert replace(given, audio_path=chunk.audio_path) == chunk
-    assert (bench.stager.staged, bench.stager.staged_bytes, bench.stager.from_source) == (5, 5000, 0)
+        assert Path(given.audio_path).is_relative_to(bench.node) and content_of(given) == expected(chunk)
+        name = f"night~{chunk.start_ms}-{chunk.end_ms}.wav" if chunk.is_cut else Path(chunk.audio_path).name
+        assert Path(given.audio_path).name == name
+        assert not given.is_cut
+        assert replace(given, audio_path=chunk.audio_path, is_cut=chunk.is_cut) == chunk, "its place stays what it was"
+        assert len(bench.copies) == left + 1 and bench.stager.release(chunk) and len(bench.copies) == left
+    size_bytes = 4000 if kind == "files" else 4 * (44 + 10_000)
+    tally = bench.stager
+    assert (tally.staged, tally.staged_bytes, tally.from_source, tally.cut_late) == (4, size_bytes, 0, 0)
 
 
-def test_two_files_of_one_name_do_not_get_in_each_others_way(bench: Bench) -> None:
-    first, second = bench.chunks(2)
-    other = bench.audio / "july" / "c0.wav"
+def test_names_do_not_get_in_each_others_way_and_a_link_is_copied_under_its_own_name(bench: Bench) -> None:
+    first, second, third = bench.files(3)
+    other, link = bench.audio / "july" / "c0.wav", bench.audio / "link.wav"
     other.parent.mkdir()
     other.write_bytes(b"july")
-    second = replace(second, audio_path=str(other))
-    bench.start([first, second])
-    assert Path(bench.take(first).audio_path).read_bytes() == bytes(1000)
-    assert Path(bench.take(second).audio_path).read_bytes() == b"july"
+    link.symlink_to(third.audio_path)
+    second, third = replace(second, audio_path=str(other)), replace(third, audio_path=str(link))
+    bench.start([first, second, third])
+    copies = [path for path in bench.copies if path.name == "link.wav"]
+    assert len(copies) == 1 and not copies[0].is_symlink()
+    assert [content_of(bench.take(one)) for one in (first, second, third)] == [bytes(1000), b"july", bytes([2]) * 1000]
 
 
-def test_a_git_annex_link_is_copied_under_the_name_of_the_link(bench: Bench) -> None:
-    [chunk] = bench.chunks(1)
-    link = bench.audio / "night.wav"
-    link.symlink_to(chunk.audio_path)
-    bench.start([replace(chunk, audio_path=str(link))])
-    [copy] = bench.copies
-    assert copy.name == "night.wav" and not copy.is_symlink() and copy.read_bytes() == bytes(1000)
-
-
-def test_a_copy_goes_when_its_chunk_has_a_result(bench: Bench) -> None:
-    chunks = bench.chunks(3)
-    bench.start(chunks)
-    for left, chunk in zip((2, 1, 0), chunks, strict=True):
-        bench.take(chunk)
-        assert len(bench.copies) == left + 1, "an engine is at it"
-        assert bench.stager.release(chunk)
-        assert len(bench.copies) == left
-    assert list(bench.node.iterdir()) == []
-
-
-# --- how much ---------------------------------------------------------------------------------------------------------
-
-
-def test_only_so_many_chunks_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_path: Path) -> None:
+def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ahead=8)
-    chunks = bench.chunks(30)
+    chunks = bench.files(30)
     bench.start(chunks, ready=8)
-    time.sleep(0.3)
     assert [path.name for path in bench.copies] == [f"c{n}.wav" for n in range(8)]
     for chunk in chunks[:4]:
         assert bench.take(chunk) != chunk
-    wait_for(lambda: bench.stager.ready == 8, "eight are ready")
+    bench.wait(8)
     assert len(bench.copies) == 12, "four in work, eight ahead"
     bench.stager.stop()
 
 
-def test_all_copies_together_stay_below_the_limit_and_go_on_when_there_is_room(bench: Bench) -> None:
-    chunks = bench.chunks(10, size_bytes=1000)
-    bench.start(chunks, most_bytes=3500, ready=3)
-    time.sleep(0.3)
-    assert len(bench.copies) == 3
-    for chunk in chunks:
+def test_all_copies_together_stay_below_the_limit_and_a_larger_file_holds_nobody_up(bench: Bench) -> None:
+    large, *chunks = bench.files(11)
+    Path(large.audio_path).write_bytes(bytes(10_000))
+    bench.start([large, *chunks], most_bytes=3000, ready=3)
+    assert bench.take(large) == large and bench.held == 3000
+    for number, chunk in enumerate(chunks):
+        bench.wait(min(3, 10 - number))
         given = bench.take(chunk)
-        assert sum(path.stat().st_size for path in bench.copies) <= 3500
+        assert bench.held <= 3000
         bench.stager.release(given)
-        wait_for(lambda: bench.stager.ready >= min(3, len(bench.coming)), "three are ready")
-    tally = bench.stager  # nobody waits for a copy: on a busy machine one or another is not ready when it is wanted
-    assert tally.staged + tally.from_source == 10
-    assert tally.staged >= 7
+    tally = bench.stager  # nobody waits for a copy: one or another may not be ready when it is wanted
+    assert (tally.staged + tally.from_source, tally.failed_copies) == (11, 0) and tally.staged >= 7
 
 
 def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    chunks = bench.chunks(30, size_bytes=100_000)
+    chunks = bench.files(30, size_bytes=100_000)
     with small_disk(tmp_path / "node", "4m") as disk:
         free = disk.free_bytes
         bench.start(chunks, ready=9)
-        time.sleep(0.5)
-        held = sum(path.stat().st_size for path in bench.copies)
-        assert free // 4 - 200_000 <= held <= free // 4
+        assert free // 4 - 200_000 <= bench.held <= free // 4
         bench.stager.stop()
         assert disk.free_bytes == free
 
 
-def test_a_file_that_is_too_large_is_read_where_it_lies_and_holds_nobody_up(bench: Bench) -> None:
-    large, *others = bench.chunks(4)
-    Path(large.audio_path).write_bytes(bytes(10_000))
-    bench.start([large, *others], most_bytes=5000, ready=3)
-    assert bench.take(large) == large
-    assert all(bench.take(chunk) != chunk for chunk in others)
-    assert bench.stager.failed_copies == 0
+def test_only_cuts_leaves_whole_files_where_they_are(bench: Bench) -> None:
+    whole, (cut, later) = Chunk("r", "all", "night.wav", str(bench.recording), 0, 60_000), bench.cuts(2)
+    bench.start([whole, cut, later], ready=2, only_cuts=True)
+    assert [path.name for path in bench.copies] == ["night~0-5000.wav", "night~1000-6000.wav"]
+    assert bench.take(whole) == whole
 
 
 # --- a favour, not a condition ----------------------------------------------------------------------------------------
 
 
-def test_a_chunk_that_nobody_announced_is_read_where_it_lies_at_once(bench: Bench) -> None:
-    chunks = bench.chunks(2)
-    bench.start(chunks[:1])
-    assert bench.take(chunks[1]) == chunks[1]
-    assert bench.stager.from_source == 1
-    assert bench.stager.release(chunks[1]), "there is nothing to remove"
+def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_when_it_is_wanted(bench: Bench) -> None:
+    files = bench.files(2)
+    for _ in ("not started", "not announced"):
+        assert bench.take(files[1]) == files[1] and bench.stager.release(files[1]), "there is nothing to remove"
+        given = bench.take(bench.cuts(1)[0])
+        assert content_of(given) == [0, 1, 2, 3, 4] and len(bench.copies) in (1, 2)
+        bench.stager.release(bench.cuts(1)[0])
+        if not bench.coming:
+            bench.start(files[:1])
+    assert (bench.stager.from_source, bench.stager.cut_late) == (2, 2)
+    piece = replace(files[0], audio_path=str(bench.audio / "first half.wav"))
+    assert bench.take(piece) == piece, "a piece never gets the copy of the whole"
 
 
-def test_a_stager_that_was_never_started_hands_out_originals(bench: Bench) -> None:
-    [chunk] = bench.chunks(1)
-    assert bench.take(chunk) == chunk
+def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_once(bench: Bench) -> None:
+    first, second, third = bench.cuts(3)
+    bench.cutter.go_on.clear()
+    bench.start([first, second, third], most_bytes=11_000, ready=0)  # one of them is 10,044 bytes
+    wait_for(lambda: bench.cutter.cuts, "a cut")
+    threading.Timer(0.1, bench.cutter.go_on.set).start()
+    assert content_of(bench.take(first)) == expected(first) and bench.cutter.cuts == [0.0], "not made twice"
+    assert content_of(bench.take(second)) == expected(second)
+    bench.coming.clear()
+    assert bench.stager.cut_late == 1
+    for chunk in (first, second):
+        bench.stager.release(chunk)
 
 
-def test_audio_that_cannot_be_copied_is_nobodys_failure(bench: Bench) -> None:
-    good, gone, folder = bench.chunks(3)
-    Path(gone.audio_path).unlink()
-    Path(folder.audio_path).unlink()
-    Path(folder.audio_path).mkdir()
-    bench.start([gone, folder, good], ready=1)
-    wait_for(lambda: bench.stager.failed_copies == 2, "two failures")
-    assert [bench.take(chunk) for chunk in (gone, folder)] == [gone, folder]
-    assert bench.take(good) != good
-    assert str(bench.audio) in str(bench.stager.last_failure)
+def test_a_copy_that_was_swept_away_or_spoilt_is_not_handed_out(bench: Bench) -> None:
+    (first, second), [cut] = bench.files(2), bench.cuts(1)
+    bench.start([first, second, cut])
+    bench.copies[0].unlink()
+    bench.copies[0].write_bytes(b"cut")
+    bench.copies[1].unlink()
+    assert [bench.take(first), bench.take(second)] == [first, second]
+    assert content_of(bench.take(cut)) == expected(cut), "it is made again"
+    bench.stager.release(cut)
 
 
-def test_a_disk_that_takes_nothing_ends_the_copying_with_one_warning(
+def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chunks = bench.chunks(60)
-    for chunk in chunks:
+    good, *gone = bench.files(60)
+    for chunk in gone:
         Path(chunk.audio_path).unlink()
-    bench.start(chunks, ready=0)
+    Path(gone[0].audio_path).mkdir()
+    zero = make_wav(bench.audio / "zero.wav", 0)
+    [cut] = bench.cuts(1)
+    no_cuts = [replace(cut, chunk_id=f"bad{n}", audio_path=str(zero)) for n in range(25)]
+    bench.start([*gone[:19], *no_cuts, good], ready=1)
+    wait_for(lambda: bench.stager.failed_copies == 19, "all that cannot be copied have failed")
+    assert caplog.records == [] and bench.take(good) != good, "what cannot be cut is the fault of the recording"
+    assert str(bench.audio) in str(bench.stager.last_failure)
+    bench.coming[:] = gone[19:]
     wait_for(lambda: caplog.records, "a warning")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "staging stops after 20 failed copies in a row: " in caplog.text and "No such file" in caplog.text
-    assert bench.take(chunks[50]) == chunks[50]
+    assert "staging stops after 20 failed copies in a row: " in caplog.text and len(caplog.records) == 1
+    assert bench.take(gone[50]) == gone[50]
 
 
 def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(tmp_path)
-    [chunk] = bench.chunks(1)
+    [chunk] = bench.files(1)
     (tmp_path / "node").write_text("a file in the way")
     bench.start([chunk], ready=0)
-    assert "audio is not staged: " in caplog.text
-    assert bench.take(chunk) == chunk
+    assert "audio is not staged: " in caplog.text and bench.take(chunk) == chunk
     bench.stager.stop()
 
 
-def test_a_file_whose_length_is_not_what_was_said_is_no_copy(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_copied_is_no_copy(tmp_path: Path) -> None:
     # What /proc says of its files' sizes is never true: as with a file that is still being written.
     (tmp_path / "a.wav").write_bytes(b"audio")
     for audio, is_copy in (("/proc/self/status", False), (str(tmp_path / "a.wav"), True)):
@@ -232,130 +327,172 @@ def test_a_file_whose_length_is_not_what_was_said_is_no_copy(tmp_path: Path) -> 
         assert make_copy(copy, AudioCutter(None)) is is_copy
 
 
-def test_a_copy_that_was_swept_away_is_not_handed_out(bench: Bench) -> None:
-    first, second = bench.chunks(2)
-    bench.start([first, second])
-    for path in bench.copies[:1]:
-        path.unlink()
-    bench.copies[0].write_bytes(b"cut")
-    assert [bench.take(first), bench.take(second)] == [first, second]
+def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promised_more(bench: Bench) -> None:
+    [chunk] = bench.cuts(1)
+
+    def stretch(start_s: float, end_s: float) -> Chunk:
+        return replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
+
+    with pytest.raises(CannotCut, match=r"ends at 60\.000 s, before the end of the chunk from 57\.000 s to 62\.000 s"):
+        bench.stager.take(stretch(57, 62))
+    with pytest.raises(CannotCut, match=r"has 60\.000 s of audio and nothing after 70\.000 s"):
+        bench.stager.take(stretch(70, 75))
+    for end_s in (60.9, 61):
+        almost = bench.stager.take(stretch(55, end_s))
+        assert (content_of(almost), almost.end_ms) == ([55, 56, 57, 58, 59], end_s * 1000), "recorders are not exact"
+        bench.stager.release(almost)
+    with bench.recording.open("r+b") as file:
+        file.truncate(44 + 2 * RATE * 58)
+    bench.start([stretch(55, 60)])
+    for _ in ("ahead", "late"):
+        given = bench.take(stretch(55, 60))
+        assert (content_of(given), given.end_ms, given.audio_s) == ([55, 56, 57], 58_000, 3.0)
+        bench.stager.release(stretch(55, 60))
+    with pytest.raises(NotThere, match=r"is truncated: its header says 60 s, the file has 58 s and nothing after 58 s"):
+        bench.stager.take(stretch(58, 60))
+    with pytest.raises(CannotCut, match=r"ends at 58\.000 s, before the end of the chunk from 55\.000 s to 65\.000 s"):
+        bench.stager.take(stretch(55, 65))
+    assert bench.copies == []
 
 
-def test_a_piece_of_a_chunk_never_gets_the_copy_of_the_whole(bench: Bench) -> None:
-    [chunk] = bench.chunks(1)
-    bench.start([chunk])
-    piece = replace(chunk, audio_path=str(bench.audio / "first half.wav"))
-    assert bench.take(piece) == piece
-
-
-def test_a_failure_with_the_original_is_charged_though_its_copy_was_swept_away(bench: Bench, tmp_path: Path) -> None:
-    [chunk] = bench.chunks(1)
-    bench.start([chunk])
-    bench.copies[0].unlink()
-    news = run_session(bench, failed, [chunk], tmp_path)
-    assert isinstance(news[-1], ChunkResult) and news[-1].charged
+def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    chunks = bench.cuts(50, length_s=10)  # 20 kB each
+    with small_disk(tmp_path / "node", "256k") as disk:
+        bench.start(chunks[:3], ready=2)
+        bench.coming.clear()
+        disk.fill()
+        assert content_of(bench.stager.take(chunks[40])) == expected(chunks[40])
+        disk.fill()
+        with pytest.raises(OSError) as refusal:
+            bench.stager.take(chunks[41])
+        assert refusal.value.errno == errno.ENOSPC
+        disk.make_room()
+        assert content_of(bench.stager.take(chunks[41])) == expected(chunks[41])
+        bench.stager.stop()
 
 
 # --- around an engine -------------------------------------------------------------------------------------------------
 
 
-def run_session(bench: Bench, script: Callable[[Chunk], News], batch: Sequence[Chunk], tmp_path: Path) -> list[News]:
-    def play(session: ScriptedSession, given: Sequence[Chunk]) -> Iterator[News]:
-        for chunk in given:
-            yield ChunkStarted(chunk, 0)
-            yield script(chunk)
+def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(bench: Bench) -> None:
+    files, cuts = bench.files(2), bench.cuts(3)
+    bench.start([*files, cuts[0]])
+    given: list[Chunk] = []
 
-    session = open_feed(ScriptedEngine(play), PLAN, tmp_path, audio_steps(tmp_path, stager=bench.stager))
-    bench.coming.clear()
-    return list(session.process(batch))
+    def listen(chunk: Chunk) -> News:
+        assert not chunk.is_cut and Path(chunk.audio_path).is_relative_to(bench.node)
+        given.append(replace(chunk, audio_path=str(content_of(chunk))))
+        return replace(failed(chunk), error=f"cannot read {chunk.audio_path}!") if len(given) in (2, 4) else done(chunk)
 
-
-def test_results_carry_the_original_chunk_and_the_engine_reads_the_copy(bench: Bench, tmp_path: Path) -> None:
-    chunks = bench.chunks(3)
-    bench.start(chunks)
-    seen: list[str] = []
-
-    def look(chunk: Chunk) -> News:
-        seen.append(chunk.audio_path)
-        return done(chunk)
-
-    news = run_session(bench, look, chunks, tmp_path)
-    assert [one.chunk for one in news] == [chunk for chunk in chunks for _ in range(2)]
-    assert all(Path(path).is_relative_to(bench.node) for path in seen)
+    results = bench.results(listen, [*files, *cuts])
+    assert [one.chunk for one in results] == [*files, *cuts]
+    assert [one.audio_path for one in given] == [str(expected(one)) for one in [*files, *cuts]]
+    assert [(one.error, one.charged) for one in results if one.error] == [
+        (f"cannot read {files[1].audio_path}!", True), (f"cannot read {bench.recording} from 1 s to 6 s!", True),
+    ]  # fmt: skip
     assert bench.copies == []
 
 
-def test_an_error_names_the_file_that_people_know(bench: Bench, tmp_path: Path) -> None:
-    [chunk] = bench.chunks(1)
-    bench.start([chunk])
-    news = run_session(
-        bench, lambda given: replace(failed(given), error=f"{given.audio_path}: no audio"), [chunk], tmp_path
-    )
-    assert isinstance(news[-1], ChunkResult)
-    assert (news[-1].error, news[-1].charged) == (f"{chunk.audio_path}: no audio", True)
-
-
-def test_a_failure_with_a_copy_that_was_spoilt_is_not_charged_and_the_next_try_reads_the_original(
-    bench: Bench, tmp_path: Path
-) -> None:
-    [chunk] = bench.chunks(1)
-    bench.start([chunk])
+def test_a_failure_is_charged_unless_the_copy_was_spoilt_and_then_the_original_is_read(bench: Bench) -> None:
+    first, second = bench.files(2)
+    bench.start([first, second])
+    bench.copies[1].unlink()
 
     def spoil(given: Chunk) -> News:
         shutil.rmtree(bench.node)
         return failed(given, "bad_audio")
 
-    news = run_session(bench, spoil, [chunk], tmp_path)
-    assert isinstance(news[-1], ChunkResult) and not news[-1].charged
+    assert [one.charged for one in bench.results(spoil, [first])] == [False]
+    assert [one.charged for one in bench.results(failed, [second])] == [True], "that was the original"
     bench.node.mkdir()
-    bench.coming[:] = [chunk]
-    time.sleep(0.5)
-    assert bench.take(chunk) == chunk
+    [cut] = bench.cuts(1)
+    bench.coming[:] = [first, cut]
+    bench.wait(1)
+    assert [path.name for path in bench.copies] == ["night~0-5000.wav"] and bench.take(first) == first
 
 
-def test_a_session_that_breaks_gives_its_copies_back_and_speaks_of_the_original(bench: Bench, tmp_path: Path) -> None:
-    chunks = bench.chunks(3)
-    bench.start(chunks)
+@pytest.mark.parametrize(
+    ("problem", "error_class", "words"),
+    [
+        (CannotCut("night.wav has no audio in it"), "bad_audio", "night.wav has no audio in it"),
+        (NoDecoder("no\npip install 'badcjobs[audio]'"), "no_program", "no\npip install 'badcjobs[audio]'"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no_space", "0 s to 5 s cannot be cut out: No space left"),
+        (OSError(errno.EACCES, "Permission denied"), "bad_audio", "0 s to 5 s cannot be cut out: Permission denied"),
+    ],
+)
+def test_a_chunk_that_cannot_be_cut_fails_alone_and_says_why(
+    bench: Bench, problem: Exception, error_class: str, words: str
+) -> None:
+    bad, good, later = bench.cuts(3)
+    gone = replace(later, chunk_id="gone", audio_path=str(bench.folder / "night 2.wav"))
+    Path(gone.audio_path).symlink_to(".git/annex/objects/x/y")
+    bench.cutter.refusals = {0.0: problem}
+    events = bench.session(done).process([bad, good], lambda wanted, idle=0: [later, gone])
+    results = {one.chunk.chunk_id: one for one in events if isinstance(one, ChunkResult)}
+    assert {name: one.error_class for name, one in results.items()} == {
+        "s0": error_class, "s1000": None, "s2000": None, "gone": "missing_audio",
+    }  # fmt: skip
+    assert words in str(results["s0"].error) and results["s0"].charged
+    assert (results["gone"].error or "").endswith(f"git -C {bench.folder} annex get 'night 2.wav'")
+    assert bench.copies == []
 
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_recording_that_was_replaced_after_it_was_listed_is_not_mixed_with_the_old_one(
+    bench: Bench, is_cut: bool
+) -> None:
+    status = bench.recording.stat()
+    listed = Fingerprint(status.st_size, status.st_mtime_ns)
+    before, after = (replace(chunk, is_cut=is_cut, fingerprint=listed) for chunk in bench.cuts(2))
+    assert [one.error for one in bench.results(done, [before])] == [None]
+    os.utime(bench.recording, ns=(1, 1))
+    [result] = bench.results(done, [after])
+    assert (result.error_class, result.error) == (
+        "bad_audio", f"{bench.recording} has changed since the work was listed; run the same command again",
+    )  # fmt: skip
+    assert bench.copies == []
+
+
+def test_a_session_that_breaks_or_is_stopped_leaves_nothing_and_speaks_of_the_original(bench: Bench) -> None:
     def crash(given: Chunk) -> News:
-        raise SessionBroken("engine_crash", f"died at {given.audio_path}", at_start=False)
+        raise SessionBroken("engine_crash", f"died at {given.audio_path}")
 
-    with pytest.raises(SessionBroken, match=f"died at {chunks[0].audio_path}$"):
-        run_session(bench, crash, chunks, tmp_path)
+    files = bench.files(2)
+    bench.start(files)
+    with pytest.raises(SessionBroken, match=f"died at {files[0].audio_path}$"):
+        bench.results(crash, files)
+    with pytest.raises(SessionBroken, match=r"night\.wav from 0 s to 5 s"):
+        bench.results(crash, bench.cuts(2))
+    stopped = bench.session(done)
+    stopped.interrupt()
+    assert list(stopped.process(bench.cuts(2))) == [], "nothing new is cut for one that is to stop"
     assert bench.copies == []
 
 
 def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ahead=16)
-    chunks = bench.chunks(300)
-    notes = Notebook(chunks)
-    paths: list[str] = []
+    mixed = [one for pair in zip(bench.files(50), bench.cuts(50), strict=True) for one in pair]
+    chunks = [replace(one, chunk_id=f"{n}.{m}") for n in range(3) for m, one in enumerate(mixed)]
+    right = {chunk.chunk_id: expected(chunk) for chunk in chunks}
+    notes, paths = Notebook(chunks), list[str]()
 
     def listen(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for chunk in [*batch, *session.more(2, idle=1)]:
-            number = int(chunk.chunk_id[1:])
             paths.append(chunk.audio_path)
-            right = Path(chunk.audio_path).read_bytes() == bytes([number % 256]) * 1000
-            time.sleep(0.001)
-            yield done(chunk) if right else failed(chunk)
+            yield done(chunk) if content_of(chunk) == right[chunk.chunk_id] else failed(chunk)
 
-    plans = [replace(PLAN, slot=slot) for slot in range(3)]
     supervisor = Supervisor(
-        ScriptedEngine(listen, wants=2),
-        plans,
-        notes,
-        clock=CLOCK,
-        policy=RetryPolicy(),
-        scratch=tmp_path / "scratch",
-        audio=audio_steps(tmp_path, stager=bench.stager),
-    )
+        ScriptedEngine(listen, wants=2), [replace(PLAN, slot=slot) for slot in range(3)], notes, clock=CLOCK,
+        policy=RetryPolicy(), scratch=tmp_path / "scratch", audio=audio_steps(tmp_path, stager=bench.stager),
+    )  # fmt: skip
     supervisor.start()
-    bench.stager.start(supervisor.upcoming, most_bytes=PLENTY)
+    bench.stager.start(supervisor.upcoming, most_bytes=60_000)
     while supervisor.busy:
         supervisor.handle_events(timeout_s=0.02)
     assert set(notes.status.values()) == {"done"} and len(notes.attempts) == 300
     assert bench.copies == [], "each was removed with its result"
     bench.stager.stop()
     tally = bench.stager
-    assert tally.staged + tally.from_source == 300
-    assert tally.staged == sum(Path(path).is_relative_to(bench.node) for path in paths) > 150
+    assert tally.staged + tally.from_source + tally.cut_late == 300
+    assert tally.staged + tally.cut_late == sum(Path(path).is_relative_to(bench.node) for path in paths) >= 150
