@@ -44,9 +44,9 @@ def listen(path: Path) -> None:
         one.bind(str(path))
 
 
-def write(files: Files) -> None:
+def write(files: Files, folder: Path = Path()) -> None:
     for name, content in files.items():
-        path = Path(name)
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if callable(content):
             content(path)
