@@ -135,6 +135,7 @@ class Copy:
     """A copy of the repository, by hard links, of which one file at a time is different."""
 
     def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)  # some tests work as the user nobody
         self._folder = folder / "repository"
         kept_back = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".*_cache", "node_modules")
         shutil.copytree(REPOSITORY, self._folder, copy_function=os.link, ignore=kept_back)

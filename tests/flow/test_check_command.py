@@ -24,7 +24,7 @@ ANSWERED = {  # words → exit code
     "--out results -- --hawkears-root {folder}/hawkears": 0,
     "own.sbatch manifest.csv --out results --time 30 -- --engine demo": 0,
     f"manifest.csv {OF_SUBMIT} -- --engine demo": 1,
-    "manifest.csv --account st-lab-1-gpu --config site=sockeye -- --engine demo": 1,
+    "manifest.csv --account st-lab-1-gpu --config site=sockeye -- --engine demo": 0,
 }
 REFUSED = {  # words → what is said
     "--site atlantis": ("atlantis", "sockeye"),

@@ -7,54 +7,71 @@ from pathlib import Path
 
 from support.badcjobs_program import Site, assert_refused
 
-ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
+PROJECT = """[run]
+source = ["july.csv"]
+out = "runs/july"
+[submit]
+account = "st-lab-1-gpu"
+time = "3:00:00"
+tasks = 8
+parallel = 2
+setup = ["module load x"]
+"""
 
 
-def test_without_a_name_there_is_the_list(site: Site) -> None:
-    text, document = site.badcjobs_each([("template",), ("template", "--json")])
-    assert text.exit_code == document.exit_code == 0
+def test_templates_are_listed_printed_as_they_are_and_refused_with_what_there_is(site: Site) -> None:
+    text, document, plain, name, key, missing, nowhere, folder, nothing = site.badcjobs_each(
+        [
+            ("template",),
+            ("template", "--json"),
+            ("template", "sockeye-array"),
+            ("template", "arrray"),
+            ("template", "array", "--set", "colour=red"),
+            ("template", "sockeye-array", "-o", "job.sbatch"),
+            ("template", "array", "-o", "no/such/folder/job.sbatch"),
+            ("template", "array", "-o", "."),
+            ("template", "--set", "account=x"),
+        ]
+    )
+    assert (text.exit_code, document.exit_code, plain.exit_code) == (0, 0, 0)
     names = [template["name"] for template in document.json["templates"]]
-    assert names == sorted(path.stem for path in (ROOT / "templates").glob("*.sbatch"))
-    assert all(f"\n  {name} " in text.stdout for name in names)
+    assert names == sorted(path.stem for path in TEMPLATES.glob("*.sbatch"))
+    assert all(f"\n  {one} " in text.stdout for one in names)
     assert document.json["templates"][-1]["open"] == ["account", "source", "out"]
+    assert plain.stdout == (TEMPLATES / "sockeye-array.sbatch").read_text()
+    assert "still open, to edit or to give in sbatch --export: account, source, out" in plain.stderr
+    assert_refused(name, 2, "there is no template 'arrray'", "sockeye-array")
+    assert_refused(key, 2, "array has no key 'colour'", "gpus-per-node")
+    assert_refused(missing, 2, "missing: account")
+    assert_refused(nowhere, 2, "cannot be written", "mkdir -p no/such/folder")
+    assert_refused(folder, 2, "cannot be written", "try: ls -ld . .")
+    assert_refused(nothing, 2, "NAME is missing")
+    assert not (site.folder / "job.sbatch").exists()
 
 
-def test_a_template_is_printed_as_it_is_and_what_is_open_is_named(site: Site) -> None:
-    done = site.badcjobs("template", "sockeye-array")
-    assert done.exit_code == 0
-    assert done.stdout == (ROOT / "templates" / "sockeye-array.sbatch").read_text()
-    assert "still open, to edit or to give in sbatch --export: account, source, out" in done.stderr
-
-
-def test_a_filled_template_is_written_once_and_never_replaced(site: Site) -> None:
+def test_a_template_is_filled_from_the_project_file_set_wins_and_it_is_never_replaced(site: Site) -> None:
     fill = ("template", "sockeye-array", "--set", "account=st-pi-1-gpu", "--set", "setup=module load gcc cuda")
-    fill += ("-o", "job.sbatch")
-    first = site.badcjobs(*fill)
-    assert (first.exit_code, first.stdout) == (0, "job.sbatch is written; next: sbatch job.sbatch\n")
     script = site.folder / "job.sbatch"
+    first = site.badcjobs(*fill, "-o", "job.sbatch")
+    assert (first.exit_code, first.stdout) == (0, "job.sbatch is written; next: sbatch job.sbatch\n")
     assert "#SBATCH --account=st-pi-1-gpu" in script.read_text().splitlines()
-    assert script.read_text().count("module load gcc cuda") == 1  # this template has the line already
+    assert script.read_text().count("module load gcc cuda") == 1, "this template has the line already"
     script.write_text("edited")
-    assert_refused(site.badcjobs(*fill), 2, "job.sbatch exists already", "try: --out job-2.sbatch")
+    assert_refused(site.badcjobs(*fill, "-o", "job.sbatch"), 2, "job.sbatch exists already", "try: --out job-2.sbatch")
     assert script.read_text() == "edited"
-    other = site.badcjobs(*fill[:-1], "other.sbatch", "--json")
+    other = site.badcjobs(*fill, "-o", "other.sbatch", "--json")
     assert other.json["text"] == (site.folder / "other.sbatch").read_text()
     assert (other.json["file"], other.json["open"]) == ("other.sbatch", ["source", "out"])
-
-
-def test_a_template_is_filled_from_the_project_file_and_set_wins(site: Site) -> None:
-    (site.folder / "badcjobs.toml").write_text(
-        '[run]\nsource = ["july.csv"]\nout = "runs/july"\n'
-        '[submit]\naccount = "st-lab-1-gpu"\ntime = "3:00:00"\ntasks = 8\nparallel = 2\nsetup = ["module load x"]\n'
-    )
-    done = site.badcjobs("template", "sockeye-array", "--set", "time=1:00:00", "-o", "job.sbatch")
+    (site.folder / "badcjobs.toml").write_text(PROJECT)
+    done = site.badcjobs("template", "sockeye-array", "--set", "time=1:00:00", "-o", "third.sbatch")
     assert (done.exit_code, done.stderr) == (0, "")
-    lines = (site.folder / "job.sbatch").read_text().splitlines()
-    assert {"#SBATCH --account=st-lab-1-gpu", "#SBATCH --time=1:00:00", "#SBATCH --array=0-7%2", "module load x"} <= {
-        *lines
-    }
-    assert f': "${{SOURCE:={site.folder}/july.csv}}"' in lines
-    assert f': "${{OUT:={site.folder}/runs/july}}"' in lines
+    lines = (site.folder / "third.sbatch").read_text().splitlines()
+    for line in (
+        "#SBATCH --account=st-lab-1-gpu", "#SBATCH --time=1:00:00", "#SBATCH --array=0-7%2", "module load x",
+        f': "${{SOURCE:={site.folder}/july.csv}}"', f': "${{OUT:={site.folder}/runs/july}}"',
+    ):  # fmt: skip
+        assert line in lines
 
 
 def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(site: Site) -> None:
@@ -69,23 +86,3 @@ def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(site: S
         words = done.stdout.split()
         assert f"--cpus-per-task={cores}" in words
         assert words[words.index("true") :][:5] == ["true", "run", "m.csv", "--out", "o"]
-
-
-def test_a_wrong_name_an_unknown_key_and_a_missing_one_are_named(site: Site) -> None:
-    name, key, missing, nowhere, folder, nothing = site.badcjobs_each(
-        [
-            ("template", "arrray"),
-            ("template", "array", "--set", "colour=red"),
-            ("template", "sockeye-array", "-o", "job.sbatch"),
-            ("template", "array", "-o", "no/such/folder/job.sbatch"),
-            ("template", "array", "-o", "."),
-            ("template", "--set", "account=x"),
-        ]
-    )
-    assert_refused(name, 2, "there is no template 'arrray'", "sockeye-array")
-    assert_refused(key, 2, "array has no key 'colour'", "gpus-per-node")
-    assert_refused(missing, 2, "missing: account")
-    assert_refused(nowhere, 2, "cannot be written", "mkdir -p no/such/folder")
-    assert_refused(folder, 2, "cannot be written", "try: ls -ld . .")
-    assert_refused(nothing, 2, "NAME is missing")
-    assert not (site.folder / "job.sbatch").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from support.audio import make_wav
 from support.badcjobs_program import Outcome, Site, rows
 from support.fake_hawkears import make_fake_root
@@ -38,57 +37,39 @@ def run(site: Site, manifest: Path, *others: object) -> Outcome:
     return site.run(manifest, *options, "--engine-arg=--threads=2", "--json", *others, env=environ, timeout_s=90)
 
 
-@pytest.fixture(scope="module")
-def mixed(shared_site: Site) -> Outcome:
-    """A run of 500 chunks, four of which are not like the others."""
-    manifest = with_a_long_chunk(shared_site.manifest(500), "c250")
-    broken = {"c017": b"#fake SIGSEGV", "c063": b"RIFF, but not for long", "c101": b""}
+def test_a_chunk_that_is_too_long_is_done_in_pieces_and_a_later_task_starts_with_them(site: Site) -> None:
+    manifest = with_a_long_chunk(site.manifest(60), "c025")
+    broken = {"c017": b"#fake SIGSEGV", "c043": b"RIFF, but not for long", "c051": b""}
     for name, content in broken.items():
-        (shared_site.folder / "audio" / f"{name}.wav").write_bytes(content)
-    return run(shared_site, manifest)
-
-
-def test_poison_corrupt_and_empty_are_named_and_the_long_one_is_done(mixed: Outcome, shared_site: Site) -> None:
+        (site.folder / "audio" / f"{name}.wav").write_bytes(content)
+    mixed = run(site, manifest)
     assert mixed.exit_code == 1, mixed.stderr
     assert {chunk["chunk_id"]: chunk["error_class"] for chunk in mixed.json["failed"]} == {
-        "c017": "engine_crash", "c063": "bad_audio", "c101": "bad_audio",
+        "c017": "engine_crash", "c043": "bad_audio", "c051": "bad_audio",
     }  # fmt: skip
-    assert shared_site.rows("SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1") == [
-        ("done", 497), ("failed", 2), ("poison", 1),
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1") == [
+        ("done", 57), ("failed", 2), ("poison", 1),
     ]  # fmt: skip
-
-
-def test_the_long_one_has_the_detections_of_both_halves_on_its_own_time(mixed: Outcome, shared_site: Site) -> None:
-    heard = shared_site.rows("SELECT start_ms, end_ms FROM detection WHERE chunk_id = 'c250' ORDER BY start_ms")
-    assert heard == [(5000, 6000), (19_500, 22_000), (35_000, 36_000)]
-    assert shared_site.rows("SELECT audio_s, detections FROM chunk WHERE chunk_id = 'c250'") == [(LONG_S, 3)]
-
-
-def test_each_step_down_is_an_attempt(mixed: Outcome, shared_site: Site) -> None:
-    attempts = shared_site.rows(
-        "SELECT try_number, outcome, error_class, pieces FROM attempt WHERE chunk_id = 'c250' AND outcome != 'lost'"
+    heard = site.rows("SELECT start_ms, end_ms FROM detection WHERE chunk_id = 'c025' ORDER BY start_ms")
+    assert heard == [(5000, 6000), (19_500, 22_000), (35_000, 36_000)], "those of both halves, on its own time"
+    assert site.rows("SELECT audio_s, detections FROM chunk WHERE chunk_id = 'c025'") == [(LONG_S, 3)]
+    attempts = site.rows(
+        "SELECT outcome, error_class, pieces FROM attempt WHERE chunk_id = 'c025' AND outcome != 'lost'"
         " ORDER BY attempt_id"
     )
-    assert [attempt[1:] for attempt in attempts] == [
-        ("failed", "out_of_memory", None), ("failed", "out_of_memory", None), ("done", None, 2),
-    ]  # fmt: skip
-    ((seconds, why),) = shared_site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
+    assert attempts == [("failed", "out_of_memory", None), ("failed", "out_of_memory", None), ("done", None, 2)]
+    ((seconds, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
     assert seconds == LONG_S
     assert why.startswith("a chunk ran out of memory: ") and f"{LONG_S} s or more is cut into pieces" in why
+    assert not list(site.folder.rglob("*~*s.wav")), "no piece is left behind"
 
-
-def test_no_piece_is_left_behind(mixed: Outcome, shared_site: Site) -> None:
-    assert not list(shared_site.folder.rglob("*~*s.wav"))
-
-
-def test_a_later_task_of_the_run_starts_with_the_halves(mixed: Outcome, shared_site: Site) -> None:
-    before = set(shared_site.task_databases())
-    manifest = with_a_long_chunk(shared_site.manifest(500, prefix="d"), "d300")
-    done = run(shared_site, manifest, "--shard", "0/5", "--no-resume")
+    before = set(site.task_databases())
+    manifest = with_a_long_chunk(site.manifest(60, prefix="d"), "d030")
+    done = run(site, manifest, "--shard", "0/5", "--no-resume")
     assert done.exit_code == 0, done.stderr
-    (database,) = set(shared_site.task_databases()) - before
+    (database,) = set(site.task_databases()) - before
     found = rows(database, "SELECT chunk_id, attempts, detections FROM chunk WHERE audio_s = ?", LONG_S)
-    assert found == [("d300", 1, 3)]
-    assert rows(database, "SELECT pieces FROM attempt WHERE chunk_id = 'd300'") == [(2,)]
+    assert found == [("d030", 1, 3)]
+    assert rows(database, "SELECT pieces FROM attempt WHERE chunk_id = 'd030'") == [(2,)]
     ((why,),) = rows(database, "SELECT reason FROM decision WHERE kind = 'memory_limit'")
     assert why.startswith("learned by an earlier task: audio of ")
