@@ -17,7 +17,6 @@ SETTINGS: dict[str, Any] = {
     "devices": 4,
     "unknown_fields": [],  # not known to this version
     "unsupported": {},  # field → [device index, …]: "[Not Supported]"
-    "says": {},  # field → what stands in its place, on every device
     "lost": [],  # these devices have fallen off the bus
     "unlisted": [],  # these devices are left out of the stream
     "fails": None,  # says this, and exits with 9
@@ -96,7 +95,7 @@ def answer(settings: dict[str, Any], field: str, index: int) -> str:
         return "[GPU is lost]"
     if index in settings["unsupported"].get(field, []):
         return "[Not Supported]"
-    return str(settings["says"].get(field, values[field]))
+    return str(values[field])
 
 
 def read_settings(path: str) -> dict[str, Any]:

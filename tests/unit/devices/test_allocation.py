@@ -131,8 +131,10 @@ def test_all_indices_and_all_tasks_of_their_steps_share_the_source_without_overl
 
 def test_without_an_array_the_tasks_of_the_step_are_the_shards() -> None:
     for frozen in (None, ArrayShape(0, 1, 8)):
-        assert find_place(parse(SLURM_JOB_ID="77"), frozen) == find_place(parse(), frozen) == ShardPlace(0, 1)
-    assert find_place(parse(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="3", SLURM_PROCID="2"), None) == ShardPlace(2, 3)
+        for allocation in (parse(), parse(SLURM_JOB_ID="77")):
+            assert find_place(allocation, frozen) == ShardPlace(0, 1, None, None, 0, 1)
+    third = find_place(parse(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="3", SLURM_PROCID="2"), None)
+    assert third == ShardPlace(2, 3, None, None, 0, 1)
 
 
 # Array task, and the shape of the run's array → the refusals, as a page. Lists have step 1 on a real Slurm.
@@ -172,7 +174,7 @@ ENDS: dict[str, float | None] = {
     "1800003600": 3600, "1800003600\n": 3600, "1800000001": 1, "2027-01-15T01:00:00\n": 3600,
     "Welcome To Sockeye\n1800007200\nNONE\n1800003600\n": 3600, str(1_800_000_000 + 3_162_240_000): 3_162_240_000,
     **dict.fromkeys(["", "soon", "0", "-1", "1800000000", "1799999999", str(1_800_000_001 + 3_162_240_000)]),
-    **dict.fromkeys(["9" * 40, "NONE\n", "Unknown\n", "N/A\n", "NOT_SET", "T", "10:10:56", "2027-01-15"]),
+    **dict.fromkeys(["9" * 40, "NONE\n", "Unknown\n", "N/A\n", "NOT_SET", "T", "10:10:56", "2027-01-16"]),
 }  # fmt: skip
 
 

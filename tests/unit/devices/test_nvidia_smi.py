@@ -208,11 +208,10 @@ def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path: Pat
     assert {state(hanging) for _ in range(3)} == {"nvidia-smi cannot list the devices: no answer in 0.3 s"}
 
 
-def test_a_line_without_end_is_cut_and_the_next_one_is_heard(tmp_path: Path) -> None:
+def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path: Path) -> None:
     heard: list[str] = []
-    program = write_script(
-        tmp_path, "head -c 500000 /dev/zero | tr '\\0' x\necho\necho\necho next\necho next\necho last"
-    )
+    long = "head -c 500000 /dev/zero | tr '\\0' x\necho"
+    program = write_script(tmp_path, f"seq 1 3\n{long}\necho\necho next\necho next\nseq 4 8\necho last")
 
     def hear(text: str) -> bool:
         heard.append(text)
@@ -220,9 +219,9 @@ def test_a_line_without_end_is_cut_and_the_next_one_is_heard(tmp_path: Path) -> 
 
     stream = Stream(lambda: [program], hear)
     assert stream.wait(lambda: False, 60)
-    assert [text[:4] for text in heard] == ["xxxx", "next", "next", "last"]
-    assert len(heard[0]) == 2**16
-    assert stream.last_message == "x" * 500 + "… next"
+    assert [text[:4] for text in heard] == [*"123", "xxxx", "next", "next", *"45678", "last"]
+    assert len(heard[3]) == 2**16
+    assert stream.last_message == f"3 {'x' * 500}… next 4 5 6 7 8"
     assert (stream.ended, stream.exit_code) == (True, 0)
 
 
