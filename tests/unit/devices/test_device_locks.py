@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ BY_ALICE = f"is locked by {ALICE}"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "locks"
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for locks; no file may stay open."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield tmp_path / "locks"
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def locks_of(folder: Path, holder: str | None = ALICE) -> DeviceLocks:
