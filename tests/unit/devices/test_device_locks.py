@@ -23,9 +23,10 @@ BY_ALICE = f"is locked by {ALICE}"
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for locks; no file may stay open."""
-    before = len(os.listdir("/proc/self/fd"))
+    opened = Path("/proc/self/fd")
+    before = len(list(opened.iterdir()))
     yield tmp_path / "locks"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(opened.iterdir())) == before
 
 
 def locks_of(folder: Path, holder: str | None = ALICE) -> DeviceLocks:

@@ -97,8 +97,9 @@ def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(re
     assert heard(never, 1, 0, 2, 4.9) == ["no permission"] * 3
     rare = write_recording(tmp_path / "rare.sqlite", DEVICES[:1], steady, range(0, 90, 30))
     assert heard(rare, 0, 29, 59, 89, 90) == [0, 30, 60, 0], "the usual interval is 30 s"
-    single = write_recording(tmp_path / "single.sqlite", DEVICES[:1], steady, [0])
-    assert opened(single).why.endswith(" 1.0 s long, repeated at its end")
+    for name, times, length_s in (("one", [0], "1.0"), ("two", [0, 30], "60.0")):
+        short = write_recording(tmp_path / f"{name}.sqlite", DEVICES[:1], steady, times)
+        assert opened(short).why.endswith(f" {length_s} s long, repeated at its end")
 
 
 def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: Path) -> None:
