@@ -65,7 +65,7 @@ class Bench:
     def run(self, until: Callable[[], bool] = lambda: False) -> Bench:
         """Handle events until all is over, or ``until`` says so."""
         self.start()
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + 30
         while self.supervisor.busy and not until():
             assert time.monotonic() < end_s, f"it never ends: {self.statuses}"
             self.supervisor.handle_events(timeout_s=0.02)

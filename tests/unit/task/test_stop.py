@@ -1,4 +1,4 @@
-"""Signals as a request to stop: drain, drain before a deadline, stop now."""
+"""Signals as a request to stop: drain, drain before a deadline, stop now; and the exit code in the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from rooms.task import StopRequest
+from rooms.devices import EndTime
+from rooms.model import Chunk, ChunkResult, TaskKey
+from rooms.store import TaskWriter
+from rooms.task import StopRequest, TimeBudget, decide_verdict
+from rooms.workers import Tally
 from support.hand_clock import HandClock
+from support.task_files import TaskFile
 
 USR1, USR2, TERM, INT, HUP = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 GRACE_S = 20
@@ -106,3 +113,52 @@ def test_signals_to_a_process_that_is_leaving_do_not_change_its_exit_code() -> N
             process.send_signal(number)
         process.communicate(b"go")
     assert process.returncode == 75
+
+
+# --- the exit code ----------------------------------------------------------------------------------------------------
+
+AGAIN = "run the same command again to continue"
+LATE = EndTime(0, "run.stop_after")
+# The chunks by state, the signals (9 s apart), the tally, the end of the time; the exit code, the verdict, the note.
+VERDICTS: list[tuple[str, list[signal.Signals], Tally, EndTime | None, int, str, str | None]] = [
+    ("done done", [], Tally(), None, 0, "done", None),
+    ("skipped", [TERM], Tally(), LATE, 0, "done", None),
+    ("done failed", [], Tally(), None, 1, "failed", None),
+    ("done poison", [TERM], Tally(), LATE, 1, "failed", None),
+    ("done failed-before", [], Tally(), None, 1, "failed", None),
+    ("done", [], Tally(retired=["lost", "gone"]), None, 0, "done", "workers that stopped early: 2; the last one: gone"),
+    ("done pending", [USR1], Tally(), None, 75, "stopped", AGAIN),
+    ("failed pending", [TERM], Tally(gave_up="no model"), LATE, 75, "stopped", AGAIN),
+    ("pending", [HUP], Tally(), None, 75, "stopped", AGAIN),
+    ("pending", [INT], Tally(), None, 130, "stopped", AGAIN),
+    ("pending", [TERM, INT], Tally(), None, 130, "stopped", AGAIN),
+    ("pending", [TERM, TERM], Tally(), None, 143, "stopped", AGAIN),
+    ("pending", [], Tally(), LATE, 75, "stopped", f"the time limit is near; {AGAIN}"),
+    ("pending", [], Tally(gave_up="no model"), LATE, 3, "failed", "no model"),
+    ("done pending", [], Tally(retired=["lost", "gone"]), None, 3, "failed", "lost"),
+    ("pending", [], Tally(), None, 3, "failed", "no worker could be started; see the log"),
+]
+
+
+@pytest.mark.parametrize(("states", "signals", "tally", "end", "exit_code", "verdict", "note"), VERDICTS)
+def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(
+    tmp_path: Path, states: str, signals: list[signal.Signals], tally: Tally, end: EndTime | None,
+    exit_code: int, verdict: str, note: str | None,
+) -> None:  # fmt: skip
+    clock, chunks = HandClock(), [Chunk("rec", f"c{n}", "a", "/a") for n, _ in enumerate(states.split())]
+    before = TaskFile(tmp_path, states={"c1": "failed"}, job_id="4000")
+    writer = TaskWriter(tmp_path / "wrapper.sqlite", TaskKey("4821", 0, 0, "gpu1"))
+    writer.fill(chunks, lambda rows: None)
+    for chunk, state in zip(chunks, states.split(), strict=True):
+        if state == "failed-before":
+            writer.skip_done_in(before.write(), retry_failed=False)
+        elif state != "pending":
+            writer.attempt_ended(ChunkResult(chunk, 1, 2), status=state, try_number=1, worker_id=1, device_id=None)
+    stop = StopRequest(clock.monotonic_s)
+    for number in signals:
+        stop.receive(number)
+        clock.sleep(9)
+    time = TimeBudget(end, clock)
+    assert time.over == (end is not None)
+    task = SimpleNamespace(world=SimpleNamespace(stop=stop), writer=writer, time=time)
+    assert decide_verdict(task, tally) == (exit_code, verdict, note)

@@ -151,9 +151,10 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_nothing_that_fits_i
     assert len(got) + len(rest) == len(lengths_s)
 
 
-def test_suspects_for_whom_there_is_no_time_keep_nobody_waiting() -> None:
-    queue = of_lengths([60])
-    queue.put_back(taken(queue), alone=True)
+@pytest.mark.parametrize("alone", [False, True])
+def test_chunks_for_which_there_is_no_time_keep_nobody_waiting_for_those_in_flight(alone: bool) -> None:
+    queue = of_lengths([60, 50])
+    queue.put_back(taken(queue)[:1], alone=alone)
     assert queue.take(Hours(40)) is None
     assert queue.take(Hours(60)) is not None
 
