@@ -47,7 +47,7 @@ def test_a_local_disk_that_fills_up_costs_readings_and_the_run_goes_on(site: Sit
 def test_a_recorder_that_stood_still_leaves_a_gap_as_long_as_the_hole(site: Site) -> None:
     """And its first share of the CPU is unknown, not zero."""
     out = site.folder / "still.sqlite"
-    program = site.start("record", "--out", out, "--simulate", 1, "--interval", 0.1, "--duration", 2.5)
+    program = site.start("record", "--out", out, "--simulate", 1, "--interval", 0.1, "--duration", 3.5)
     recorder = wait_for(lambda: next(iter(site.recorders()), None), "a recorder")
     wait_for(lambda: site.count_now("sample") > 2, "the first samples")
     recorder.send_signal(signal.SIGSTOP)

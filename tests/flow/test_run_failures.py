@@ -77,10 +77,12 @@ if __name__ == "__main__":
 
 
 def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site: Site) -> None:
-    done = site.run(site.manifest(60), *command(site, "echo the model is missing >&2; exit 1"), "--retries", 0)
+    fails = command(site, "echo the model is missing >&2; exit 1")
+    done = site.run(site.manifest(60), *fails, "--retries", 0, "--json")
     assert done.exit_code == 3, done.stderr
-    assert "no chunk was done" in done.stdout
-    assert "the model is missing" in done.stdout
+    assert "no chunk was done" in done.json["note"]
+    assert "the model is missing" in done.json["note"]
+    assert len(done.json["failed"]) == 20, "enough to name"
     counts = dict(site.rows("SELECT status, count(*) FROM chunk GROUP BY status"))
     assert counts == {"failed": 25, "pending": 35}
     assert site.rows("SELECT verdict, exit_code FROM task") == [("failed", 3)]
