@@ -29,8 +29,6 @@ def test_a_result_that_nobody_reads_changes_no_exit_code(site: Site) -> None:
         site.out = site.folder / f"run{number}"
         assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
     assert "? real time" in (site.folder / "read.txt").read_text()
-    assert shell(site, "$BADCJOBS > read.txt") == 0
-    assert "badcjobs demo" in (site.folder / "read.txt").read_text(), "without a command the help is shown"
 
 
 def test_a_local_disk_that_fills_up_costs_readings_and_the_run_goes_on(site: Site) -> None:
