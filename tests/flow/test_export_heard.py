@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from rooms.root import SystemClock
-from rooms.store import MergeOrder, merge
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.task_files import TaskFile
@@ -29,6 +27,7 @@ FORT_SMITH = "Fort Smith/ARU_data/SM/FS-01/A/Data/S4A10293_20220501_060000"
 SAMBAA = "Sambaa K'e 2018/b2/x/SK-7_0+1_20180612$053000"
 UNDATED = "Edehzhie/E-07/E-07_20221399_060000"
 LOOSE = "loose_20220501_060000"
+CUT = ("--chunk-length", 4, "--overlap", 1)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,8 @@ def job(shared_site: Site) -> Site:
         make_wav(site.folder / "data" / f"{name}.wav", 12.0, 1000, loud=CALLS_S, tone_hz=100)
     make_wav(site.folder / "data" / ".trash" / "x.wav", 1.0, 1000)
     (site.folder / "lab.toml").write_text(PATTERNS)
-    cut = ("--chunk-length", 4, "--overlap", 1, "--config", site.folder / "lab.toml")
-    site.run_tasks(site.folder / "data", *ON_CPU, *cut, envs=[array_task(index, [0, 1]) for index in (0, 1)])
+    words = (*ON_CPU, *CUT, "--config", site.folder / "lab.toml")
+    site.run_tasks(site.folder / "data", *words, envs=[array_task(index, [0, 1]) for index in (0, 1)])
     site.merged()
     return site
 
@@ -50,21 +49,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_report_says_of_how_many_recordings_the_paths_tell_less(job: Site) -> None:
-    text, document = job.badcjobs_each([("report", job.out), ("report", job.out, "--json")])
-    words = f"1 of 4 has no date in the name (e.g. {UNDATED}.wav); 1 of 4 has no study area in the path"
-    assert f"recordings {words} (e.g. {LOOSE}.wav)" in " ".join(text.stdout.split())
-    names = document.json["recording_names"]
-    assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 1)
-
-
-def test_every_recording_has_its_place_and_date(job: Site) -> None:
-    found = rows(
-        job.out / "job.sqlite",
-        "SELECT recording_id, study_area, location, recorded_at, duration_s, sample_rate_hz, channels FROM recording",
-    )
+def test_every_recording_has_its_place_and_date_and_what_its_path_does_not_tell_is_counted(job: Site) -> None:
+    columns = "recording_id, study_area, location, recorded_at, duration_s, sample_rate_hz, channels"
     header = (12.0, 1000, 1)
-    assert sorted(found) == sorted([
+    assert sorted(rows(job.out / "job.sqlite", f"SELECT {columns} FROM recording")) == sorted([
         (FORT_SMITH, "Fort Smith", "FS-01", "2022-05-01T06:00:00", *header),
         (SAMBAA, "Sambaa K'e 2018", "SK-7", "2018-06-12T05:30:00", *header),
         (UNDATED, "Edehzhie", "E-07", None, *header),
@@ -73,17 +61,14 @@ def test_every_recording_has_its_place_and_date(job: Site) -> None:
     logs = "".join(path.read_text() for path in job.out.glob("tasks/*.log"))
     assert logs.count("1 hidden name is skipped (the first: .trash/)") == 2
     assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide audio)" in logs
-    assert "no matching pattern in [recordings], e.g. " in logs
-
-
-def test_a_later_task_with_other_patterns_is_refused_and_told_both(job: Site) -> None:
-    cut = ("--chunk-length", 4, "--overlap", 1)
-    again = job.run(job.folder / "data", *ON_CPU, *cut, env=array_task(1, [0, 1]))
+    names = job.badcjobs("report", job.out, "--json").json["recording_names"]
+    assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 1)
+    again = job.run(job.folder / "data", *ON_CPU, *CUT, env=array_task(1, [0, 1]))
     both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
     assert_refused(again, 2, "[recordings] patterns: different from", *both, "badcjobs export --config FILE")
 
 
-def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
+def test_one_file_per_study_area_and_one_for_all_and_what_an_earlier_export_left_is_named(job: Site) -> None:
     folder = job.folder / "july"
     done = job.badcjobs("export", job.out, "--format", "csv", "--by-study-area", "-o", folder)
     assert done.exit_code == 0, done.stderr
@@ -92,19 +77,9 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
     everything = read_csv(folder / "all_study_areas.csv")
     assert list(everything[0]) == COLUMNS
     assert everything == [row for name in (names[4], *names[:3]) for row in read_csv(folder / name)]
-    for row in read_csv(folder / "Fort Smith.csv"):
-        assert (row["location"], row["recording_date_time"]) == ("FS-01", "2022-05-01T06:00:00")
     heard = [(float(row["start_s"]), float(row["end_s"])) for row in read_csv(folder / "Sambaa K'e 2018.csv")]
     assert heard == CALLS_S  # each once, on the recording's clock, though five chunks have heard them
-    assert f"{folder / 'Fort Smith.csv'}: 3 rows (recording_detection)\n" in done.stdout
-    assert "1 of 4 recordings has no date in the name" in done.stderr
     assert f"1 of 4 recordings has no study area in the path, e.g. {LOOSE}.wav" in done.stderr
-
-    again = job.badcjobs("export", job.out, "--by-study-area", "-o", folder)
-    assert again.exit_code == 0, again.stderr
-    assert read_csv(folder / "all_study_areas.csv") == everything  # replaced whole
-    assert "did not write" not in again.stderr
-
     other = job.folder / "stations.toml"
     other.write_text('[recordings]\npatterns = ["Fort Smith/**/{study_area}/A/Data/*"]\n')
     renamed = job.badcjobs("export", job.out, "--by-study-area", "--config", other, "-o", folder)
@@ -114,74 +89,57 @@ def test_one_file_per_study_area_and_one_for_all(job: Site) -> None:
     assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
 
 
-def test_species_and_scores_are_chosen_and_the_unheard_are_named(job: Site) -> None:
+def test_species_scores_and_places_are_chosen_anew_and_the_unheard_are_named(job: Site) -> None:
     one, none, other = (job.folder / name for name in ("one.parquet", "none.parquet", "other.csv"))
-    some, nothing, high = job.badcjobs_each([
+    config = job.folder / "other.toml"
+    config.write_text('[recordings]\npatterns = ["{location}/**/*_{date}_{time}.wav"]\n')
+    some, nothing, high, renamed = job.badcjobs_each([
         ("export", job.out, "--species", "loud,ROPT", "-o", one),
         ("export", job.out, "--species", "ROPT,RUGR", "-o", none),
         ("export", job.out, "--min-score", "0.99", "-o", other),
+        ("export", job.out, "--format", "json", "--config", config, "-o", "-"),
     ])  # fmt: skip
     assert "no detections in this job: ROPT\n" in some.stderr
     table = pyarrow.parquet.read_table(one)
     assert (table.num_rows, table.column_names) == (12, COLUMNS)
-    assert [str(kind) for kind in table.schema.types] == ["string"] * 3 + ["double"] * 2 + ["string"] * 2 + [
-        "double", "string", "string"
-    ]  # fmt: skip
-    assert nothing.exit_code == 0
+    types = "string string string double double string string double string string"
+    assert " ".join(map(str, table.schema.types)) == types
     assert "no detections in this job: ROPT, RUGR" in nothing.stderr
     assert "nothing to export: no detection has these species and scores" in nothing.stderr
     assert pyarrow.parquet.read_table(none).column_names == COLUMNS
-    assert other.read_text() == ",".join(COLUMNS) + "\n"
-    assert "nothing to export" in high.stderr
+    assert (other.read_text(), "nothing to export" in high.stderr) == (",".join(COLUMNS) + "\n", True)
+    places = {row["recording_id"]: (row["study_area"], row["location"]) for row in json.loads(renamed.stdout)}
+    assert (places[FORT_SMITH], places[SAMBAA]) == (("Fort Smith", "Fort Smith"), ("Sambaa K'e 2018", "x"))
+    assert "no matching pattern in [recordings]" in renamed.stderr
 
 
-def test_places_can_be_read_anew_without_running_again(job: Site) -> None:
-    config = job.folder / "other.toml"
-    config.write_text('[recordings]\npatterns = ["{location}/**/*_{date}_{time}.wav"]\n')
-    done = job.badcjobs("export", job.out, "--format", "json", "--config", config, "-o", "-")
-    assert done.exit_code == 0, done.stderr
-    places = {row["recording_id"]: (row["study_area"], row["location"]) for row in json.loads(done.stdout)}
-    assert places[FORT_SMITH] == ("Fort Smith", "Fort Smith")
-    assert places[SAMBAA] == ("Sambaa K'e 2018", "x")  # fits it not: $ instead of _
-    assert "no matching pattern in [recordings]" in done.stderr
-
-
-def test_names_that_would_lead_elsewhere_stay_in_the_folder(site: Site) -> None:
+def test_names_that_would_lead_elsewhere_stay_in_the_folder_and_what_makes_no_sense_writes_nothing(
+    job: Site, site: Site
+) -> None:
     """A study area can be called anything in a database that somebody else made."""
     TaskFile(site.out, states={"a": "done"}).write()
-    database = site.out / "job.sqlite"
-    merge(MergeOrder([site.out], database), SystemClock())
+    database = site.merged()
     areas = ["../x", "a/b", "all_study_areas", "ALL_study_areas", "no_study_area", ".", "", None]
+    insert = "INSERT INTO recording (task_id, recording_id, source_path, study_area) SELECT task_id, ?, '', ? FROM task"
     with closing(sqlite3.connect(database)) as db, db:
-        insert = (
-            "INSERT INTO recording (task_id, recording_id, source_path, study_area) SELECT task_id, ?, '', ? FROM task"
-        )
         db.executemany(insert, [(str(number), area) for number, area in enumerate(areas)])
     out = site.folder / "deep" / "out"
     done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out)
     assert done.exit_code == 0, done.stderr
-    assert len({*done.stdout.splitlines()}) == len(done.stdout.splitlines()) == 9
-    assert all(Path(line.rpartition(": ")[0]).parent == out for line in done.stdout.splitlines())
-    assert len(list(out.iterdir())) == 9
+    written = {Path(line.rpartition(": ")[0]) for line in done.stdout.splitlines()}
+    assert written == set(out.iterdir()) and len(written) == 9
     assert [path.name for path in (site.folder / "deep").iterdir()] == ["out"]
-
-
-def test_all_that_makes_no_sense_is_named_at_once_and_nothing_is_written(job: Site) -> None:
     words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--by-study-area")
-    refused = job.badcjobs("export", job.out, *words, "-o", job.folder / "nothing")
-    said = ("contains an empty name", "is not a finite number", "--by-study-area is for detections: not with --table")
-    assert_refused(refused, 2, *said)
-    assert not (job.folder / "nothing").exists()
-
-
-def test_a_database_without_the_recordings_clock_says_to_merge(job: Site, site: Site) -> None:
-    site.out.mkdir()
-    task, stdout, file = site.badcjobs_each([
+    target = site.folder / "july.csv"
+    wrong, task, stdout, file = site.badcjobs_each([
+        ("export", job.out, *words, "-o", site.folder / "nothing"),
         ("export", job.task_databases()[0], "-o", "-"),
         ("export", job.out, "--format", "csv", "--by-study-area", "-o", "-"),
-        ("export", job.out, "--format", "csv", "--by-study-area", "-o", site.folder / "july.csv"),
+        ("export", job.out, "--format", "csv", "--by-study-area", "-o", target),
     ])  # fmt: skip
+    said = ("contains an empty name", "is not a finite number", "--by-study-area is for detections: not with --table")
+    assert_refused(wrong, 2, *said)
     assert_refused(task, 4, f"badcjobs merge {job.out}")
     assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--out FOLDER")
-    assert_refused(file, 2, "writes several files, not one file", f"--out {site.folder / 'july.csv'}-files")
-    assert not (site.folder / "july.csv").exists()
+    assert_refused(file, 2, "writes several files, not one file", f"--out {target}-files")
+    assert not target.exists() and not (site.folder / "nothing").exists()

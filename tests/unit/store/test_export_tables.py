@@ -7,8 +7,7 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,20 @@ import pytest
 from rooms.model import Reading
 from rooms.report import ExportedFile, ExportOrder, export
 from rooms.root import BadInput, DatabaseProblem, SystemClock
-from rooms.store import TABLES, DetectionFilter, MergeOrder, columns_of, list_tables, merge, open_sealed
+from rooms.store import TABLES, DetectionFilter, MergeOrder, area_names, list_tables, merge, open_sealed, safe_name
 from support.task_files import START_MS, TaskFile, make_job
 
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
+FORMS = ("csv", "json", "jsonl", "parquet")
 
 
-def task_file(folder: Path, **changes: Any) -> Path:
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A task database with odd words, and a number that JSON has no word for."""
     reading = Reading(utilization_percent=80, power_w=250.5)  # what else there is to know was not given
-    settings = {"states": {"a": "done", "b": "failed", "c": "pending"}, "reading": reading, **changes}
-    return TaskFile(folder, **settings).write()
+    path = TaskFile(tmp_path / "run", states={"a": "done", "b": "failed", "c": "pending"}, reading=reading).write()
+    change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
+    return path
 
 
 def change(database: Path, sql: str, *values: object) -> None:
@@ -36,16 +39,23 @@ def change(database: Path, sql: str, *values: object) -> None:
 
 
 def add_rows(database: Path, count: int) -> None:
-    change(
-        database,
-        """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
-           INSERT INTO host_sample SELECT 1, i, i / 7.0, i * 1000, NULL FROM n""",
-        count,
-    )
+    change(database, "DELETE FROM host_sample WHERE task_id = 1")
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+    change(database, f"{rows} INSERT INTO host_sample SELECT 1, i, i / 7.0, i * 1000, NULL FROM n", count)
 
 
-def write(database: Path, form: str, output: Path, *tables: str, **more: Any) -> list[ExportedFile]:
-    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO())[0]
+def write(database: Path, form: str, output: Path | None, *tables: str, **more: Any) -> list[ExportedFile]:
+    return export(ExportOrder(database, "json" if form == "jsonl" else form, output, tables, **more), io.BytesIO())[0]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read a file back; in CSV all is text, and empty is unknown."""
+    if path.suffix == ".csv":
+        return list(csv.DictReader(path.open(encoding="utf-8", newline="")))
+    if path.suffix == ".parquet":
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    text = path.read_text(encoding="ascii")
+    return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
 
 
 def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
@@ -54,290 +64,183 @@ def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
         return [dict(row) for row in db.execute(f"SELECT * FROM {table}")]
 
 
-def as_csv(database: Path, folder: Path, *tables: str, **more: Any) -> list[dict[str, str]]:
-    write(database, "csv", folder / "out.csv", *tables, **more)
-    return list(csv.DictReader((folder / "out.csv").open(encoding="utf-8", newline="")))
-
-
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
-def test_csv_has_a_header_and_an_empty_field_where_nothing_is_known(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    assert write(database, "csv", tmp_path / "s.csv", "sample") == [ExportedFile(str(tmp_path / "s.csv"), "sample", 3)]
-    text = (tmp_path / "s.csv").read_bytes().decode()
-    assert text.startswith(",".join(columns_of("sample")) + "\r\n")
-    first = next(csv.DictReader(io.StringIO(text)))
-    assert first["power_w"] == "250.5"
-    assert first["temperature_c"] == ""
-
-
-def test_json_is_one_document_with_the_same_rows_and_null_where_nothing_is_known(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    write(database, "json", tmp_path / "s.json", "sample")
-    rows = json.loads((tmp_path / "s.json").read_text())
-    assert rows == rows_of(database, "sample")
-    assert rows[0]["temperature_c"] is None
-
-
-def test_json_into_a_jsonl_file_is_an_object_per_line(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    write(database, "json", tmp_path / "s.jsonl", "sample")
-    lines = (tmp_path / "s.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == rows_of(database, "sample")
-
-
-def test_parquet_has_the_types_of_the_columns_and_null_where_nothing_is_known(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    for table in ("sample", "chunk"):
-        write(database, "parquet", tmp_path / "out.parquet", table)
-        found = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-        assert found.to_pylist() == rows_of(database, table)
-        arrow = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
-        wanted = {c.name: arrow[c.sql.split()[0]] for t in TABLES if t.name == table for c in t.columns}
-        assert {field.name: str(field.type) for field in found.schema} == wanted
-
-
-def test_parquet_finds_the_types_of_what_a_view_computes(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "run")
-    for view in ("task_summary", "device_summary", "job_summary"):
-        write(job, "parquet", tmp_path / "out.parquet", view)
-        found = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-        assert found.to_pylist() == rows_of(job, view)
-    assert str(found.schema.field("tasks").type) == "int64"
-    assert str(found.schema.field("audio_hours").type) == "double"
-
-
-@pytest.mark.parametrize("form", ["csv", "json", "jsonl", "parquet"])
-def test_a_table_without_rows_is_a_whole_file_all_the_same(tmp_path: Path, form: str) -> None:
-    database, output = task_file(tmp_path), tmp_path / f"alert.{form}"
-    assert write(database, "json" if form == "jsonl" else form, output, "alert")[0].rows == 0
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_unknown(task: Path, form: str) -> None:
+    before = (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir()))
+    for table in ("sample", "detection", "chunk", "alert"):  # the last one is empty
+        output = task.parents[1] / f"{table}.{form}"
+        wanted = rows_of(task, table)
+        assert write(task, form, output, table) == [ExportedFile(str(output), table, len(wanted))]
+        infinite = None if form.startswith("json") else float("inf")
+        wanted = [{n: infinite if v == float("inf") else v for n, v in row.items()} for row in wanted]
+        if form == "csv":
+            wanted = [{n: "" if v is None else str(v) for n, v in row.items()} for row in wanted]
+        assert read(output) == wanted
+    names = [column.name for column in next(table for table in TABLES if table.name == "alert").columns]
     if form == "parquet":
-        assert pyarrow.parquet.read_table(output).column_names == list(columns_of("alert"))
+        arrow = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
+        for table in ("sample", "alert"):
+            columns = next(one for one in TABLES if one.name == table).columns
+            schema = pyarrow.parquet.read_table(output.with_name(f"{table}.parquet")).schema
+            assert {f.name: str(f.type) for f in schema} == {c.name: arrow[c.sql.split()[0]] for c in columns}
     else:
-        wanted = {"csv": ",".join(columns_of("alert")) + "\r\n", "json": "[]\n", "jsonl": ""}
-        assert output.read_bytes().decode() == wanted[form]
+        empty = {"csv": ",".join(names) + "\r\n", "json": "[]\n", "jsonl": ""}
+        assert output.read_bytes().decode() == empty[form]
+    assert (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir())) == before
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "jsonl", "parquet"])
-def test_quotes_commas_line_breaks_markup_and_any_script_come_back_unchanged(tmp_path: Path, form: str) -> None:
-    database, output = task_file(tmp_path), tmp_path / f"out.{form}"
-    change(database, "UPDATE detection SET recording_id = ?, label_name = ?", NASTY, "")
-    write(database, "json" if form == "jsonl" else form, output, "detection")
-    if form == "csv":
-        row = next(csv.DictReader(output.open(encoding="utf-8", newline="")))
-    elif form == "parquet":
-        (row,) = pyarrow.parquet.read_table(output).to_pylist()
-    else:
-        found = json.loads(output.read_text(encoding="ascii"))
-        row = found if form == "jsonl" else found[0]
-    assert (row["recording_id"], row["label_name"]) == (NASTY, "")
+def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_groups(tmp_path: Path, task: Path) -> None:
+    job, out = make_job(tmp_path / "job"), tmp_path / "out.parquet"
+    for view in ("device_summary", "task_summary", "job_summary"):
+        write(job, "parquet", out, view)
+        assert read(out) == rows_of(job, view)
+    schema = pyarrow.parquet.read_table(out).schema
+    assert [str(schema.field(name).type) for name in ("tasks", "audio_hours")] == ["int64", "double"]
+    change(job, "CREATE VIEW odd AS SELECT 1 AS one, NULL AS none, 'x' AS word, 1.5 AS half, device_id FROM device")
+    write(job, "parquet", out, "odd")
+    types = [str(kind) for kind in pyarrow.parquet.read_table(out).schema.types]
+    assert types == ["int64", "double", "string", "double", "int64"]
+    for count in (6_000, 65_536):  # longer than a batch of text, and than a row group
+        add_rows(task, count)
+        for form in FORMS if count == 6_000 else ("parquet",):
+            assert write(task, form, tmp_path / f"long.{form}", "host_sample")[0].rows == count + 3
+    file = pyarrow.parquet.ParquetFile(tmp_path / "long.parquet")
+    assert (file.num_row_groups, file.metadata.num_rows) == (2, 65_539)
+    assert [len(read(tmp_path / f"long.{form}")) for form in FORMS[:3]] == [6_003] * 3
 
 
-def test_a_number_that_json_has_no_word_for_is_null(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    change(database, "UPDATE detection SET score = 9e999")
-    write(database, "json", tmp_path / "d.json", "detection")
-    assert json.loads((tmp_path / "d.json").read_text())[0]["score"] is None
-
-
-PEAK = """
-import io, sys
-from pathlib import Path
-from badcjobs.report.export import ExportOrder, export
-export(ExportOrder(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), ("host_sample",)), io.BytesIO())
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-
-
-@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_memory_does_not_grow_with_the_rows(tmp_path: Path, form: str) -> None:
-    few, many = task_file(tmp_path / "few"), task_file(tmp_path / "many")
-    add_rows(few, 70_000)  # more than one row group
-    add_rows(many, 200_000)  # 60 MB as Python objects
-    peaks_kb = [
-        int(subprocess.check_output([sys.executable, "-c", PEAK, str(database), form, str(tmp_path / "out")]))
-        for database in (few, many)
-    ]
-    assert peaks_kb[1] < peaks_kb[0] + 20_000
-
-
-def test_a_long_parquet_file_is_written_in_row_groups(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    add_rows(database, 70_000)
-    write(database, "parquet", tmp_path / "out.parquet", "host_sample")
-    file = pyarrow.parquet.ParquetFile(tmp_path / "out.parquet")
-    assert (file.num_row_groups, file.metadata.num_rows) == (2, 70_003)
-
-
-# --- what is chosen ---------------------------------------------------------------------------------------------------
-
-
-def test_without_a_name_it_is_the_detections_on_the_clock_of_their_recordings(tmp_path: Path) -> None:
-    task = task_file(tmp_path)
-    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
-    found = as_csv(tmp_path / "job.sqlite", tmp_path)
-    assert [(row["chunk_id"], row["species_code"]) for row in found] == [("a", "LOUD")]
-    with pytest.raises(DatabaseProblem, match="has no detections in the time of the recordings"):
-        as_csv(task, tmp_path)
-
-
-def test_several_tables_are_a_file_each_in_a_folder_that_is_made_and_added_to(tmp_path: Path) -> None:
-    database, folder = task_file(tmp_path), tmp_path / "new" / "folder"
-    exported = write(database, "json", folder, "chunk", "sample", "chunk")
+def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path: Path, task: Path) -> None:
+    job, folder = make_job(tmp_path / "job"), tmp_path / "new" / "folder"
+    for source in (tmp_path / "job", job):  # a run folder means its job database; without a name: the detections
+        write(source, "csv", tmp_path / "out.csv")
+        heard = [(row["chunk_id"], row["species_code"]) for row in read(tmp_path / "out.csv")]
+        assert heard == [("a", "LOUD"), ("d", "LOUD"), ("e", "LOUD"), ("d", "SOFT"), ("e", "SOFT")]
+    exported = write(task, "json", folder, "chunk", "sample", "chunk")
     assert [(Path(file.path).name, file.rows) for file in exported] == [("chunk.json", 3), ("sample.json", 3)]
-    write(database, "csv", folder, "gap", "task")
+    write(task, "csv", folder, "gap", "task")
     assert sorted(p.name for p in folder.iterdir()) == ["chunk.json", "gap.csv", "sample.json", "task.csv"]
-
-
-def test_one_table_goes_into_a_folder_that_is_there_under_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (file,) = write(task_file(tmp_path), "csv", tmp_path / "there", "task")
-    assert file.path == str(tmp_path / "there" / "task.csv")
-    assert Path(file.path).is_file()
-
-
-def test_everything_is_every_table_and_view(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "run")
+    (file,) = write(task, "csv", folder, "device")  # into a folder that is there, under its own name
+    assert Path(file.path) == folder / "device.csv"
     exported = write(job, "csv", tmp_path / "all", "all")
     with closing(open_sealed(job)) as db:
         assert [file.table for file in exported] == list_tables(db)
-    assert {"detection", "source_file", "job_summary"} <= {file.table for file in exported}
-    assert sorted(p.stem for p in (tmp_path / "all").iterdir()) == sorted(file.table for file in exported)
+    assert {p.stem for p in (tmp_path / "all").iterdir()} == {file.table for file in exported}
+    assert write(task, "csv", Path("/dev/null"), "task")[0].rows == 1 and Path("/dev/null").is_char_device()
 
 
-def test_a_run_folder_means_its_job_database(tmp_path: Path) -> None:
+def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    assert as_csv(tmp_path, tmp_path) == as_csv(job, tmp_path)
-
-
-def test_the_database_is_not_touched(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    before = (database.read_bytes(), database.stat().st_mtime_ns, sorted(database.parent.iterdir()))
-    write(database, "csv", tmp_path / "out", "all")
-    write(database, "badc", tmp_path / "badc")
-    assert (database.read_bytes(), database.stat().st_mtime_ns, sorted(database.parent.iterdir())) == before
+    change(job, "UPDATE detection SET score = 0.5, label_name = 'Soft Sound' WHERE label = 'SOFT' AND chunk_id = 'd'")
+    change(job, "UPDATE detection SET score = NULL WHERE label = 'SOFT' AND chunk_id = 'e'")
+    loud = ["aLOUD", "dLOUD", "eLOUD"]
+    cases = {
+        (("soft",), None): ["dSOFT", "eSOFT"], (("SOFT SOUND",), 0.5): ["dSOFT"], ((), 0.5): [*loud, "dSOFT"],
+        ((), 0.51): loud, (("x",), None): [], (("x", "Loud Sound"), 0.5): loud,
+    }  # fmt: skip
+    for (species, score), wanted in cases.items():
+        write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
+        found = [row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")]
+        assert sorted(found) == sorted(wanted)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_all_tables_that_are_not_there_are_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="has no table nope, sqlite_master") as refused:
-        write(task_file(tmp_path), "csv", tmp_path / "out", "nope", "chunk", "sqlite_master")
-    assert "detection" in (refused.value.why or "")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tables": ("all",), "output": None}, "several files, not to stdout"),
-        ({"tables": ("chunk", "task"), "output": None}, "several files, not to stdout"),
-        ({"form": "badc", "output": None}, "several files, not to stdout"),
-        ({"form": "badc", "tables": ("chunk",)}, "takes no --table"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    settings = {"source": task_file(tmp_path), "form": "csv", "output": tmp_path / "out", **changes}
-    with pytest.raises(BadInput, match=words):
-        export(ExportOrder(**settings), io.BytesIO())
-
-
-def test_the_database_itself_is_never_the_output(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    (tmp_path / "link").symlink_to(database)
-    for output in (database, tmp_path / "link"):
-        with pytest.raises(BadInput, match="is the database itself"):
-            write(database, "csv", output, "chunk")
-    assert rows_of(database, "task")
-
-
-def test_a_folder_that_is_not_merged_is_answered_with_the_line_that_merges_it(tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
-    with pytest.raises(DatabaseProblem) as refused:
-        write(tmp_path, "csv", tmp_path / "out")
-    assert refused.value.fix == f"badcjobs merge {tmp_path}"
-
-
-def test_what_is_no_database_of_ours_is_named(tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("no database" * 100)
-    (tmp_path / "empty.sqlite").touch()
-    change(tmp_path / "other.sqlite", "CREATE TABLE chunk (x)")
-    newer = task_file(tmp_path)
-    change(newer, "PRAGMA user_version = 99")
-    for database in (tmp_path / "text.sqlite", tmp_path / "empty.sqlite", tmp_path / "other.sqlite", newer):
-        with pytest.raises(DatabaseProblem, match=database.name) as refused:
-            write(database, "csv", tmp_path / "out.csv")
-        upgrade, merge = "pip install --upgrade badcjobs", f"badcjobs merge {tmp_path}"
-        assert (refused.value.fix or "").startswith(upgrade if database == newer else merge)
-    with pytest.raises(DatabaseProblem, match="does not exist"):
-        write(tmp_path / "gone.sqlite", "csv", tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv").exists()
-
-
-@pytest.mark.parametrize("ending", ["-wal", "-journal"])
-def test_a_file_that_somebody_may_be_writing_is_not_half_exported(tmp_path: Path, ending: str) -> None:
-    database = task_file(tmp_path)
-    database.with_name(database.name + ending).write_bytes(b"rows of which a sealed file knows nothing")
-    with pytest.raises(DatabaseProblem, match=f"{ending} exists: the file is being written"):
-        write(database, "csv", tmp_path / "out.csv")
-
-
-def test_damage_in_the_middle_leaves_the_old_output_and_no_half_file(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    add_rows(database, 50_000)
-    with database.open("r+b") as file:  # the header says what it should; a page in the middle does not
-        file.seek(database.stat().st_size // 4096 // 2 * 4096)
-        file.write(b"\xff" * 8192)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "host.csv").write_text("old")
-    with pytest.raises(DatabaseProblem, match="cannot be read"):
-        write(database, "csv", tmp_path / "out" / "host.csv", "host_sample")
-    assert [(p.name, p.read_text()) for p in (tmp_path / "out").iterdir()] == [("host.csv", "old")]
-
-
-def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    database = task_file(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="cannot be written") as refused:
-        write(database, "csv", tmp_path / "no" / "folder.csv", "chunk")
-    assert refused.value.fix == f"mkdir -p {tmp_path / 'no'}"
-    for output in (tmp_path / "file" / "x.csv", Path("/dev/full")):
-        with pytest.raises(BadInput, match="cannot be written") as refused:
-            write(database, "csv", output, "chunk")
-        look = f"ls -ld {output.parent} {output}" if output.suffix else "df -h /dev"
-        assert refused.value.fix == look
-
-
-@pytest.mark.parametrize("order", [{"tables": ("chunk", "task")}, {"tables": ("all",)}, {"form": "badc"}])
-def test_several_files_for_one_name_are_answered_with_a_folder_beside_it(tmp_path: Path, order: dict[str, Any]) -> None:
-    database, there = task_file(tmp_path), tmp_path / "july.csv"
+def test_what_contradicts_itself_or_cannot_be_written_is_refused_and_nothing_is_lost(
+    tmp_path: Path, task: Path
+) -> None:
+    there = tmp_path / "july.csv"
     there.write_text("kept")
-    with pytest.raises(BadInput, match="writes several files, not one file") as refused:
-        export(ExportOrder(**{"source": database, "form": "csv", "output": there, **order}), io.BytesIO())
-    assert refused.value.fix == f"--out {there}-files"
-    assert there.read_text() == "kept"
+    (tmp_path / "link").symlink_to(task)
+    (tmp_path / "tasks").mkdir()
+    several, folder = "several files, not to stdout", f"--out {there}-files"
+    cases: list[tuple[tuple[Any, ...], str, str | None]] = [
+        ((task, "csv", None, "all"), several, None), ((task, "csv", None, "chunk", "task"), several, None),
+        ((task, "badc", None), several, None), ((task, "badc", tmp_path / "x", "chunk"), "takes no --table", None),
+        ((task, "csv", there, "chunk", "task"), "several files, not one file", folder),
+        ((task, "csv", there, "all"), "several files, not one file", folder),
+        ((task, "badc", there), "several files, not one file", folder),
+        ((task, "csv", task, "chunk"), "is the database itself", None),
+        ((task, "csv", tmp_path / "link", "chunk"), "is the database itself", None),
+        ((task, "csv", tmp_path / "x", "nope", "chunk", "sqlite_master"), "has no table nope, sqlite_master", None),
+        ((task, "csv", tmp_path / "no" / "x.csv", "chunk"), "cannot be written", f"mkdir -p {tmp_path / 'no'}"),
+        ((task, "csv", there / "x.csv", "chunk"), "cannot be written", f"ls -ld {there} {there / 'x.csv'}"),
+        ((task, "csv", Path("/dev/full"), "chunk"), "cannot be written", "df -h /dev"),
+        ((task, "csv", tmp_path / "x"), "has no detections in the time of the recordings", None),
+        ((tmp_path, "csv", tmp_path / "x"), "does not exist", f"badcjobs merge {tmp_path}"),
+    ]  # fmt: skip
+    for words, what, fix in cases:
+        with pytest.raises((BadInput, DatabaseProblem), match=what) as refused:
+            write(*words)
+        assert fix is None or refused.value.fix == fix
+    assert there.read_text() == "kept" and rows_of(task, "task") and not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "parquet", "badc"])
-def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path: Path, form: str) -> None:
-    task = task_file(tmp_path, ended_at_ms=None)
+def damage_page(task: Path) -> None:
+    add_rows(task, 50_000)
+    with task.open("r+b") as file:  # the header says what it should; a page in the middle does not
+        file.seek(task.stat().st_size // 4096 // 2 * 4096)
+        file.write(b"\xff" * 8192)
+
+
+AGAIN, UPGRADE = "badcjobs merge {0} && badcjobs export {0} …", "pip install --upgrade badcjobs"
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "text": (lambda task: task.write_text("no database" * 100), "file is not a database", AGAIN),
+    "empty": (lambda task: task.write_bytes(b""), "the file is empty", AGAIN),
+    "newer": (lambda task: change(task, "PRAGMA user_version = 99"), "schema 99", UPGRADE),
+    "other": (lambda task: change(task, "PRAGMA application_id = 7"), "not a badcjobs database", AGAIN),
+    "log": (lambda task: task.with_name(task.name + "-wal").write_bytes(b"x" * 9), "-wal exists: the file is", AGAIN),
+    "journal": (lambda task: task.with_name(task.name + "-journal").write_bytes(b"x"), "-journal exists: the", AGAIN),
+    "page": (damage_page, "malformed", AGAIN),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(task: Path, kind: str) -> None:
+    harm, words, fix = UNREADABLE[kind]
+    harm(task)
+    out = task.parents[1] / "out"
+    out.mkdir()
+    (out / "host.csv").write_text("old")
+    with pytest.raises(DatabaseProblem, match=words) as refused:
+        write(task, "csv", out / "host.csv", "host_sample")
+    assert refused.value.fix == fix.format(task.parents[1])
+    assert [(p.name, p.read_text()) for p in out.iterdir()] == [("host.csv", "old")]
+
+
+def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path: Path) -> None:
+    task = TaskFile(tmp_path, states={"a": "done"}, ended_at_ms=None).write()
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
 
-    def notes_of(source: Path) -> list[str]:
-        tables = () if form == "badc" else ("detection",)
+    def notes(source: Path, form: str, *tables: str) -> list[str]:
         return export(ExportOrder(source, form, tmp_path / "exported", tables), io.BytesIO())[1]
 
-    assert (notes_of(tmp_path), notes_of(task)) == ([], [])
+    orders = [("csv", "detection"), ("parquet", "detection"), ("csv",), ("badc",)]
+    assert (
+        [notes(tmp_path, *order) for order in orders[:2]] == [[], []] == [notes(task, *order) for order in orders[:2]]
+    )
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
-    (note,) = notes_of(tmp_path)
-    assert note.startswith("merged: as of ")
-    assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
-    heard = ExportOrder(tmp_path, "csv", None, wanted=DetectionFilter(min_score=0.1))
-    assert export(heard, io.BytesIO())[1][0] == note
+    for order in orders:
+        (tmp_path / "exported").unlink(missing_ok=True)
+        (note,) = notes(tmp_path, *order)
+        assert note.startswith("merged: as of ")
+        assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
 
 
-def test_a_device_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    assert write(task_file(tmp_path), "csv", Path("/dev/null"), "task")[0].rows == 1
-    assert Path("/dev/null").is_char_device()
+def test_names_of_files_stay_in_their_folder_and_differ() -> None:
+    long = "ü" * 200
+    names = {
+        "a/b": "a%2Fb",
+        "..": "%2E%2E",
+        "": "%00",
+        "a\0b": "a%00b",
+        "%2F": "%252F",
+        "50%": "50%",
+        "x": "x",
+        "ü" * 120: "ü" * 120,
+    }
+    assert {name: safe_name(name) for name in names} == names
+    assert len(safe_name(long).encode()) <= 240 and safe_name(long) != safe_name(long + "x")
+    areas = ["all", "ALL", "a", "A", ".x", None]
+    told = area_names(areas, taken="all", nameless="none")
+    assert [told[area] for area in areas] == ["all~2", "ALL~3", "a", "A~2", "%2Ex", "none"]
