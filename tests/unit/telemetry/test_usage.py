@@ -1,25 +1,20 @@
-"""What the task's own processes use: nobody is lost, nobody is counted twice, and what is hidden is not zero."""
+"""What the task's own processes use: nothing is lost or counted twice, and what is hidden is not zero."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 
-import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.model import TaskKey, UsageReading
+from rooms.model import UsageReading
 from rooms.root import SystemClock
-from rooms.store import TaskWriter
 from rooms.telemetry import ProcessUse, UsageReader, UsageWatch, add_up, growth, pause_s
-from support.databases import query
 from support.waiting import wait_for
 
 ME = 100
@@ -29,33 +24,29 @@ def process(pid: int, parent: int, cpu_ticks: float = 0, started_ticks: float = 
     return ProcessUse(pid, parent, started_ticks, cpu_ticks)
 
 
-def grown(before: Sequence[ProcessUse], now: Sequence[ProcessUse]) -> float:
-    by_pid = ({one.pid: one for one in some} for some in (before, now))
-    return growth(*by_pid, lambda one: one.cpu_s)
+def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
+    return {one.pid: one for one in processes}
 
 
-# --- adding up --------------------------------------------------------------------------------------------------------
+# what a reading finds before and now: the growth between them
+GROWTH: dict[str, tuple[list[ProcessUse], list[ProcessUse], float]] = {
+    "a program that came and went counts through its parent": ([process(ME, 1, 5)], [process(ME, 1, 45)], 40),
+    "one that ends is not counted again when its parent has waited for it": (
+        [process(ME, 1, 5), process(7, ME, 30), process(8, 7, 100)], [process(ME, 1, 5 + 1 + 30 + 3 + 100 + 20)], 24,
+    ),
+    "a number that is used again belongs to another process": (
+        [process(ME, 1, 0), process(7, ME, 500)], [process(ME, 1, 500), process(7, ME, 2, started_ticks=99)], 2,
+    ),
+    "a child that nobody waited for takes nothing from others": (
+        [process(ME, 1, 10), process(7, ME, 1000), process(8, ME, 20)], [process(ME, 1, 12), process(8, ME, 25)], 5,
+    ),
+}  # fmt: skip
 
 
-def test_a_program_that_comes_and_goes_between_two_readings_counts_through_its_parent() -> None:
-    assert grown([process(ME, 1, 5)], [process(ME, 1, 45)]) == 40
-
-
-def test_a_program_that_ends_is_not_counted_a_second_time_when_its_parent_has_waited_for_it() -> None:
-    before = [process(ME, 1, 5), process(7, ME, 30), process(8, 7, 100)]
-    # 8 ended after 20 more ticks and is part of 7, which ended after 3 more; the wrapper used 1 itself.
-    assert grown(before, [process(ME, 1, 5 + 1 + 30 + 3 + 100 + 20)]) == 24
-
-
-def test_a_number_that_is_used_again_belongs_to_another_process() -> None:
-    before = [process(ME, 1, 0), process(7, ME, 500)]
-    now = [process(ME, 1, 500), process(7, ME, 2, started_ticks=99)]
-    assert grown(before, now) == 2
-
-
-def test_a_child_that_nobody_waited_for_takes_nothing_from_others() -> None:
-    before = [process(ME, 1, 10), process(7, ME, 1000), process(8, ME, 20)]
-    assert grown(before, [process(ME, 1, 12), process(8, ME, 25)]) == 5
+@pytest.mark.parametrize("case", GROWTH)
+def test_growth_between_two_readings(case: str) -> None:
+    before, now, wanted = GROWTH[case]
+    assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
 
 
 @dataclass
@@ -78,7 +69,7 @@ class Household:
             ended = self.living.pop(pid)
             self._add(ended.parent, ended.cpu_s)
 
-    def _add(self, pid: int, ticks: int) -> None:
+    def _add(self, pid: int, ticks: float) -> None:
         one = self.living[pid]
         self.living[pid] = process(pid, one.parent, one.cpu_s + ticks, one.started_s)
 
@@ -87,10 +78,11 @@ EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integer
 
 
 @given(st.lists(EVENTS, max_size=40))
+@settings(max_examples=60)
 def test_whatever_happens_between_readings_everything_is_counted_exactly_once(
     events: list[tuple[str, int, int]],
 ) -> None:
-    house, counted = Household(), 0
+    house, counted = Household(), 0.0
     before = dict(house.living)
     for what, which, ticks in [*events, ("read", 0, 1)]:
         if what == "read":
@@ -101,113 +93,55 @@ def test_whatever_happens_between_readings_everything_is_counted_exactly_once(
     assert counted == house.used
 
 
-# --- a reading --------------------------------------------------------------------------------------------------------
-
-
-def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
-    return {one.pid: one for one in processes}
-
-
-def test_a_reading_is_of_the_whole_family() -> None:
+def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small() -> None:
     before = used(ProcessUse(ME, 1, 1, 10.0, 0, 100, 500), ProcessUse(7, ME, 1, 0.0, 0, 300, 0))
     now = used(ProcessUse(ME, 1, 1, 10.5, 0, 100, 1500), ProcessUse(7, ME, 1, 9.5, 0, 300, 9000))
     assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
     assert add_up(now, before, 10.0, cores=64) == UsageReading(1.0, 400, 1000.0, 2, "pss")
-
-
-def test_one_who_hides_its_memory_makes_us_count_all_in_the_coarse_way() -> None:
-    family = used(ProcessUse(ME, 1, 1, 0.0, 70, 50, 0), ProcessUse(7, ME, 1, 0.0, 60, None, 0))
-    assert add_up(family) == UsageReading(None, 130, None, 2, "rss")
-
-
-def test_one_who_hides_its_reading_leaves_it_unknown_and_not_too_small() -> None:
-    family = used(ProcessUse(ME, 1, 1, 0.0, 0, 0, 5), ProcessUse(7, ME, 1, 0.0, 0, 0, None))
-    reading = add_up(family, family, 1.0)
-    assert (reading.cpu_cores, reading.read_bytes_per_s) == (0.0, None)
-
-
-def test_one_who_has_ended_holds_no_memory_but_its_time_counts() -> None:
-    before = used(ProcessUse(ME, 1, 1, 0.0, 0, 100, 0))
+    assert add_up(now, before, 2.0, cores=5).cpu_cores == 5.0
+    assert add_up(now, before, 2.0, cores=4).cpu_cores is None, "more than all cores cannot be true"
+    hidden = used(ProcessUse(ME, 1, 1, 0.0, 70, 50, 5), ProcessUse(7, ME, 1, 0.0, 60, None, None))
+    assert add_up(hidden, hidden, 1.0) == UsageReading(0.0, 130, None, 2, "rss"), "all in the coarse way"
     ended = ProcessUse(7, ME, 1, 1.0, 0, None, 0, has_ended=True)
-    assert add_up({**before, 7: ended}, before, 10.0) == UsageReading(0.1, 100, 0.0, 1, "pss")
-
-
-def test_where_not_even_we_are_to_be_seen_there_is_no_reading() -> None:
+    first = used(ProcessUse(ME, 1, 1, 0.0, 0, 100, 0))
+    assert add_up({**first, 7: ended}, first, 10.0) == UsageReading(0.1, 100, 0.0, 1, "pss"), "it holds no memory"
     assert UsageReader(2**30).read(1.0) is None
 
 
-def test_more_than_all_cores_cannot_be_true() -> None:
-    before, now = used(process(ME, 1, 0)), used(process(ME, 1, 30))
-    assert add_up(now, before, 10.0, cores=2).cpu_cores is None
-    assert add_up(now, before, 10.0, cores=4).cpu_cores == 3.0
-
-
-# --- real processes ---------------------------------------------------------------------------------------------------
-
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\nopen('/dev/zero', 'rb', 0).read(40_000_000)"
-HOLDS = "import time\nheld = bytearray(b'x') * 50_000_000\nprint(flush=True)\ntime.sleep(60)"
+HOLDS = "import sys\nheld = bytearray(b'x') * 50_000_000\nprint(flush=True)\nsys.stdin.read()"
 
 
-def test_real_programs_that_come_and_go_are_counted_with_their_time_and_bytes() -> None:
+def test_real_programs_are_counted_with_their_time_bytes_and_memory() -> None:
     reader, clock = UsageReader(os.getpid()), SystemClock()
     before_s, times = clock.monotonic_s(), os.times()
-    reader.read(before_s)
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", BUSY], check=True)
+    alone = reader.read(before_s)
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
     now_s = clock.monotonic_s()
     reading = reader.read(now_s)
     used_s = sum(os.times()[:4]) - sum(times[:4])
-    assert reading is not None and reading.cpu_cores is not None and reading.read_bytes_per_s is not None
-    assert used_s > 0.55
+    assert alone is not None and reading is not None
+    assert reading.cpu_cores is not None and reading.read_bytes_per_s is not None
     assert reading.cpu_cores * (now_s - before_s) == pytest.approx(used_s, abs=0.1)
-    assert 80e6 <= reading.read_bytes_per_s * (now_s - before_s) < 100e6
-
-
-def test_the_memory_of_a_real_child_is_part_of_it() -> None:
-    reader = UsageReader(os.getpid())
-    alone = reader.read(0.0)
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
+    assert 40e6 <= reading.read_bytes_per_s * (now_s - before_s) < 60e6
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdin is not None
         child.stdout.readline()
-        both = reader.read(1.0)
-        child.kill()
-    assert alone is not None and both is not None
-    assert both.processes == alone.processes + 1
-    assert 50e6 < both.memory_bytes - alone.memory_bytes < 70e6
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]  # other tests may have left us some
-    assert alone.memory_bytes <= sum(process.memory_info().rss for process in family) + 1e6
+        both = reader.read(now_s + 1)
+        child.stdin.close()
+    assert both is not None and both.processes == alone.processes + 1
+    assert 50e6 < both.memory_bytes - reading.memory_bytes < 70e6
 
 
-# --- the watch --------------------------------------------------------------------------------------------------------
-
-
-def test_readings_are_close_together_at_first_and_rare_in_long_tasks_and_where_they_are_dear() -> None:
-    ages_s = [0, 0.5, 2, 5, 100, 3599, 3600, 100_000]
-    assert [pause_s(age_s, 0.01) for age_s in ages_s] == [2, 2, 2, 5, 10, 10, 30, 30]
-    assert pause_s(0, 0.001) == 1
-    assert pause_s(100, 0.2) == pytest.approx(40), "half a percent of the time"
-
-
-def test_a_watch_reads_at_once_and_again_at_its_end_however_short_it_was() -> None:
+def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_where_a_reading_is_expensive() -> None:
+    ages_s = {0: 2, 0.5: 2, 2: 2, 5: 5, 100: 10, 3599: 10, 3600: 30, 100_000: 30}
+    assert {age_s: pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
+    assert (pause_s(0, 0.001), pause_s(100, 0.2)) == (1, pytest.approx(40)), "half a percent of the time"
     watch = UsageWatch(UsageReader(os.getpid()), SystemClock())
-    first = wait_for(lambda: list(watch.take_readings()), "the first reading")
-    time.sleep(0.05)
+    ((first, first_ms),) = wait_for(lambda: list(watch.take_readings()), "the first reading")
+    wait_for(lambda: SystemClock().now_ms() > first_ms, "the next millisecond")
     watch.finish()
-    last = list(watch.take_readings())
-    assert [reading.cpu_cores for reading, _ in first] == [None]
-    assert [reading.cpu_cores is None for reading, _ in last] == [False]
-    assert first[0][1] < last[0][1]
-    assert watch.memory_held is not None and watch.memory_held.memory_bytes == last[0][0].memory_bytes
+    *_, (last, last_ms) = watch.take_readings()
+    assert first.cpu_cores is None and last.cpu_cores is not None and first_ms < last_ms
+    assert watch.memory_held is not None and watch.memory_held.memory_bytes == last.memory_bytes
     assert list(watch.take_readings()) == []
-
-
-def test_a_reading_is_written_with_what_is_unknown_as_null(tmp_path: Path) -> None:
-    writer = TaskWriter(tmp_path / "wrapper.sqlite", TaskKey("4821", 7, 1, "gpu3"))
-    writer.add_usage(UsageReading(None, 5 * 2**30, None, 9, "pss"), 1000)
-    writer.add_usage(UsageReading(3.25, 6 * 2**30, 1e6, 8, "rss"), 11_000)
-    writer.close()
-    sql = "SELECT task_id, at_ms, cpu_cores, memory_bytes, read_bytes_per_s, processes, source FROM usage_sample"
-    assert query(tmp_path / "wrapper.sqlite", sql) == [
-        (writer.task_id, 1000, None, 5 * 2**30, None, 9, "pss"),
-        (writer.task_id, 11_000, 3.25, 6 * 2**30, 1e6, 8, "rss"),
-    ]
