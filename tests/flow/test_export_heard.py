@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
@@ -87,30 +85,6 @@ def test_one_file_per_study_area_and_one_for_all_and_what_an_earlier_export_left
     said = f"1 file is in {folder} that this export did not write, perhaps from an earlier one: Fort Smith.csv;"
     assert said in renamed.stderr
     assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
-
-
-def test_species_scores_and_places_are_chosen_anew_and_the_unheard_are_named(job: Site) -> None:
-    one, none, other = (job.folder / name for name in ("one.parquet", "none.parquet", "other.csv"))
-    config = job.folder / "other.toml"
-    config.write_text('[recordings]\npatterns = ["{location}/**/*_{date}_{time}.wav"]\n')
-    some, nothing, high, renamed = job.badcjobs_each([
-        ("export", job.out, "--species", "loud,ROPT", "-o", one),
-        ("export", job.out, "--species", "ROPT,RUGR", "-o", none),
-        ("export", job.out, "--min-score", "0.99", "-o", other),
-        ("export", job.out, "--format", "json", "--config", config, "-o", "-"),
-    ])  # fmt: skip
-    assert "no detections in this job: ROPT\n" in some.stderr
-    table = pyarrow.parquet.read_table(one)
-    assert (table.num_rows, table.column_names) == (12, COLUMNS)
-    types = "string string string double double string string double string string"
-    assert " ".join(map(str, table.schema.types)) == types
-    assert "no detections in this job: ROPT, RUGR" in nothing.stderr
-    assert "nothing to export: no detection has these species and scores" in nothing.stderr
-    assert pyarrow.parquet.read_table(none).column_names == COLUMNS
-    assert (other.read_text(), "nothing to export" in high.stderr) == (",".join(COLUMNS) + "\n", True)
-    places = {row["recording_id"]: (row["study_area"], row["location"]) for row in json.loads(renamed.stdout)}
-    assert (places[FORT_SMITH], places[SAMBAA]) == (("Fort Smith", "Fort Smith"), ("Sambaa K'e 2018", "x"))
-    assert "no matching pattern in [recordings]" in renamed.stderr
 
 
 def test_names_that_would_lead_elsewhere_stay_in_the_folder_and_what_makes_no_sense_writes_nothing(

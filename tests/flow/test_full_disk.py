@@ -116,20 +116,6 @@ def test_a_full_local_disk_costs_readings_and_nothing_else(site: Site, local_dis
     assert 1 <= len(warnings(ended)) <= len(lost) + 1, ended.stderr
 
 
-def test_a_wrapper_that_is_killed_on_a_full_disk_leaves_its_gap_and_what_it_had_published_from_memory(
-    site: Site, local_disk: SmallDisk
-) -> None:
-    program = start(site)
-    local_disk.stay_full()
-    wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
-    before = do_some(site)
-    program.kill()
-    wait_for(lambda: not site.processes(), "the recorder has published and is gone")
-    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
-    assert site.rows("SELECT verdict FROM task") == [("killed",)]
-    assert done(site) >= before and lost_stretches(site) and site.count("sample") > 2
-
-
 def test_a_full_node_is_not_used_and_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
     """Its files have no name any more, but whoever writes them has them open."""
     program = start(site)
@@ -213,13 +199,3 @@ def test_a_run_folder_that_stays_full_keeps_the_old_file_and_the_end_says_what_i
     assert site.badcjobs("merge", site.out, folder, "-o", job).exit_code == 0
     assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
     assert rows(job, "SELECT count(*) FROM sample") == samples, "what stayed on the node is merged with what is there"
-
-
-def test_the_safe_mode_survives_a_full_run_folder_too(site: Site, run_disk: SmallDisk) -> None:
-    """There the live files lie on the same disk."""
-    program = start(site, "--config", "run.live_mode=shared")
-    run_disk.stay_full()
-    wait_for(lambda: "cannot be written" in program.stderr, "the disk to refuse")
-    run_disk.make_room()
-    go_on(site)
-    assert_all_done(program.wait(), site.task_database())

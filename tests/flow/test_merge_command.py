@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sqlite3
 import subprocess
-from contextlib import closing
 from itertools import pairwise
 from math import ceil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
@@ -40,19 +35,6 @@ def finished(shared_site: Site) -> Site:
     ]  # fmt: skip
     assert [program.wait().exit_code for program in programs] == [1, 0]
     return shared_site
-
-
-@pytest.fixture
-def copied(finished: Site, site: Site) -> Site:
-    """The same run, to play with."""
-    shutil.copytree(finished.out, site.out, ignore=shutil.ignore_patterns("job.sqlite", "report.html"))
-    return site
-
-
-def dump(database: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the content of a database, in an order that does not depend on how it was written."""
-    names = [name for (name,) in rows(database, "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
-    return {name: sorted(rows(database, f"SELECT * FROM {name}"), key=repr) for name in names if name != "source_file"}
 
 
 def test_the_numbers_of_a_job_are_those_of_its_samples_and_report_says_what_merge_said(finished: Site) -> None:
@@ -113,61 +95,6 @@ def test_the_numbers_of_a_job_are_those_of_its_samples_and_report_says_what_merg
     ours = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's licence names addresses
     for word in ("<img", "<iframe", "src=", "url(", "@import", "http:", "https:"):
         assert word not in ours.lower(), f"the page is not alone: {word}"
-
-
-def spoil(site: Site) -> dict[str, tuple[str, str]]:
-    """Put files that are no task databases next to those that are; return what becomes of each."""
-    tasks, healthy = site.out / "tasks", site.task_databases()[0]
-    (tasks / "garbage.sqlite").write_bytes(b"0123456789" * 1000)
-    (tasks / "empty.sqlite").write_bytes(b"")
-    (tasks / "half.sqlite").write_bytes(healthy.read_bytes()[: healthy.stat().st_size // 2])
-    shutil.copy(healthy, tasks / "twice.sqlite")
-    with closing(sqlite3.connect(tasks / "foreign.sqlite")) as db:
-        db.execute("CREATE TABLE task (task_id INTEGER, name TEXT)")
-    copy = f"copy of the task in tasks/{NAMES[0]}.sqlite"
-    return {
-        "garbage": ("skipped", "not a SQLite database"), "empty": ("skipped", "the file is empty"),
-        "half": ("copy", f"a damaged or partial {copy}"), "foreign": ("skipped", "not a badcjobs database"),
-        "twice": ("copy", f"a copy, or an earlier publication, of the task in tasks/{NAMES[0]}.sqlite"),
-    }  # fmt: skip
-
-
-def test_a_job_that_grows_and_gets_damaged_keeps_its_content_and_names_every_file(copied: Site) -> None:
-    late = copied.out / "tasks" / f"{NAMES[1]}.sqlite"
-    late.rename(copied.folder / "late")
-    early = copied.badcjobs("merge", copied.out)
-    assert (early.exit_code, "no database from array index 1" in early.stdout) == (0, True)
-    (copied.folder / "late").rename(late)
-    whole = copied.badcjobs("merge", "run", "--json").json  # however the folder is given
-    assert (whole["tasks"], whole["chunks"], whole["tasks_missing"]) == (2, CHUNKS, [])
-    healthy = dump(copied.out / "job.sqlite")
-    a, b = copied.task_databases()
-    commands = [("merge", b, a, "-o", copied.out / "other.db"), ("merge", copied.out, "-o", copied.out / "again.db")]
-    assert [done.exit_code for done in copied.badcjobs_each(commands)] == [0, 0]
-    assert dump(copied.out / "other.db") == dump(copied.out / "again.db") == healthy
-
-    fates = spoil(copied)
-    done, told = copied.badcjobs("merge", copied.out, "--json"), copied.badcjobs("report", copied.out)
-    assert (done.exit_code, told.exit_code, done.json["lossy_files"]) == (4, 4, 3), "a damaged copy has lost nothing"
-    assert done.json["files"]["by_status"] == {"merged": 2, "copy": 2, "skipped": 3}
-    remarks = {Path(path).stem: remark for path, remark in done.json["file_remarks"]}
-    assert remarks == {name: f"{status}: {reason}" for name, (status, reason) in fates.items()}
-    for name, (status, _) in fates.items():
-        assert f"file tasks/{name}.sqlite: {status}" in told.stdout
-    assert dump(copied.out / "job.sqlite") == healthy
-
-    for database in copied.task_databases():
-        database.write_bytes(b"gone bad")
-    kept = copied.badcjobs("merge", copied.out)
-    assert kept.exit_code == 4
-    for name in NAMES:
-        assert f"tasks/{name}.sqlite: kept: kept from an earlier merge; the file now: not a SQLite" in kept.stdout
-    assert dump(copied.out / "job.sqlite") == healthy
-    (copied.out / "job.sqlite").unlink()
-    refused = copied.badcjobs("merge", copied.out)
-    assert_refused(refused, 4, f"tasks/{NAMES[0]}.sqlite", f"tasks/{NAMES[1]}.sqlite", "not a SQLite database")
-    assert not (copied.out / "job.sqlite").exists()
-    assert_refused(copied.badcjobs("report", copied.out), 4, "does not exist", f"badcjobs merge {copied.out}")
 
 
 def test_a_job_database_with_damaged_pages_is_put_aside_by_the_line_to_paste(site: Site) -> None:

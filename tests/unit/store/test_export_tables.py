@@ -138,9 +138,13 @@ def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path
         ((), 0.51): loud, (("x",), None): [], (("x", "Loud Sound"), 0.5): loud,
     }  # fmt: skip
     for (species, score), wanted in cases.items():
-        write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
+        order = ExportOrder(job, "csv", tmp_path / "out.csv", (), wanted=DetectionFilter(species, score))
+        notes = export(order, io.BytesIO())[1]
         found = [row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")]
         assert sorted(found) == sorted(wanted)
+        assert ("no detections in this job: x" in notes) is ("x" in species)
+        assert any("nothing to export: " in note for note in notes) is (not wanted)
+        assert any("2 of 5 chunks" in note for note in notes), notes
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
