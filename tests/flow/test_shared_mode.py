@@ -31,9 +31,8 @@ def test_the_mode_is_chosen_by_the_disk_or_by_the_user_and_told(site: Site) -> N
 
 
 def test_a_recorder_that_is_killed_twice_loses_nothing_and_the_run_leaves_nothing_behind(site: Site) -> None:
-    program = site.start_run(site.manifest(60), *SHARED, "--config", "run.heartbeat_every_s=0.3")
-    wait_for(lambda: [line for line in program.stderr.splitlines() if "gpu=" in line and "%" in line], "a known pulse")
-    (folder,) = live_folders(site)
+    program = site.start_run(site.manifest(60), *SHARED)
+    (folder,) = wait_for(lambda: live_folders(site), "the live files are there")
     assert folder.parent == site.out / "tasks" and folder.name.startswith(".live-")
     for _ in range(2):
         before = len(live_rows(site, "SELECT 1 FROM sample"))
@@ -62,8 +61,9 @@ def test_a_killed_wrapper_is_published_for_and_the_folder_of_a_dead_node_is_no_t
     assert site.count("chunk", "status = 'done'") >= 2 and site.count("sample") > 0
     assert live_folders(site) == []
     site.out = site.folder / "second"
-    program = site.start_run(site.manifest(20), *SHARED[:-2])
+    program = site.start_run(site.manifest(300), *SHARED[:-2], "--config", "run.heartbeat_every_s=0.3")
     wait_for(lambda: live_rows(site, DONE) and site.task_databases(), "work")
+    wait_for(lambda: [line for line in program.stderr.splitlines() if "gpu=" in line and "%" in line], "a known pulse")
     for process in site.processes():
         process.suspend()
     for process in site.processes():
