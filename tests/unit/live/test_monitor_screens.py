@@ -92,8 +92,17 @@ OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(C
 SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (260, 32)]
 
 
-def text(page: Page, *, styled: bool = False) -> str:
-    return "\n".join(line.markup if styled else line.plain.rstrip() for line in page.lines)
+def text(page: Page) -> str:
+    return "\n".join(line.plain.rstrip() for line in page.lines)
+
+
+def styles(page: Page) -> str:
+    """Return which letters of each line are in which style; colours on letters, not on gaps."""
+    said = []
+    for line in page.lines:
+        spans = [(one.start, one.end, str(one.style)) for one in line.spans if line.plain[one.start : one.end].strip()]
+        said.append(", ".join(f"{style} {start}-{end}" for start, end, style in sorted(spans) if style))
+    return "\n".join(said)
 
 
 def shown(frame: Snapshot, width: int, height: int | None, **more: Any) -> str:
@@ -109,7 +118,7 @@ def test_every_page_at_every_size(pages: Pages) -> None:
     said["ascii.txt"] = shown(FRAME, 100, 26, ascii_only=True)
     assert said["ascii.txt"].isascii()
     uis = (UiState(), UiState(page=DEVICES), UiState(page=TASK, opened=ENDED[0].name), UiState(page=HELP))
-    said["styles.txt"] = "\n\n".join(text(draw(FRAME, ui, width=120, height=30), styled=True) for ui in uis)
+    said["styles.txt"] = "\n\n".join(styles(draw(FRAME, ui, width=120, height=30)) for ui in uis)
     pages(said)
 
 
