@@ -18,7 +18,7 @@ from rooms.api import list_devices, open_job
 from rooms.report import ExportOrder, export, report_job
 from rooms.store import MergeOrder, merge
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, QUICK, array_task, rows
+from support.badcjobs_program import QUICK, array_task, rows
 from support.behaviour import (
     START_MS,
     FixedSite,
@@ -31,8 +31,7 @@ from support.behaviour import (
     tables,
 )
 from support.hand_clock import HandClock
-from support.live_server import LiveServer
-from support.pages import Pages, tree
+from support.pages import Pages
 
 DAY_S = 86400
 # job → seconds after the start of its first task at which it is looked at
@@ -143,116 +142,6 @@ def test_python(site: FixedSite, pages: Pages) -> None:
     pages({"said.json": pretty(said)})
 
 
-# --- before a job -----------------------------------------------------------------------------------------------------
-
-
-def write_source(site: FixedSite) -> Path:
-    """Write a manifest of 40 chunks of 5 to 14 minutes, of which no audio is there."""
-    lines = [f"rec{n // 4},c{n:02d},audio/c{n:02d}.wav,0,{(300 + 60 * (n * 7 % 10)) * 1000},0,," for n in range(40)]
-    path = site.folder / "july.csv"
-    path.write_text("\n".join([MANIFEST_HEADER, *lines]) + "\n")
-    return path
-
-
-def test_plans(site: FixedSite, pages: Pages) -> None:
-    write_source(site)
-    make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, tone_hz=100)
-    make_wav(site.folder / "audio" / "st1" / "r2.wav", 3.2, 1000, tone_hz=100)
-    (site.folder / "audio" / "st1" / "r3.wav").write_bytes(b"")
-    (site.folder / "mine.toml").write_text('name = "mine"\n[limits]\narray_tasks = 4\n')
-    lay_out("requeued", site.folder / "june")
-    site.badcjobs("merge", "june")
-    small = ("july.csv", "--rate", 2, "--time", "1:00:00", "--parallel", 4)
-    asked = {
-        "small": small,
-        "sockeye": ("july.csv", "--site", "sockeye", "--rate", 0.05),
-        "as-measured": ("july.csv", "--from", "june", "--gpus-per-task", 2),
-        "folder": ("audio", "--rate", 0.01, "--", "--chunk-length", 4, "--overlap", 1, "--engine", "demo"),
-        "waves": ("july.csv", "--rate", 1, "--time", "1:00:00", "--site", "mine.toml"),
-        "too-long": ("july.csv", "--rate", 0.1, "--time", "1:00:00"),
-    }
-    said = {f"{name}.txt": site.say("plan", *words) for name, words in asked.items()}
-    said |= {f"{name}.json": site.say_json("plan", *asked[name]) for name in ("as-measured", "waves")}
-    paid = ("--config", "submit.account=st-pi-1-gpu", "--config", "submit.constraint=gpu_mem_32")
-    write = ("--site", "sockeye", *paid, "--out", "written")
-    said["write.txt"] = site.say("plan", *small, *write)
-    said["write-waves.txt"] = site.say("plan", *asked["waves"], "--out", "written/waves")
-    said |= {f"written/{name}": site.plain(text) for name, text in tree(site.folder / "written").items()}
-    pages(said)
-
-
-SCRIPT = """#!/bin/bash
-#SBATCH --account=st-lab-1-gpu
-#SBATCH --array=0-3
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=24
-#SBATCH --mem=4G
-#SBATCH --time=12:00:00
-#SBATCH --signal=B:USR1@180
-#SBATCH --open-mode=append
-exec badcjobs run manifest.csv --out results --engine demo
-"""
-BAD_SCRIPT = """#!/bin/bash
-#SBATCH --account=st-lab-1
-#SBATCH --array=0-11999
-#SBATCH --gpus-per-node=4
-#SBATCH --mem=64G
-#SBATCH --time=72:00:00
-#SBATCH --output=logs/%A.log
-module load cuda
-badcjobs run manifest.csv --out "$HOME/results" --engine demo
-"""
-
-
-def test_checks(site: FixedSite, pages: Pages) -> None:
-    site.after_s = None  # its own clock is one of the things it looks at
-    site.manifest(6)
-    write_source(site)
-    (site.folder / "good.sbatch").write_text(SCRIPT)
-    (site.folder / "bad.sbatch").write_text(BAD_SCRIPT)
-    (site.folder / "twice.csv").write_text("\n".join([MANIFEST_HEADER, *["r,c,gone.wav,0,600,0,,"] * 3]) + "\n")
-    (site.folder / "mine.toml").write_text('name = "mine"\n')
-    good, bad, mine = "good.sbatch", "bad.sbatch", ("--site", "mine.toml")
-    asked: dict[str, tuple[object, ...]] = {
-        "good": ("manifest.csv", *good, *mine),
-        "good-on-sockeye": (good, "manifest.csv", "--site", "sockeye"),
-        "bad-on-sockeye": (bad, "manifest.csv", "--site", "sockeye"),
-        "no-audio": ("july.csv", "--out", "results", *mine, "--", "--engine", "demo"),
-        "twice": ("twice.csv", "--quick", *mine, "--", "--engine", "demo"),
-        "options": ("manifest.csv", "--out", "results", "--tasks", 9, "--mem", "500G", *mine, "--", "--engine", "demo"),
-        "no-engine": ("--out", "results", *mine),
-    }
-    said = {f"{name}.json": site.say_json("check", *words) for name, words in asked.items()}
-    said |= {f"{name}.txt": site.say("check", *asked[name]) for name in ("bad-on-sockeye",)}
-    said["no-such-script.txt"] = site.say("check", "nowhere.sbatch")
-    pages(said)
-
-
-def test_scripts(site: FixedSite, pages: Pages) -> None:
-    """What sbatch would get: from submit, and from each template."""
-    site.manifest(6)
-    submit, demo = ("submit", "manifest.csv", "--out", "out", "--dry-run"), ("--", "--engine", "demo")
-    big = ("--tasks", 20, "--parallel", 4, "--gpus-per-task", 4, "--cpus", 24, "--mem", "64G", "--time", "12:00:00")
-    paid = ("--account", "st-pi-1-gpu", "--config", "submit.merge_account=st-pi-1", "--constraint", "gpu_mem_32")
-    modules = ("--config", "submit.setup=['module load gcc cuda']", "--sbatch=--qos=high")
-    some = ("--sbatch=--array=1-19:2%3", "--config", "submit.requeues=0")
-    said = {
-        "submit-plain.txt": site.say(*submit, *demo),
-        "submit-big.txt": site.say(*submit, *big, *paid, *modules, *demo),
-        "submit-array.txt": site.say(*submit, *some, *demo, "--engine-arg=--burn-s=0.1"),
-        "submit-local.txt": site.say(*submit, "--cluster", "local", "--tasks", 2, *demo, "--simulate", 2),
-        "submit-no-slurm.txt": site.say(*submit[:-1], *demo),
-        "templates.txt": site.say("template"),
-        "templates.json": site.say_json("template"),
-        "template-missing.txt": site.say("template", "sockeye-array", "-o", "job.sbatch"),
-    }
-    values = {"account": "st-pi-1-gpu", "source": "july.csv", "out": "results", "time": "2:00:00"}
-    for one in json.loads(site.badcjobs("template", "--json").stdout)["templates"]:
-        filled = [f"--set={key}={values[key]}" for key in one["open"] if key in values]
-        said[f"template-{one['name']}.txt"] = site.say("template", one["name"], *filled)
-    pages(said)
-
-
 # --- what runs ------------------------------------------------------------------------------------
 
 
@@ -263,25 +152,6 @@ def steady(site: FixedSite, many: int) -> tuple[object, ...]:
     """Return the options for simulated devices that always have the same load."""
     (site.folder / "loads.toml").write_text("".join(LOADS.partition(f"[[device]]\nindex = {many}\n")[:1]))
     return ("--simulate", "loads.toml")
-
-
-def test_live(site: FixedSite, pages: Pages) -> None:
-    site.after_s = JOBS["live"] - 0.3  # the clock runs on from there: no figure is at the edge of two
-    lay_out("live", site.out)
-    (site.out / "tasks" / "4821_1.r0.gpu02.log").write_text("08:00:00 first line\n08:00:01 second line\n")
-    monitor = ("monitor", site.out)
-    said = {
-        "monitor.txt": site.say(*monitor, "--once"),
-        "monitor.json": site.say_json(*monitor),
-        "monitor-old.txt": site.say("monitor", lay_out("silent", site.folder / "silent"), "--once"),
-    }
-    env = site.environ()
-    with LiveServer(site.folder, site.out, env=env) as server:
-        for path in ("gpu/summary", "gpu/metrics", "tasks", "tasks/4821_1.r0.gpu02", "alerts", "tasks/nobody"):
-            said[f"serve-{path.replace('/', '-')}.json"] = site.plain(pretty(server.get(f"/api/{path}").json()))
-        said["serve-log.txt"] = server.get("/api/tasks/4821_1.r0.gpu02/log").text
-        said["serve-metrics.txt"] = site.plain(server.get("/metrics").text)
-    pages(said)
 
 
 # What a task database says that is the same in every run of the same work.

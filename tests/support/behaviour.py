@@ -30,13 +30,6 @@ INPUTS = Path(__file__).parents[1] / "data" / "jobs"
 START_MS = 1_800_000_000_000  # when the first task of every input began
 APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inputs become: the one place to change
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
-_DIFFERENT = (  # from machine to machine
-    (r"\((\w+), (local|shared)\)", r"(FILESYSTEM, \2)"),
-    (r"(has left\s+is) [\d,]+", r"\1 MANY"),
-    (r"\d+\.\d s apart", "AT MOST SECONDS apart"),
-    (r'  \{\n   "severity": "\w+",\n   "subject": "GPUs",\n(.*\n){3}  \},?\n', ""),
-    (r"  \w+ +GPUs  .*\n( {20}.*\n)*", ""),
-)
 _MOST_ROWS = 40  # of a table that is recorded row by row
 _SEAL = b"seal" + b"crc32:"  # key and value of a row lie side by side
 
@@ -107,18 +100,9 @@ class FixedSite(Site):
         text = f"$ badcjobs {shown}\nexit code {done.exit_code}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
         return self.plain(text)
 
-    def say_json(self, *words: object, env: dict[str, str] | None = None) -> str:
-        """Run a command and return its JSON document, a value on a line."""
-        done = self.badcjobs(words[0], "--json", *words[1:], env=env)  # options of run follow --
-        if not done.stdout.startswith("{"):
-            return self.plain(f"// exit code {done.exit_code}\n{done.stdout}{done.stderr}")
-        return self.plain(f"// exit code {done.exit_code}\n{pretty(json.loads(done.stdout))}")
-
     def plain(self, text: str) -> str:
         """Return the text without what differs from run to run, or from machine to machine."""
         text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON")
-        for found, instead in _DIFFERENT:
-            text = re.sub(found, instead, text)
         text = re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", text)
         if self.after_s is not None:
             text = re.sub(r"\b\d{13}\b", self._now, text)
@@ -142,8 +126,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.9g}")
     if isinstance(value, dict):
-        # What is left shrinks while the clock runs: tens of seconds say enough.
-        return {key: one // 10 * 10 if key == "eta_s" and one else _rounded(one) for key, one in value.items()}
+        return {key: _rounded(one) for key, one in value.items()}
     return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -67,8 +67,6 @@ def healthy() -> list[Trace]:
         _trace("two V100, four workers each", _PLAIN),
         _trace("a MIG slice that tells next to nothing", replace(_PLAIN, card=MIG, devices=1, workers=2, cores=4,
                                                                 chunks=(300.0,) * 200)),
-        _trace("neither power nor energy", replace(_PLAIN, card=V100.without("energy", "power"), seed=3)),
-        _trace("three tasks", *_array(replace(_PLAIN, devices=1, cores=6, chunks=_SIX_MINUTES[:62]), 3)),
         _trace("on the CPU, on purpose", Story(devices=0, workers=4, cores=4, chunks=(120.0,) * 400,
                                                settings={"cpu_workers": 4})),
         _trace("chunks of 40 ms", replace(_PLAIN, devices=1, cores=6, chunks=(6.0,) * 1500, read_s=0.002)),
@@ -82,15 +80,11 @@ def starting_and_waiting() -> list[Trace]:
     """Return jobs whose devices wait for engines to start, for audio, or for each other."""
     short = Story(devices=1, cores=6, chunks=(300.0,) * 15)
     crashes = dict.fromkeys(range(4, 240, 6), ("engine_crash",))
-    slow = replace(_PLAIN, read_s=20.0, chunks=(300.0,) * 300)
     long_last = (*(300.0,) * 300, 86400.0)
     return [
         _trace("five tasks with next to nothing to do", *_array(short, 5), main="start_up"),
-        _trace("a process for every chunk", Story(card=H200, devices=1, workers=1, cores=8, engine="command",
-               chunks=(30.0,) * 60, cpu_s=17.0, start_up_s=0.1), main="start_up"),
         _trace("engines that crash all the time", Story(card=V100, devices=2, workers=1, cores=4, cpu_s=0.05,
                chunks=(600.0,) * 240, fails=crashes), main="start_up", may="failed_chunks"),
-        _trace("slow reads, four workers", slow, main="waiting_for_audio"),
         _trace("workers that have to wait for their next chunk", Story(devices=2, workers=1, cores=2, cpu_s=0.04,
                pause_s=5.0, chunks=(600.0,) * 200), main="waiting_for_audio"),
         _trace("one recording of a whole day at the end", Story(devices=4, workers=3, cores=16, chunks=long_last),
@@ -109,12 +103,8 @@ def cores_and_workers() -> list[Trace]:
     return [
         _trace("eight workers on four cores", Story(card=H200, devices=1, workers=8, cores=4, chunks=(1200.0,) * 300),
                main="cpu_bound"),
-        _trace("one worker each, four V100", Story(devices=4, workers=1, cores=24, chunks=(1200.0,) * 250),
-               main="too_few_workers"),
         _trace("one worker, one big card", Story(card=H200, devices=1, workers=1, cores=16, chunks=(600.0,) * 200),
                main="too_few_workers"),
-        _trace("one worker in an old file, and a machine with cores to spare", Story(card=H200, devices=1, workers=1,
-               cores=16, chunks=(600.0,) * 120, usage=False), main="low_busy"),
         _trace("as many workers as pay, on a card that is too big", Story(card=H200, devices=1, workers=3, cores=16,
                chunks=(1200.0,) * 200, decisions=(settled,)), main="low_busy"),
     ]  # fmt: skip
@@ -159,12 +149,11 @@ def devices_and_requests() -> list[Trace]:
                may="straggler_device"),
         _trace("a low power limit", replace(_PLAIN, throttle={0: 0x4, 1: 0x4}, slowness={0: 1.6, 1: 1.6},
                chunks=_QUARTER[:300]), also="throttled_power"),
-        _trace("one GPU of four used", replace(four, idle_devices=frozenset({1, 2, 3}), chunks=_QUARTER[:225], cores=6),
+        _trace("one GPU of two used", replace(_PLAIN, idle_devices=frozenset({1}), chunks=_QUARTER[:225], cores=6),
                also="unused_gpus"),
         _trace("one slow node of three", *[replace(t, slowness=slow_node) if t.index == 2 else t for t in pairs],
                also="straggler_node"),
         _trace("one slow device in a task of four", replace(four, slowness={3: 2.2}), also="straggler_device"),
-        _trace("96 GiB asked for, a fifth of it used", replace(_PLAIN, memory_limit_gib=96), also="memory_request"),
         _trace("three days and a whole node", *[replace(t, time_limit_s=72 * 3600.0, memory_limit_gib=180)
                for t in eight[:1]], also="time_request memory_request"),
         _trace("24 cores for one busy card", replace(_PLAIN, card=RTX4000, devices=1, workers=2, cores=24,
@@ -188,16 +177,12 @@ def under_way() -> list[Trace]:
     running = replace(one, under_way_s=200.0, time_limit_s=72 * 3600.0)
     long = Story(devices=2, workers=4, cores=16, chunks=(18000.0,) * 60)
     long_chunk = Story(devices=2, workers=1, cores=4, chunks=(50000.0,) * 4, under_way_s=86.0)
-    starting = replace(one, start_up_s=240.0, under_way_s=180.0)
-    young = replace(starting, under_way_s=300.0)
     return [
         _trace("two tasks that run, half way", *_array(running, 2), seen_s=230.0),
         _trace("a first chunk that takes long", long_chunk, seen_s=100.0),
-        _trace("engines that took long to start, just now", *_array(young, 3), seen_s=320.0),
         _trace("one ended, and two left no word", one, missing=(1, 2), also="tasks_missing"),
         _trace("two tasks run, others wait in the queue", *_array(running, 2), missing=(2, 3, 4), seen_s=230.0),
         _trace("one of two tasks went silent", one, replace(one, index=1, under_way_s=200.0), also="tasks_silent"),
-        _trace("long chunks under way", replace(long, under_way_s=900.0), seen_s=930.0),
         _trace("silent, with long chunks under way", replace(long, under_way_s=900.0), also="tasks_silent lost_work"),
         _trace("a silent attempt, whose next one did the rest", replace(one, under_way_s=200.0),
                replace(one, restart=1, node="gpu2", started_s=900.0, seed=6, done_before=51, chunks=_SIX_MINUTES[51:]),

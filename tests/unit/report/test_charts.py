@@ -133,7 +133,7 @@ def test_charts_of_other_jobs(pages: Pages) -> None:
                      {name: Envelope([NAN] * 2, [NAN] * 2, [NAN] * 2) for name in CHARTED})  # fmt: skip
     one = summarize(replace(JOB, devices=(device(),)))
     other = summarize(replace(JOB, devices=(device(0, "a"), device(0, "b"))))
-    alike = {(name, "0"): stretches("wi", [60.0, 0.0]) for name in ("a", "b")}
+    alike = (("a", "0"), ("b", "0"))
     work = replace(device().work, chunk_p50_s=None)
     many = [replace(device(n), token=str(n), busy_mean_percent=50 + n / 10, gap_s=float(n == 3), work=work)
             for n in range(241)]  # fmt: skip
@@ -141,7 +141,7 @@ def test_charts_of_other_jobs(pages: Pages) -> None:
     cases = {
         "a silent task": (late, data_of(given_up=lost, durations={1: 5})),
         "no readings": (one, data_of(stretches={(TASK.name, "0"): dark}, durations={1: 4})),
-        "a device in two tasks": (other, data_of(stretches=alike, durations={})),
+        "a device in two tasks": (other, data_of(stretches=dict.fromkeys(alike, dark), durations={})),
         "more devices than can be picked": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
         "nothing": (one, ChartData()), "tries alone": (one, data_of(stretches={})),
     }  # fmt: skip
@@ -165,7 +165,6 @@ def test_the_page_with_charts(pages: Pages) -> None:
     """As text; then what a browser needs of it: scripts that may run, nothing to fetch, text that stays text."""
     named = replace(JOB, devices=(device(), replace(device(1), node=NASTY, name="</script>")))
     html = page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
-    assert html == page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
     assert policy is not None
     assert policy[1].count("'sha256-") == len(re.findall(r"<script>", html)) == 4
