@@ -88,7 +88,7 @@ def _run(argv: Sequence[str], lock: int, patience_s: float) -> subprocess.Comple
     """Run a program as subprocess.run does; if it takes long, log that once, with its output so far."""
     pipe, silence_s = subprocess.PIPE, min(_SILENCE_S, patience_s / 2)
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace",
+        argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, errors="replace",
         start_new_session=True, pass_fds=(lock,),
     ) as process:  # fmt: skip
         try:
@@ -151,7 +151,7 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: s
     program = argv[0]
     try:
         done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, errors="replace",
             timeout=_PATIENCE_S, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:

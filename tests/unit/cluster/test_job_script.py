@@ -18,6 +18,8 @@ from support.brief import brief, line, page
 from support.pages import Pages
 
 PARSE = make_parser(typer.main.get_command(app))
+LINES = (Path(__file__).parents[2] / "data" / "job_lines.txt").read_text().replace("⏎", "\v").split("# --- ")[1:]
+CALLS, OPTIONS, REQUESTS = ([one.replace("\v", "\n") for one in part.split("\n")[1:-1]] for part in LINES)
 WHOLE = """#!/bin/bash
 #SBATCH --account=st-lab-1-gpu --array=0-99%10
 #SBATCH --gpus-per-node=4 -c 24   # all of a node
@@ -46,44 +48,6 @@ badcjobs gpus --json
 exec "$BADCJOBS" run "$SOURCE" --out "$OUT" \\
     "${ARGS[@]}" "${MORE[@]}" --config=run.grace_s=12
 """
-CALLS = (
-    "badcjobs run m.csv --out o", "exec /opt/venv/bin/badcjobs run m.csv", "exec python3.11 -m badcjobs run m.csv",
-    'exec "${BADCJOBS}" run m.csv', "exec srun --ntasks-per-node=1 badcjobs run m.csv", "srun badcjobs run m.csv",
-    "OMP_NUM_THREADS=2 exec badcjobs run m.csv", "exec apptainer exec --nv image.sif badcjobs run m.csv",
-    "mpirun -n 2 badcjobs run m.csv", "cd x; badcjobs run m.csv", "exec badcjobs run m.csv > log 2>&1",
-    'CMD=(badcjobs run "a b.csv" --out o)\nexec "${CMD[@]}"', "if true; then exec badcjobs run m.csv; fi",
-    "exec timeout 3h badcjobs --debug run m.csv", "exec timeout -s USR1 100 badcjobs run m.csv",
-    "exec /usr/bin/time -v badcjobs run m.csv", "exec conda run -n birds badcjobs run m.csv",
-    "exec badcjobs run m.csv 2>&1 | tee log", "badcjobs run m.csv &", "a || badcjobs run m.csv && b",
-    "cat x | badcjobs run m.csv", "exec badcjobs run *.csv --engine demo", "exec badcjobs run $1 --out $2/x $EXTRA",
-    'exec badcjobs run "$@"', "exec badcjobs run $SLURM_JOB_ID.csv --out ~/x", "exec badcjobs run ~bob/m.csv",
-    "A=x\nA=y\nexec badcjobs run $A", "A=$(date)\nexec badcjobs run m.csv --out $A", "A='two words'\nbadcjobs run $A",
-    "exec badcjobs run ${A:-some.csv} ${B-b.csv} --config run.toml --config run.retries=3",
-    "exec badcjobs run `ls` --config $X.toml", "find . > made.csv\nexec badcjobs run made.csv",
-    "cd /x\nbadcjobs run m.csv",
-    "cd $SLURM_SUBMIT_DIR\nbadcjobs run m.csv /abs.csv", "exec badcjobs run m.csv --cpu-workers 2 --no-resume",
-    "exec badcjobs merge out", "badcjobs record --out x & exec badcjobs run m.csv", "exec badcjobs runn m.csv",
-    "exec badcjobs run m.csv --max-gpu 2", "exec badcjobs run m.csv --retries", "exec badcjobs run m.csv --max-gpu $X",
-    "# exec badcjobs run m.csv", "echo badcjobs run m.csv", "true # badcjobs run", "MSG='badcjobs run'", "ls",
-    "srun bash -c 'badcjobs run m.csv'", "pip install badcjobs numpy", "cat <<EOF\nexec badcjobs run m\nEOF\nls",
-    "cp -r /opt/badcjobs code", "exec apptainer exec --bind /opt/badcjobs badcjobs python -m badcjobs run m.csv",
-    "nohup badcjobs --version", "exec env A=1 nice -n 5 badcjobs run m.csv --out=$PWD/o",
-    ': "${OUT:=/a \\}b\\"c}"\nbadcjobs run m --out "$OUT"', "module load miniforge3", "conda activate birds",
-    "unset TMPDIR",
-)  # fmt: skip
-OPTIONS = (
-    "--gres=gpu:v100:2", "--gpus=v100:1,a100:2", "-N 2 --gpus-per-node=4", "-N 2 --gres=gpu:4", "-N 2 --gpus=5",
-    "--gpus=8", "-N2 --ntasks-per-node=4 --gpus-per-task=1", "-n 1 --gpus-per-task=2", "--exclusive",
-    "--exclusive --gpus-per-node=2", "--tres-per-task=gres/gpu:1", "--gres=tmp:10G --gpus=2", "--nodes=2-4",
-    "-N2 --ntasks-per-node=2 -c 6", "-N2 -n4 -c 6", "-n 48 -c 1", "-n3 -N2 -c1", "--cpus-per-gpu=3 --gpus=2",
-    "-N2 --mem=16G",
-    "-N2 --gpus-per-node=4 --mem-per-gpu=4G", "--mem-per-gpu=8G --gpus=2", "--mem-per-cpu=2000M -c 4",
-    "--mem-per-cpu=1G -n2", "--mem=0", "--mem=1G --mem-per-cpu=9G", "--array=1,3,7-9", "--array=10-100:10%4", "-t 90",
-    "--time=UNLIMITED", "--time=0", "-t infinite", "-Ast-x-1 -p gpu,short -C v100", "--clusters=x -p gpu --gpus=1",
-    "-w n1,n2 -x n[3-4]", "-w /etc/nodes -x n3", "--signal=RB:USR1@9", "--time 5 --comment='a b' --nice -H",
-    "--gpus-pernode=4", "--birds", "--birds --nice", "--time=noon", "--array=9-0", "-a 9-0", "--signal=B:BIRD@60",
-    "--mem=lots", "--gpus-per-task=1", "--gpus=many", "--ntasks=0", "-c 0", "-Z", "--job-name='x", "--gres=none",
-)  # fmt: skip
 FORMS = {
     "no interpreter": "#SBATCH --time=60\nexec badcjobs run x\n",
     "DOS": "#!/bin/bash\r\nexec badcjobs run x\r\n",
@@ -144,21 +108,6 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending() -
 
 
 # --- the emulation ----------------------------------------------------------------------------------------------------
-
-REQUESTS = (
-    "--time=5", "-c2 --gpus-per-node=2 -a 0-3 -J probe", "--time=5:30", "--time=1-2:30", "--time=UNLIMITED",
-    "--time=0:00",
-    "--signal=B:USR1@180", "--signal=10@5", "--signal=TERM", "--gpus-per-node=v100:2", "-G2",
-    "--gres=gpu:a100:2,shard:4",
-    "--gres=gpu", "--gres=gpu:a100", "--gpus-per-task=2 --ntasks=2", "--gpus-per-task=1 -N1",
-    "--gpus-per-task=1 --ntasks-per-node=2", "--gpus=2 --gpus-per-node=2", "--gres=gres:gpu:2", "--gpus-per-node=0",
-    "-o %x-%A_%a.log -e err --open-mode=append --export=ALL,A=1,B='x,y',C=,D --no-requeue -D sub", "--export=ALL",
-    "--account=st-x-gpu --mem=16G --constraint=gpu_mem_32 -p gpu --hold --comment=x", "--mem=4096", "--mem=1T",
-    "--mem=1500K", "--mem=+1gb", "--mem=0", "-n2 -c4", "--ntasks-per-node=2 -c3", "--nodes=1-2",
-    "--time=x --nodes=2 --cpus-per-task=none --array=5-2 nonsense", "--signal=XX", "--time", "--comment=don't",
-    "--ntasks=0", "--mem=1.5G", "--gpus=2 --gpus-per-node=1", "--gres=gpu:2 --gpus=1", "-N2", "--arr=0-4",
-    "--exclusive", "--wrap=hostname", "--input=a.txt", "--export=NONE", "--gpus-per-node=x",
-)  # fmt: skip
 
 
 def requested(text: str, *options: str) -> Any:

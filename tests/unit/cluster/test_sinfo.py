@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rooms.cluster import cluster_text, describe, largest_size, parse_sinfo, sum_gpus
 from support.behaviour import pretty
 from support.brief import page
 from support.pages import Pages
 
+DATA = Path(__file__).parents[2] / "data"
 # Recorded with our question (blanks squeezed; memory, the last column, was asked for later): jobs hold 3 GPUs of gpu0,
 # all of gpu1, 2 A100 of gpu2 and a shard of gpu6; gpu3 is down, gpu5 drained, the partition old closed.
-RECORDED = """\
-gpu0|interactive_gpu|up|mixed|1-00:00:00|1/23/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:3(IDX:0-2),shard:0|180000|
-gpu0|gpu*|up|mixed|infinite|1/23/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:3(IDX:0-2),shard:0|180000|
-gpu1|interactive_gpu|up|allocated|1-00:00:00|24/0/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:4(IDX:0-3),shard:0|180000|
-gpu1|gpu*|up|allocated|infinite|24/0/0/24|gpu_mem_32|gpu:v100:4|gpu:v100:4(IDX:0-3),shard:0|180000|
-gpu2|gpu*|up|mixed|infinite|1/23/0/24|(null)|gpu:a100:3,gpu:v100:1|gpu:a100:2(IDX:0-1),gpu:v100:0(IDX:N/A),shard:0|180000|
-gpu3|gpu*|up|down|infinite|0/0/24/24|(null)|gpu:4|gpu:0,shard:0|180000|
-gpu4|cpu|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0,shard:0|180000|
-gpu4|gpu*|up|idle|infinite|0/24/0/24|(null)|(null)|gpu:0,shard:0|180000|
-gpu5|gpu*|up|drained|infinite|0/0/24/24|(null)|gpu:v100:4|gpu:v100:0(IDX:N/A),shard:0|180000|
-gpu5|old|down|drained|infinite|0/0/24/24|(null)|gpu:v100:4|gpu:v100:0(IDX:N/A),shard:0|180000|
-gpu6|gpu*|up|mixed|infinite|1/23/0/24|(null)|gpu:v100:4,shard:v100:16|gpu:v100:0(IDX:N/A),shard:v100:1(IDX:0)|180000|
-"""
-# The same with sockets, and slices of a card beside whole ones; gpu1 is drained, gpu3 is drained while a job still runs
-# there, gpu4's GPUs have no type.
-MIXED = """\
-gpu0|gpu*|up|mixed|infinite|1/7/0/8|f_gpu0|gpu:v100:4(S:0-1)|gpu:v100:3(IDX:0-2)|180000|
-gpu0|short|up|mixed|4:00:00|1/7/0/8|f_gpu0|gpu:v100:4(S:0-1)|gpu:v100:3(IDX:0-2)|180000|
-gpu1|gpu*|up|drained|infinite|0/0/8/8|f_gpu1|gpu:v100:4|gpu:v100:0(IDX:N/A)|180000|
-gpu1|short|up|drained|4:00:00|0/0/8/8|f_gpu1|gpu:v100:4|gpu:v100:0(IDX:N/A)|180000|
-gpu2|gpu*|up|mixed|infinite|1/7/0/8|f_gpu2|gpu:1g.10gb:7(S:0),gpu:h100:3(S:0-1)|gpu:1g.10gb:2(IDX:0-1),gpu:h100:1(IDX:7)|180000|
-gpu2|short|up|mixed|4:00:00|1/7/0/8|f_gpu2|gpu:1g.10gb:7(S:0),gpu:h100:3(S:0-1)|gpu:1g.10gb:2(IDX:0-1),gpu:h100:1(IDX:7)|180000|
-gpu3|gpu*|up|draining|infinite|1/0/7/8|f_gpu3|gpu:a100:4(S:0-1)|gpu:a100:1(IDX:0)|180000|
-gpu4|gpu*|up|mixed|infinite|1/7/0/8|f_gpu4|gpu:4|gpu:2|180000|
-"""
+# MIXED has sockets, slices of a card beside whole ones, and cards without a type; gpu1 is drained, gpu3 while a job runs.
+RECORDED, MIXED = ((DATA / f"sinfo_{name}.txt").read_text() for name in ("recorded", "mixed"))
 
 
 def node(name: str, *, state: str = "idle", total: int = 4, used: int = 0, **more: object) -> str:
