@@ -15,11 +15,14 @@ from rooms.cluster import (
     parse_array,
     parse_limit,
     parse_minutes,
+    read_source,
     suggest_range,
 )
 from rooms.model import ArrayOrder, ArrayShape
-from rooms.root import BadInput, FrozenRun, Project, SubmitSettings
+from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
 from rooms.store import asked_of, differences, submit_command, with_words
+from support.audio import make_wav
+from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
 from support.pages import Pages
 
@@ -171,6 +174,16 @@ def test_all_mistakes_of_one_command_are_told_together() -> None:
         "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
     ]
     assert refused.value.exit_code == 2
+
+
+def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tmp_path: Path) -> None:
+    make_wav(tmp_path / "a.wav")
+    for many, looked_at in ((3, 3), (3999, 3999), (4001, 2001)):
+        rows = [MANIFEST_HEADER, *(f"r,c{number},a.wav,0,600,0,," for number in range(many))]
+        (tmp_path / "m.csv").write_text("\n".join(rows) + "\n")
+        told: list[int] = []
+        found = read_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
+        assert (found, told) == ((many, looked_at, None), [*range(1, many + 1)])
 
 
 def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list() -> None:

@@ -13,7 +13,7 @@ from support.pages import Pages
 DATA = Path(__file__).parents[2] / "data"
 # Recorded with our question (blanks squeezed; memory, the last column, was asked for later): jobs hold 3 GPUs of gpu0,
 # all of gpu1, 2 A100 of gpu2 and a shard of gpu6; gpu3 is down, gpu5 drained, the partition old closed.
-# MIXED has sockets, slices of a card beside whole ones, and cards without a type; gpu1 is drained, gpu3 while a job runs.
+# MIXED has sockets, slices of a card beside whole ones, cards without a type; gpu1 is drained, gpu3 while a job runs.
 RECORDED, MIXED = ((DATA / f"sinfo_{name}.txt").read_text() for name in ("recorded", "mixed"))
 
 
