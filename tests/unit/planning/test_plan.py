@@ -164,7 +164,8 @@ def test_every_plan_covers_all_audio_once_within_the_limits_and_every_task_ends_
 def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others_their_part() -> None:
     for runs, tasks, rows in (
         ([(1_000, 900), (9_000, 100)], 2, [900, 100]), ([(10, 10), (100_000, 1), (10, 300)], 4, [10, 1, 150, 150]),
-        ([(10, 7)], 3, [2, 3, 2]), ([(0, 5), (10, 2)], 2, [6, 1]), ([(2**33, 1), (10, 3)], 2, [1, 3]),
+        ([(10, 7)], 3, [2, 3, 2]), ([(100_000, 2), (10, 10)], 4, [1, 1, 5, 5]), ([(0, 5), (10, 2)], 2, [6, 1]),
+            ([(2**33, 1), (10, 3)], 2, [1, 3]),
     ):  # fmt: skip
         assert [share.rows for share in share_out(survey_of(*runs).lengths, tasks)] == rows
 
@@ -232,6 +233,8 @@ PLANS: dict[str, tuple[Survey | Runs, Speed, Site, dict[str, Any]]] = {
     "rows too long for the site": (survey_of((300_000, 10), rows_alone=True), replace(SPEED,
         audio_hours_per_gpu_hour=0.05), Site("", time_h=2), {"time_s": HOUR_S}),
     "as long as can be": ([(100_000, 10)], replace(SPEED, audio_hours_per_gpu_hour=0.05), ANYWHERE, {"time_s": HOUR_S}),
+    "just too long": ([(100_050, 1), (100_000, 1)], replace(SPEED, audio_hours_per_gpu_hour=0.05), ANYWHERE,
+        {"time_s": HOUR_S}),
     "odd files": (rates(), SPEED, SOCKEYE, {}),
     "files over the quota": ([(HOUR_MS, 100)], Speed(0.2, "x", tasks=1, gpu_hours=0.01), replace(SOCKEYE, files=1223),
         {"gpus_per_task": 1}),
@@ -267,6 +270,7 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd(pages: Pages) -> None:
         hours = " ".join(
             str(document[key]) for key in ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
         )
+        hours += f"; {document['source']}"
         parts = re.split(r"\n(?=  \w|\n)", plan_text(Planned(plan, ("x",))))
         said += [f"## {name}", *(part for part in parts if part not in seen), f"  {waves}; {shares}; {hours}\n"]
         seen |= {*parts}

@@ -93,7 +93,8 @@ FILES = {
     **{f"size {size:#x}": wav(SOUND, size) for size in (
         20_001, 21_999, 22_000, 22_002, 64_000, 0x7FFEFFFF, 0x7FFF0000, 0x80000000, 0x80000001, 0xFFFEFFFF, 0xFFFF0000,
             UNTOLD)},
-    "size 20,002, no sound": wav(b"", 20_002), "size not known, no sound": wav(b"", UNTOLD), "size 18,000": wav(SOUND,
+    "size 20,002, no sound": wav(b"", 20_002), "size not known, no sound": wav(b"", UNTOLD),
+        "size not known, 8 bit": wav(SOUND, UNTOLD, fmt=form(bits=8)), "size 18,000": wav(SOUND,
         18_000),
     "wrong size of the whole": riff(chunk(b"fmt ", form()), chunk(b"data", SOUND), size=0),
     "RF64": long_wav(20_000), "BW64": long_wav(20_000, b"BW64"), "RF64, size not known": long_wav(0),
