@@ -10,11 +10,9 @@ import os
 import shlex
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import pytest
@@ -32,25 +30,18 @@ from rooms.root import (
     SystemClock,
     nothing_more,
 )
-from rooms.sources import AudioCutter
 from rooms.workers import (
-    AudioSteps,
     CommandEngine,
     DemoEngine,
     EngineStart,
     HawkEars1Engine,
     HawkEarsEngine,
-    MemoryLimit,
-    MemoryLimits,
-    SessionFeed,
-    Stager,
 )
 from support.audio import make_wav
 from support.fake_hawkears import hear, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
-from support.scripted_engine import audio_steps, open_feed
 from support.waiting import wait_for
 
 CLOCK = SystemClock()
@@ -59,265 +50,84 @@ ON_GPU = WorkerPlan(slot=0, device=DEVICE, device_id=7, threads=2)
 ON_CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
 
 PROGRAM = """\
-import os, sys, time, wave
-source, target = sys.argv[1:]
-try:
-    wave.open(source).close()
-except Exception as error:
-    sys.exit(f"cannot hear {source}: {error!r}")
-time.sleep(float(os.environ.get("SLOW_S", "0")))
-with open(target, "w") as table:
-    table.write("start_time,end_time,label,score\\n0.3,0.6,LOUD,0.9\\n")
-"""
-
-
-PROGRAM_FOR_MANY = """\
 import os, pathlib, sys, time, wave
-for source in open(sys.argv[1]).read().splitlines():
-    time.sleep(float(os.environ.get("SLOW_S", "0")))
+source, target = map(pathlib.Path, sys.argv[1:])
+many = target.is_dir()
+for path in source.read_text().splitlines() if many else [source]:
+    time.sleep(float(os.environ["FAKE_HAWKEARS_S"]))
     try:
-        wave.open(source).close()
+        wave.open(str(path)).close()
     except Exception as error:
-        print(f"cannot hear {source}: {error!r}", file=sys.stderr)
-        continue
-    table = pathlib.Path(sys.argv[2], pathlib.Path(source).stem + ".csv")
+        print(f"cannot hear {path}: {error!r}", file=sys.stderr)
+        if many:
+            continue
+        sys.exit(1)
+    table = target / (pathlib.Path(path).stem + ".csv") if many else target
     table.write_text("start_time,end_time,label,score\\n0.3,0.6,LOUD,0.9\\n")
 """
-
-
-class Bench(Protocol):
-    """How to make one kind of engine, and what it hears."""
-
-    bad_class: str
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine: ...
-
-    def broken_engine(self, launcher: Launcher) -> Engine: ...
-
-    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
-        """Return (start_ms, end_ms) of what there is to hear."""
-        ...
-
-
-def mark_of(folder: Path) -> str:
-    return f"contract-{os.getpid()}-{folder.name}"
-
-
-def environment(**others: str) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821", **others}
-
-
-class DemoBench:
-    bad_class = "bad_audio"
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return DemoEngine(EngineStart([f"--burn-s={slow_s}"], environment(), launcher, CLOCK))
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        return DemoEngine(EngineStart(["--no-such-option"], environment(), launcher, CLOCK))
-
-    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
-        return {(300, 600)}
-
-
-class CommandBench:
-    bad_class = "exit_code"
-
-    def __init__(self, folder: Path) -> None:
-        self._program = folder / "listen.py"
-        self._program.write_text(PROGRAM)
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{input}} {{output}}"
-        return CommandEngine(EngineStart((), environment(SLOW_S=str(slow_s)), launcher, CLOCK), template)
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        template = "/no/such/program {input} {output}"
-        return CommandEngine(EngineStart((), environment(), launcher, CLOCK), template)
-
-    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
-        return {(300, 600)}
-
-
-class CommandBatchBench(CommandBench):
-    bad_class = "no_output"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._program.write_text(PROGRAM_FOR_MANY)
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        template = f"{shlex.quote(sys.executable)} {shlex.quote(str(self._program))} {{inputs}} {{outputs}}"
-        environ = environment(SLOW_S=str(slow_s))
-        return CommandEngine(EngineStart(["--batch=4"], environ, launcher, CLOCK), template)
-
-
-class HawkEarsBench:
-    """The stand-in package, fed through our worker program in this Python."""
-
-    bad_class = "bad_audio"
-
-    def __init__(self, folder: Path) -> None:
-        self._root = make_fake_root(folder / "root")
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return self._make(self._root, launcher, slow_s)
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        (self._root / "empty").mkdir()
-        return self._make(self._root / "empty", launcher, 0.0)
-
-    def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
-        environ = environment(FAKE_HAWKEARS_S=str(slow_s), **fake_package_environ())
-        start = EngineStart(["--threads", "1"], environ, launcher, CLOCK)
-        return HawkEarsEngine(start, sys.executable, root, allow_cpu=True)
-
-    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
-        heard = hear(Path(chunk.audio_path).read_bytes())
-        return {(round(start_s * 1000), round(end_s * 1000)) for start_s, end_s, *_ in heard}
-
-
-class HawkEars1Bench(HawkEarsBench):
-    bad_class = "no_output"
-
-    def __init__(self, folder: Path) -> None:
-        self._root = make_fake_hawkears1(folder / "HawkEars")
-
-    def _make(self, root: Path, launcher: Launcher, slow_s: float) -> Engine:
-        start = EngineStart(["--threads", "1"], environment(FAKE_HAWKEARS_S=str(slow_s)), launcher, CLOCK)
-        return HawkEars1Engine(start, sys.executable, root, allow_cpu=True, batch=4)
-
-
-@dataclass
-class Stepped:
-    """An engine whose sessions are fed as a worker feeds them; batches are announced before, as a queue does."""
-
-    engine: Engine
-    audio: AudioSteps
-    coming: list[Chunk] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.name, self.version, self.wants = self.engine.name, None, self.engine.wants
-        self.check = self.engine.check
-
-    def open(self, plan: WorkerPlan, scratch: Path) -> Session:
-        feed, process = open_feed(self.engine, plan, scratch, self.audio), SessionFeed.process
-
-        def announced(batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
-            self.coming[:] = batch
-            there, end_s = sum(Path(chunk.audio_path).exists() for chunk in batch), time.monotonic() + 1
-            while self.coming and self.audio.stager.ready < there and time.monotonic() < end_s and self.is_staged:
-                time.sleep(0.01)  # what has failed before is not copied again
-            yield from process(feed, batch, more)
-
-        feed.process = announced  # type: ignore[method-assign]
-        return feed
-
-    is_staged = False
-
-
-class StagedBench:
-    """An engine that reads copies of the audio."""
-
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        self.bad_class = bench.bad_class
-        self.expected = bench.expected
-        self._bench = bench
-        self._coming: list[Chunk] = []
-        self._stager = Stager(folder / "staged", ahead=100, cutter=AudioCutter(None))
-        self._stager.start(lambda count: self._coming[:count], most_bytes=10**9)
-        self._audio = audio_steps(folder, stager=self._stager)
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        engine = Stepped(self._bench.engine(launcher, slow_s=slow_s), self._audio, self._coming)
-        engine.is_staged = True
-        return engine
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        return self._bench.broken_engine(launcher)
-
-    def close(self) -> None:
-        self._stager.stop()
-
-
-class PrefixBench:
-    """An engine that runs behind another program."""
-
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        self.bad_class = bench.bad_class
-        self.expected = bench.expected
-        self._bench = bench
-        words = [str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}"]
-        self._launcher = SubprocessLauncher(mark_of(folder), words)
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return self._bench.engine(self._launcher, slow_s=slow_s)
-
-    def broken_engine(self, launcher: Launcher) -> Engine:
-        return self._bench.broken_engine(self._launcher)
-
-
-class PiecewiseBench:
-    """An engine that can be given chunks in pieces, on devices whose limits are known."""
-
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        self.bad_class = bench.bad_class
-        self.expected = bench.expected
-        self.broken_engine = bench.broken_engine
-        self._bench = bench
-        limits = MemoryLimits({model: MemoryLimit(20.0, 40.0) for model in ("cpu", "Tesla V100")})
-        self._audio = audio_steps(folder, limits=limits)
-
-    def engine(self, launcher: Launcher, *, slow_s: float = 0.0) -> Engine:
-        return Stepped(self._bench.engine(launcher, slow_s=slow_s), self._audio)
-
-
-BENCHES: dict[str, Callable[[Path], Bench]] = {
-    "demo": lambda folder: DemoBench(),
-    "command": CommandBench,
-    "command for many": CommandBatchBench,
-    "hawkears": HawkEarsBench,
-    "hawkears1": HawkEars1Bench,
-    "demo, piecewise": lambda folder: PiecewiseBench(DemoBench(), folder),
-    "hawkears, piecewise": lambda folder: PiecewiseBench(HawkEarsBench(folder), folder),
-    "demo, staged": lambda folder: StagedBench(DemoBench(), folder),
-    "hawkears1, staged": lambda folder: StagedBench(HawkEars1Bench(folder), folder),
-    "demo behind a program": lambda folder: PrefixBench(DemoBench(), folder),
-    "command behind a program": lambda folder: PrefixBench(CommandBench(folder), folder),
-    "hawkears behind a program": lambda folder: PrefixBench(HawkEarsBench(folder), folder),
-}
-
-
-@pytest.fixture(params=BENCHES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    made = BENCHES[request.param](tmp_path)
-    yield made
-    if isinstance(made, StagedBench):
-        made.close()
+# The class of a chunk that it cannot hear, for each engine.
+ENGINES = {
+    "demo": "bad_audio", "command": "exit_code", "command for many": "no_output", "hawkears": "bad_audio",
+    "hawkears1": "no_output", "demo behind a program": "bad_audio", "command behind a program": "exit_code",
+    "hawkears behind a program": "bad_audio",
+}  # fmt: skip
+
+
+def make_engine(name: str, folder: Path, launcher: Launcher, slow_s: float, *, broken: bool) -> Engine:
+    """Make one kind of engine; it takes so long for a chunk."""
+    environ = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821",
+               "FAKE_HAWKEARS_S": str(slow_s), **fake_package_environ()}  # fmt: skip
+
+    def start(*args: str) -> EngineStart:
+        return EngineStart(args, environ, launcher, CLOCK)
+
+    if name == "demo":
+        return DemoEngine(start("--no-such-option" if broken else f"--burn-s={slow_s}"))
+    if name.startswith("command"):
+        (folder / "listen.py").write_text(PROGRAM)
+        words = "/no/such/program" if broken else f"{shlex.quote(sys.executable)} {folder}/listen.py"
+        if "many" in name:
+            return CommandEngine(start("--batch=4"), f"{words} {{inputs}} {{outputs}}")
+        return CommandEngine(start(), f"{words} {{input}} {{output}}")
+    root = folder / ("empty" if broken else name)
+    if broken:
+        root.mkdir()
+    elif not root.exists():
+        (make_fake_root if name == "hawkears" else make_fake_hawkears1)(root)
+    if name == "hawkears":
+        return HawkEarsEngine(start("--threads", "1"), sys.executable, root, allow_cpu=True)
+    return HawkEars1Engine(start("--threads", "1"), sys.executable, root, allow_cpu=True, batch=4)
 
 
 @dataclass
 class Workplace:
-    """Sessions, audio, and a look at the processes that carry this test's mark."""
+    """Sessions of one engine, audio, and a look at the processes that carry this test's mark."""
 
     folder: Path
-    bench: Bench
-    mark: str
+    name: str
     sessions: list[Session] = field(default_factory=list)
 
-    @property
-    def launcher(self) -> SubprocessLauncher:
-        return SubprocessLauncher(self.mark)
+    def __post_init__(self) -> None:
+        self.mark = f"contract-{os.getpid()}-{self.folder.name}"
+        self.kind, behind, _ = self.name.partition(" behind")
+        prefix = [str(install_fake_prefix(self.folder / "bin")), f"{self.folder}/{{worker}}"] if behind else []
+        self.launcher = SubprocessLauncher(self.mark, prefix)
 
-    @property
-    def scratch(self) -> Path:
-        return self.folder / "scratch" / "worker-0"
+    def engine(self, slow_s: float = 0.0, *, broken: bool = False) -> Engine:
+        return make_engine(self.kind, self.folder, self.launcher, slow_s, broken=broken)
+
+    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
+        """Return (start_ms, end_ms) of what there is to hear."""
+        if "hawkears" not in self.name:
+            return {(300, 600)}
+        heard = hear(Path(chunk.audio_path).read_bytes())
+        return {(round(start_s * 1000), round(end_s * 1000)) for start_s, end_s, *_ in heard}
 
     def open(self, plan: WorkerPlan = ON_GPU, *, slow_s: float = 0.0) -> Session:
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        session = self.bench.engine(self.launcher, slow_s=slow_s).open(plan, self.scratch)
-        self.sessions.append(session)
-        return session
+        scratch = self.folder / "scratch" / "worker-0"
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.sessions.append(self.engine(slow_s).open(plan, scratch))
+        return self.sessions[-1]
 
     def good(self, *names: str) -> list[Chunk]:
         return [
@@ -327,7 +137,6 @@ class Workplace:
 
     def bad(self, name: str, content: bytes) -> Chunk:
         path = self.folder / "audio" / f"{name}.wav"
-        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
         return chunk(name, path)
 
@@ -348,9 +157,9 @@ class Workplace:
                 continue  # gone meanwhile, or somebody else's
 
 
-@pytest.fixture
-def work(bench: Bench, tmp_path: Path) -> Iterator[Workplace]:
-    place = Workplace(tmp_path, bench, mark_of(tmp_path))
+@pytest.fixture(params=ENGINES)
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
+    place = Workplace(tmp_path, request.param)
     Feeding.over = threading.Event()
     yield place
     Feeding.over.set()
@@ -424,13 +233,13 @@ BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\
 
 
 def test_an_engine_says_before_the_first_chunk_whether_it_can_run(work: Workplace) -> None:
-    engine = work.bench.engine(work.launcher)
+    engine = work.engine()
     engine.check()
     assert engine.name in ("demo", "command", "hawkears", "hawkears1") and engine.wants >= 1
-    if isinstance(work.bench, PrefixBench) and work.bench.bad_class == "exit_code":
+    if work.name == "command behind a program":
         return  # the program may be in the prefix's container
     with pytest.raises(BadcjobsError) as refused:
-        work.bench.broken_engine(work.launcher).check()
+        work.engine(broken=True).check()
     assert refused.value.exit_code in (ExitCode.USAGE, ExitCode.NOT_HERE) and refused.value.fix
 
 
@@ -450,11 +259,11 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(work: Workp
         assert (result.ok, result.error, result.audio_s) == (True, None, 1.0)
         assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
         found = {(d.start_ms, d.end_ms) for d in result.detections}
-        assert found == work.bench.expected(one), "from the start of the chunk, not of the recording"
+        assert found == work.expected(one), "from the start of the chunk, not of the recording"
         assert all(d.label and 0 <= (d.score or 0) <= 1 for d in result.detections)
     for one in broken:
         result = results[one.chunk_id]
-        assert (result.error_class, result.charged, result.detections) == (work.bench.bad_class, True, ())
+        assert (result.error_class, result.charged, result.detections) == (ENGINES[work.name], True, ())
         assert Path(one.audio_path).name in (result.error or "")
     waiting, asked = work.good(*"cdefgh"), list[Chunk]()
 

@@ -77,13 +77,12 @@ class Audio:
 
 
 class Predictor:
-    """Models in memory; loading them takes its time."""
+    """Models in memory."""
 
     def __init__(self, model_path: str, cfg: Any) -> None:
         self.cfg = cfg
         if not any(Path(model_path).glob("*.ckpt")):
             raise InferenceError(f'No models loaded from "{model_path}"')
-        time.sleep(float(os.environ.get("FAKE_HAWKEARS_LOAD_S", "0")))
         if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
             with _LOADING:  # the third of three threads finds no room, not all of them
                 with Path(loads).open("a") as file:
