@@ -311,7 +311,7 @@ def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place: Place) ->
 # --- any program ------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 first, second, *words = sys.argv[1:]
 names = ("BADCJOBS_LEAN", "OMP_NUM_THREADS", "BADCJOBS_CHUNK_ID", "BADCJOBS_RECORDING_ID", "CUDA_VISIBLE_DEVICES")
 inputs = open(first).read().splitlines() if "many" in words else [first]
@@ -326,6 +326,9 @@ for path in inputs:
         sys.exit(said.get(trouble, 3))
     if trouble == "hang":
         signal.pause()
+    for _ in range(30 if trouble == "talk" else 0):
+        print("still at it", file=sys.stderr, flush=True)
+        time.sleep(0.1)
     table = pathlib.Path(second, pathlib.Path(path).stem + ".csv") if "many" in words else pathlib.Path(second)
     if trouble != "nothing":
         table.write_text("start_time,end_time,label,score\\n" + ("half a ro" if trouble == "half" else ""))
@@ -384,5 +387,8 @@ def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(plac
         ("exit-lost", None, ("gpu_lost", False)),
     ):
         assert place.broken(command(place, template, limit), [place.fake("x", word), good])[:2] == told
+    patient = HangTimeout(start_s=0, least_s=2.0, slowest=0.1)
+    patient.learn(0.01, 3)
+    assert place.process(command(place, template, patient), [place.fake("x", "talk")])["x"].ok, "it is not silent"
     gone = CommandEngine(place.start((), {}), f"/no/such/program {template}")
     assert place.broken(gone, [good])[:2] == ("no_program", True)
