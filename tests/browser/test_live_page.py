@@ -25,7 +25,7 @@ TOKEN = "a-token-of-some-length"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Serve a run in the middle of its work; one chunk, one alert and one file have names that want to be a script."""
     folder = tmp_path_factory.mktemp("page") / "july"
-    files = write_live_run(folder, 52, now_ms=time.time_ns() // 10**6, waiting=8, seconds=120)
+    files = write_live_run(folder, 52, now_ms=time.time_ns() // 10**6, waiting=8, seconds=30)
     (folder / "tasks" / f"{files[0].stem}.log").write_text(f"a line\n{NASTY}\nthe last line\n")
     (folder / "tasks" / "broken & <b>.sqlite").write_text("no database")
     with closing(sqlite3.connect(files[0])) as db, db:

@@ -180,7 +180,7 @@ def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path: Path) -> No
     log.write_bytes(b"x" * 5000 + "\nfür\n".encode() + b"\xff\n")
     assert last_lines(log, limit=10) == "xx\nfür\n\ufffd"
     assert len(last_lines(log)) == 1998
-    one, other = tmp_path / "one", tmp_path / "other"
+    one, other = tmp_path / "one", tmp_path / "another"
     assert fingerprint_of([one, other]) is None
     one.write_text("a")
     first = fingerprint_of([one])
