@@ -152,7 +152,8 @@ def test_tables_and_detections(job: Path, tmp_path: Path, pages: Pages) -> None:
     (out / "areas").mkdir()
     for n in range(21):
         (out / "areas" / f"old{n:02}.csv").touch()
-    (out / "areas" / "other.json").touch()
+    for other in ("areas/other.json", "folder/other.csv"):
+        (out / other).touch()
     pattern = (parse_pattern("**/{study_area}.wav"),)
     orders = {
         "tables": ExportOrder(job, "csv", out / "tables", ("chunk", "task", "chunk")),
