@@ -37,7 +37,7 @@ from rooms.telemetry import TelemetryWriter
 from support.behaviour import some_rows
 from support.databases import query
 from support.pages import Pages
-from support.task_files import START_MS, make_chunk, make_device
+from support.task_files import START_MS, TaskFile, make_chunk, make_device
 
 END_MS = 100_000
 STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000)).map(lambda s: (s[0], s[0] + s[1]))
@@ -221,3 +221,10 @@ def test_what_a_task_is_at_is_work_while_it_runs_and_lost_when_it_or_its_worker_
     (alert,) = job.alerts
     assert (alert.severity, alert.alerts, alert.peak, alert.example) == ("critical", 2, 95.0, "at 95 °C")
     assert (alert.longest_s, alert.still_open) == (25.0, int(verdict is None)), "as long as anybody looked"
+
+
+def test_a_long_task_has_at_most_120_stretches_of_full_seconds(tmp_path: Path) -> None:
+    for seconds, many, width_s in ((1, 1, 1), (120, 120, 1), (1080, 120, 9), (1081, 109, 10)):
+        path = TaskFile(tmp_path, index=seconds, samples=0, ended_at_ms=START_MS + seconds * 1000).write()
+        found = query(path, "SELECT count(*), max(to_ms - from_ms), sum(to_ms - from_ms) FROM device_stretch")
+        assert found == [(many, width_s * 1000, seconds * 1000)]
