@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from rooms.root import BadcjobsError, Engine, SessionBroken, SubprocessLauncher, SystemClock
@@ -25,6 +26,7 @@ from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
 from support.pages import Pages
+from support.waiting import wait_for
 
 GPU = WorkerPlan(0, Device("0", "test", index=3, uuid="GPU-1", backend="nvml"), 1, 8)
 SIMULATED = replace(GPU, device=Device("0", "test", uuid="GPU-sim", backend="simulated"))
@@ -326,6 +328,8 @@ for path in inputs:
         sys.exit(said.get(trouble, 3))
     if trouble == "hang":
         signal.pause()
+    if trouble == "leave":
+        pathlib.Path(os.environ["RUNS"] + ".left").write_text(str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "300")))
     for _ in range(30 if trouble == "talk" else 0):
         print("still at it", file=sys.stderr, flush=True)
         time.sleep(0.1)
@@ -390,5 +394,8 @@ def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(plac
     patient = HangTimeout(start_s=0, least_s=2.0, slowest=0.1)
     patient.learn(0.01, 3)
     assert place.process(command(place, template, patient), [place.fake("x", "talk")])["x"].ok, "it is not silent"
+    assert place.process(command(place, template), [place.fake("x", "leave")])["x"].ok
+    left = int((place.folder / "runs.left").read_text())
+    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "its child is gone")
     gone = CommandEngine(place.start((), {}), f"/no/such/program {template}")
     assert place.broken(gone, [good])[:2] == ("no_program", True)
