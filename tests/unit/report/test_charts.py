@@ -202,6 +202,8 @@ def test_neighbours_of_one_state_are_one_run_and_a_short_stretch_shows_each_of_i
         (0, 400, "start_up"), (400, 1700, "working"), (1700, 2000, "waiting"), (2000, 2500, "working"),
         (2500, 2750, "waiting"), (2750, 4000, "idle"),
     ]  # fmt: skip
+    before_it = replace(stretches("wa"), mixed={0: {"waiting": 0.5, "working": 0.5}})
+    assert runs_of(before_it) == [(0, 0, 500, "working"), (0, 500, 2000, "waiting")]
     assert runs_of() == []
 
 
@@ -240,7 +242,7 @@ def test_all_devices_together() -> None:
     assert [band[200] for band in inner["temperature_c"]] == [10.0, 90.0]
     apart, inner = over_all([stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)])
     assert math.isnan(apart.metrics["power_w"].mean[200]) and math.isnan(inner["power_w"][0][200])
-    assert (apart.from_ms[0], apart.to_ms[-1], len(apart.from_ms)) == (0, 10_000, 400)
+    assert (apart.from_ms[0], apart.to_ms[-1], len(apart.from_ms), len(apart.to_ms)) == (0, 10_000, 400, 400)
     shared, _ = over_all([stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)])
     assert [shared.metrics["power_w"].mean[n] for n in (0, 199, 200, 399)] == [15.0, 15.0, 25.0, 25.0]
     short, _ = over_all([stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)])
