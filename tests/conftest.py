@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -55,6 +59,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pages(request: pytest.FixtureRequest) -> Pages:
     """Compare texts with the files of this test in tests/pages; ``--update-pages`` rewrites them."""
     return Pages(request.path.stem, request.node.name, update=request.config.getoption("--update-pages"))
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Give a folder whose path always has the same length: texts with it are then wrapped at the same words."""
+    folder = Path(tempfile.mkdtemp(prefix="badcjobs", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)

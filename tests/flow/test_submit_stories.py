@@ -30,6 +30,7 @@ from support.login_node import (
     states,
 )  # fmt: skip
 from support.pages import Pages
+from support.waiting import wait_for
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU, "--interval", "0.1")
 MERGED = "4822 COMPLETED 0"
@@ -236,6 +237,8 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
         words, does = step
         env = {**node.env(**does), **does.get("env", {})}
         done = site.badcjobs(*(argv := command(words, name, does)), env=env)
+        if does.get("SBATCH") != LATE:
+            wait_for(lambda: not site.processes("sbatch"), "the stand-in of sbatch has ended")
         said.append(
             f"$ badcjobs {' '.join(argv)}\nexit code {done.exit_code}\n{told(done.stdout)}--- stderr\n{done.stderr}"
         )

@@ -118,11 +118,11 @@ SOURCES: dict[str, tuple[Files, str, dict[str, Any]]] = {
 
 
 def test_whatever_a_source_holds_is_planned_or_named_and_a_refusal_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
 ) -> None:
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
     for number, (name, (files, sources, more)) in enumerate(SOURCES.items()):
-        here = tmp_path / f"{number:02}"
+        here = short_path / f"{number:02}"
         here.mkdir()
         monkeypatch.chdir(here)
         write(files)
@@ -236,9 +236,9 @@ def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so
 
 
 def test_shards_and_scripts_have_what_the_sources_and_the_project_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(short_path)
     write({
         "plain.csv": rows(f"r2,c3,z.wav,0,5000,250,{SHA},windy"), "x.wav": 9, "y.wav": 9, "z.wav": 9, "audio/a.wav": 60,
         "more.csv": f'{MORE}\nÉva,"wind, rain",{SHA},9000,7,1500,"two\nlines",0,x.wav,c0,r0\n,,,9000,,,,0,x.wav,c1,r0',
@@ -247,29 +247,29 @@ def test_shards_and_scripts_have_what_the_sources_and_the_project_say(
         "x.toml": '[run]\nout = "/scratch/x"\n[submit]\naccount = "st-pi-1-gpu"\nsetup = ["source venv/bin/act"]\n',
         "waves.csv": rows(*LINES),
     })  # fmt: skip
-    plan(tmp_path, "plain.csv", "more.csv", "other.csv", out=Path("columns"), flags={"root": str(tmp_path)})
-    assert [one.key[1] for one in tasks_of(tmp_path / "columns")] == ["c3", "c0", "c1", "c2"]
-    plan_sources(PlanOrder({}, Project.read([], tmp_path), rate=400.0, out=Path("cut")), {}, tmp_path)
-    assert [(one.start_ms, one.end_ms) for one in tasks_of(tmp_path / "cut")] == [
+    plan(short_path, "plain.csv", "more.csv", "other.csv", out=Path("columns"), flags={"root": str(short_path)})
+    assert [one.key[1] for one in tasks_of(short_path / "columns")] == ["c3", "c0", "c1", "c2"]
+    plan_sources(PlanOrder({}, Project.read([], short_path), rate=400.0, out=Path("cut")), {}, short_path)
+    assert [(one.start_ms, one.end_ms) for one in tasks_of(short_path / "cut")] == [
         (0, 20_000),
         (20_000, 40_000),
         (40_000, 60_000),
     ]
     options = {"engine": "demo", "engine_arg": ["--burn-s=0.1"]}
-    planned = plan(tmp_path, "waves.csv", rate=0.003, site="sockeye", submit=SubmitSettings(time="24:00:00",
+    planned = plan(short_path, "waves.csv", rate=0.003, site="sockeye", submit=SubmitSettings(time="24:00:00",
         parallel=10),
                    out=Path("waves"), config="x.toml", flags=options)  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves]
     assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
-    shards = sorted((tmp_path / "waves").glob("wave-*/task-*.csv"))
+    shards = sorted((short_path / "waves").glob("wave-*/task-*.csv"))
     assert [row.rpartition(",")[0] for path in shards for row in path.read_text().splitlines()[1:]] == LINES
     with pytest.raises(BadInput, match="exists already"):
-        plan(tmp_path, "plain.csv", out=Path("columns"))
-    (tmp_path / "new").mkdir()
-    assert plan(tmp_path, "plain.csv", out=Path("new")).written[0][0].exists(), "an empty folder may be used"
+        plan(short_path, "plain.csv", out=Path("columns"))
+    (short_path / "new").mkdir()
+    assert plan(short_path, "plain.csv", out=Path("new")).written[0][0].exists(), "an empty folder may be used"
     shown = ("columns/wave-1/task-0000.csv", "cut/wave-1.sbatch", "cut/wave-1/tasks.txt", "waves/wave-2.sbatch")
-    said = {name: (tmp_path / name).read_text().replace(str(tmp_path), "HERE") for name in shown}
-    pages({**said, "said.txt": plan_text(planned).replace(str(tmp_path), "HERE")})
+    said = {name: (short_path / name).read_text().replace(str(short_path), "HERE") for name in shown}
+    pages({**said, "said.txt": plan_text(planned).replace(str(short_path), "HERE")})
 
 
 # --- where the speed comes from ---------------------------------------------------------------------------------------
