@@ -1,18 +1,17 @@
-"""What is found in a job, at each threshold and just below it, from facts; and the labelled jobs of support/traces.py.
+"""What is found in a job, at each threshold and just below it, from facts.
 
 The pages say all of it: after each ``##`` a rule, then for each value what is found. Neighbouring numbers must differ.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 from rooms.cli import read_topic
 from rooms.model import MemoryHeld
-from rooms.report import KINDS, Finding, Summary, find, list_findings, summarize
+from rooms.report import Finding, Summary, find, list_findings, summarize
 from rooms.store import (
     AlertFacts,
     Completeness,
@@ -32,7 +31,6 @@ from rooms.store import (
 )
 from rooms.workers import Ramp, plan_start
 from support.pages import Pages
-from support.traces import all_traces, diagnose, healthy
 
 START_MS, HOUR_S, GIB = 1_800_000_000_000, 3600.0, 2**30
 END_MS = START_MS + 3_600_000
@@ -672,39 +670,6 @@ def test_what_the_ramp_says_is_understood() -> None:
     ):
         (finding,) = find(summarize(idle(task, **ramp(reason, 1.0))))
         assert (finding.kind, finding.lines) == wanted, reason
-
-
-# --- the labelled jobs ------------------------------------------------------------------------------------------------
-
-OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
-KNOWN_MISSES: frozenset[str] = frozenset()  # names of labelled jobs that are diagnosed wrong; each with its reason
-UGLY = re.compile(r"\b(?:None|nan|inf)\b|\b1 (?:chunks|tasks|devices|GPUs|nodes|workers|tries|gaps|alerts|processes)\b")
-OPTION = re.compile(
-    r"#SBATCH --(mem=\d+G|time=\d+:\d\d:00|cpus-per-task=\d+|gpus-per-node=\d+|array=0-\d+|exclude=[\w,.\[\]-]+"
-    r"|signal=B:USR1@\d+)|[^#…]*"
-)
-
-
-def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_something_to_do() -> None:
-    misses, labelled, well = {}, set[str](), {trace.name for trace in healthy()}
-    for trace in all_traces():
-        found = diagnose(trace)
-        kinds = {finding.kind for finding in found}
-        wanted = trace.also | ({trace.main} if trace.main else set())
-        main = next((finding.kind for finding in found if finding.kind in OF_LOW_BUSY), None)
-        if main != trace.main or not wanted <= kinds <= wanted | trace.may or (trace.name in well and kinds):
-            misses[trace.name] = f"wanted {sorted(wanted)}, found {[finding.kind for finding in found]}"
-        labelled |= wanted
-        for finding in found:
-            texts = (finding.sentence, *finding.evidence, finding.advice, *finding.lines, *finding.subjects)
-            assert finding.sentence.endswith(".") and finding.advice.endswith("."), trace.name
-            assert any(re.search(r"\d", line) for line in finding.evidence)
-            assert all(text and text.isprintable() and len(text) < 260 and not UGLY.search(text) for text in texts), (
-                texts
-            )
-            assert all(OPTION.fullmatch(line) for line in finding.lines), finding.lines
-    assert misses.keys() <= KNOWN_MISSES, misses
-    assert labelled == set(KINDS), "each kind of finding has a labelled job"
 
 
 def test_the_guide_says_what_each_kind_of_finding_says(pages: Pages) -> None:
