@@ -1,17 +1,20 @@
-"""What every Engine promises; each implementation brings a bench with audio that it can hear and audio that it cannot.
+"""What every engine promises; then what can go wrong inside each, how it is told apart, and who is blamed.
 
-HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_hawkears_engine.py`` holds
-the same against the real one.
+HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_hawkears_engine.py`` has the real one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,8 +24,6 @@ from rooms.root import (
     TASK_MARK,
     BadcjobsError,
     Engine,
-    ExitCode,
-    Launcher,
     More,
     Session,
     SessionBroken,
@@ -30,224 +31,208 @@ from rooms.root import (
     SystemClock,
     nothing_more,
 )
-from rooms.workers import (
-    CommandEngine,
-    DemoEngine,
-    EngineStart,
-    HawkEars1Engine,
-    HawkEarsEngine,
-)
+from rooms.workers import WORKER, CommandEngine, DemoEngine, EngineStart, HangTimeout, HawkEars1Engine, HawkEarsEngine
 from support.audio import make_wav
-from support.fake_hawkears import hear, make_fake_root
+from support.fake_hawkears import NAMES, hear, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
+from support.pages import Pages
 from support.waiting import wait_for
 
 CLOCK = SystemClock()
-DEVICE = Device("1", "test", index=1, uuid="GPU-1b2c", name="Tesla V100", backend="nvml")
-ON_GPU = WorkerPlan(slot=0, device=DEVICE, device_id=7, threads=2)
-ON_CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
-
-PROGRAM = """\
-import os, pathlib, sys, time, wave
-source, target = map(pathlib.Path, sys.argv[1:])
-many = target.is_dir()
-for path in source.read_text().splitlines() if many else [source]:
+GPU = WorkerPlan(0, Device("0", "test", index=3, uuid="GPU-1", backend="nvml"), 1, 8)
+SIMULATED = replace(GPU, device=Device("0", "test", uuid="GPU-sim", backend="simulated"))
+LEAN = replace(SIMULATED, lean=True)
+CPU = WorkerPlan(0, None, None, 2)
+ONE, MANY = "{input} {output}", "{inputs} {outputs} many"
+# The class of a chunk that it cannot hear, for each engine; one of them behind another program.
+ENGINES = {
+    "demo": "bad_audio", ONE: "exit_code", MANY: "no_output", "hawkears": "bad_audio", "hawkears1": "no_output",
+    "demo behind": "bad_audio",
+}  # fmt: skip
+PROGRAM = """
+import os, pathlib, signal, sys, time, wave
+first, second, *words = sys.argv[1:]
+names = ("BADCJOBS_LEAN", "OMP_NUM_THREADS", "BADCJOBS_CHUNK_ID", "BADCJOBS_RECORDING_ID", "CUDA_VISIBLE_DEVICES")
+inputs = open(first).read().splitlines() if "many" in words else [first]
+seen = " ".join(os.environ.get(name, "-") for name in names)
+open(os.environ["RUNS"], "a").write(" ".join([seen, str(len(inputs)), *words]) + "\\n")
+for path in inputs:
     time.sleep(float(os.environ["FAKE_HAWKEARS_S"]))
     try:
-        wave.open(str(path)).close()
+        head = open(path, "rb").read(30)
+        trouble = head[6:].split()[0].decode() if head.startswith(b"#fake ") else wave.open(path).close()
     except Exception as error:
         print(f"cannot hear {path}: {error!r}", file=sys.stderr)
-        if many:
+        if "many" in words:
             continue
         sys.exit(1)
-    table = target / (pathlib.Path(path).stem + ".csv") if many else target
-    table.write_text("start_time,end_time,label,score\\n0.3,0.6,LOUD,0.9\\n")
+    if trouble in ("SIGTERM", "SIGSEGV", "SIGKILL"):
+        os.kill(os.getpid(), getattr(signal, trouble))
+    if trouble in ("exit-3", "exit-memory", "exit-lost"):
+        said = {"exit-memory": "CUDA out of memory", "exit-lost": "no CUDA-capable device is detected"}
+        sys.exit(said.get(trouble, 3))
+    if trouble == "hang":
+        signal.pause()
+    if trouble == "leave":
+        pathlib.Path(os.environ["RUNS"] + ".left").write_text(str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "300")))
+    for _ in range(25 if trouble == "talk" else 0):
+        print("still at it", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+    table = pathlib.Path(second, pathlib.Path(path).stem + ".csv") if "many" in words else pathlib.Path(second)
+    if trouble != "nothing":
+        row = "half a ro" if trouble == "half" else "0.3,0.6,LOUD,0.9\\n"
+        table.write_text("start_time,end_time,label,score\\n" + row)
 """
-# The class of a chunk that it cannot hear, for each engine.
-ENGINES = {
-    "demo": "bad_audio", "command": "exit_code", "command for many": "no_output", "hawkears": "bad_audio",
-    "hawkears1": "no_output", "demo behind a program": "bad_audio", "command behind a program": "exit_code",
-    "hawkears behind a program": "bad_audio",
-}  # fmt: skip
 
 
-def make_engine(name: str, folder: Path, launcher: Launcher, slow_s: float, *, broken: bool) -> Engine:
-    """Make one kind of engine; it takes so long for a chunk."""
-    environ = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821",
-               "FAKE_HAWKEARS_S": str(slow_s), **fake_package_environ()}  # fmt: skip
+class Place:
+    """Stand-in installations, audio, sessions, and a look at the processes that carry this test's mark."""
 
-    def start(*args: str) -> EngineStart:
-        return EngineStart(args, environ, launcher, CLOCK)
-
-    if name == "demo":
-        return DemoEngine(start("--no-such-option" if broken else f"--burn-s={slow_s}"))
-    if name.startswith("command"):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = f"contract-{os.getpid()}-{folder.name}"
+        self.root, self.root1 = make_fake_root(folder / "root"), make_fake_hawkears1(folder / "HawkEars")
+        self.loads, self.runs = folder / "loads", folder / "runs"
+        self.environ = {
+            "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "4821",
+            "FAKE_HAWKEARS_LOADS": str(self.loads), "FAKE_HAWKEARS_S": "0", "RUNS": str(self.runs),
+            **fake_package_environ(),
+        }  # fmt: skip
+        prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
+        self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
+        self.sessions: list[Session] = []
         (folder / "listen.py").write_text(PROGRAM)
-        words = "/no/such/program" if broken else f"{shlex.quote(sys.executable)} {folder}/listen.py"
-        if "many" in name:
-            return CommandEngine(start("--batch=4"), f"{words} {{inputs}} {{outputs}}")
-        return CommandEngine(start(), f"{words} {{input}} {{output}}")
-    root = folder / ("empty" if broken else name)
-    if broken:
-        root.mkdir()
-    elif not root.exists():
-        (make_fake_root if name == "hawkears" else make_fake_hawkears1)(root)
-    if name == "hawkears":
-        return HawkEarsEngine(start("--threads", "1"), sys.executable, root, allow_cpu=True)
-    return HawkEars1Engine(start("--threads", "1"), sys.executable, root, allow_cpu=True, batch=4)
+        self.scratch = folder / "scratch" / "worker-0"
+        self.scratch.mkdir(parents=True)
 
+    def engine(
+        self, kind: str, *args: str, slow_s: float = 0, limit: HangTimeout | None = None, cpu: bool = False, **env: str
+    ) -> Engine:
+        """Make an engine by its name, or by the template of a command; behind a program that is put before it."""
+        kind, behind, _ = kind.partition(" behind")
+        args = {"demo": (*args, f"--burn-s={slow_s}"), MANY: ("--batch=4",)}.get(kind, args)
+        env = {**self.environ, **({"FAKE_HAWKEARS_S": str(slow_s)} if slow_s else {}), **env}
+        start = EngineStart(args, env, self.launchers[behind], CLOCK)
+        if kind == "demo":
+            return DemoEngine(start)
+        if kind == "hawkears":
+            return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
+        if kind == "hawkears1":
+            return HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
+        return CommandEngine(start, f"{shlex.quote(sys.executable)} {self.folder}/listen.py {kind}", limit)
 
-@dataclass
-class Workplace:
-    """Sessions of one engine, audio, and a look at the processes that carry this test's mark."""
-
-    folder: Path
-    name: str
-    sessions: list[Session] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.mark = f"contract-{os.getpid()}-{self.folder.name}"
-        self.kind, behind, _ = self.name.partition(" behind")
-        prefix = [str(install_fake_prefix(self.folder / "bin")), f"{self.folder}/{{worker}}"] if behind else []
-        self.launcher = SubprocessLauncher(self.mark, prefix)
-
-    def engine(self, slow_s: float = 0.0, *, broken: bool = False) -> Engine:
-        return make_engine(self.kind, self.folder, self.launcher, slow_s, broken=broken)
-
-    def expected(self, chunk: Chunk) -> set[tuple[int, int]]:
-        """Return (start_ms, end_ms) of what there is to hear."""
-        if "hawkears" not in self.name:
-            return {(300, 600)}
-        heard = hear(Path(chunk.audio_path).read_bytes())
-        return {(round(start_s * 1000), round(end_s * 1000)) for start_s, end_s, *_ in heard}
-
-    def open(self, plan: WorkerPlan = ON_GPU, *, slow_s: float = 0.0) -> Session:
-        scratch = self.folder / "scratch" / "worker-0"
-        scratch.mkdir(parents=True, exist_ok=True)
-        self.sessions.append(self.engine(slow_s).open(plan, scratch))
+    def open(self, engine: Engine, plan: WorkerPlan = GPU) -> Session:
+        self.sessions.append(engine.open(plan, self.scratch))
         return self.sessions[-1]
 
-    def good(self, *names: str) -> list[Chunk]:
-        return [
-            chunk(name, make_wav(self.folder / "audio" / f"{name}.wav", 1, loud=[(0.3, 0.6)], tone_hz=900 + number))
-            for number, name in enumerate(names)
-        ]
+    def process(self, engine: Engine, batch: Sequence[Chunk], plan: WorkerPlan = GPU) -> dict[str, ChunkResult]:
+        session = self.open(engine, plan)
+        try:
+            return feed(session, batch)
+        finally:
+            session.close()
 
-    def bad(self, name: str, content: bytes) -> Chunk:
+    def broken(self, engine: Engine, batch: Sequence[Chunk]) -> tuple[str, bool, str]:
+        with pytest.raises(SessionBroken) as broken:
+            self.process(engine, batch)
+        return broken.value.error_class, broken.value.at_start, str(broken.value)
+
+    def good(self, name: str, seconds: float = 3, end_ms: int | None = None) -> Chunk:
+        tone_hz = 900 + sum(name.encode()) % 3000
+        return chunk(make_wav(self.folder / "audio" / f"{name}.wav", seconds, loud=[(0.3, 0.6)][: seconds > 0.6],
+                              tone_hz=tone_hz), end_ms)  # fmt: skip
+
+    def file(self, name: str, content: bytes) -> Chunk:
         path = self.folder / "audio" / f"{name}.wav"
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-        return chunk(name, path)
+        return chunk(path)
 
-    def processes(self) -> list[psutil.Process]:
-        return [process for process, _ in self._marked()]
+    def fake(self, name: str, word: str) -> Chunk:
+        """Make a recording at which a stand-in misbehaves."""
+        return self.file(name, f"#fake {word} {name}\n".encode())
 
-    def environs(self) -> list[dict[str, str]]:
-        """Return what the workers have in their environments; one that becomes another program shows none."""
-        return [environ for _, environ in self._marked()]
-
-    def _marked(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    def environs(self) -> dict[psutil.Process, dict[str, str]]:
+        """Return the environments of the workers; one that becomes another program shows none."""
+        found = {}
         for process in psutil.process_iter():
-            try:
+            with suppress(psutil.Error):  # gone meanwhile, or somebody else's
                 environ = process.environ()
                 if environ.get(TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process, environ
-            except psutil.Error:
-                continue  # gone meanwhile, or somebody else's
+                    found[process] = environ
+        return found
 
 
-@pytest.fixture(params=ENGINES)
-def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
-    place = Workplace(tmp_path, request.param)
-    Feeding.over = threading.Event()
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
     yield place
-    Feeding.over.set()
     for session in place.sessions:
         session.kill()
         session.close()
-    assert place.processes() == [], "something is still running"
+    assert place.environs() == {}, "something is still running"
 
 
-def chunk(name: str, path: Path) -> Chunk:
-    return Chunk(name, name, path.name, str(path), 0, 1000)
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that outlive what they feed: a process dies with the thread that has started it."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
 
 
-class Feeding(threading.Thread):
-    """Feeds a batch to a session as a worker's thread does, and keeps what comes.
+def chunk(path: Path, end_ms: int | None = None) -> Chunk:
+    return Chunk(path.stem, path.stem, str(path), str(path), 0, end_ms)
 
-    The thread stays until its test is over: a process dies with the thread that has started it.
-    """
 
-    over = threading.Event()
+def feed(session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> dict[str, ChunkResult]:
+    results = [news for news in session.process(batch, more) if isinstance(news, ChunkResult)]
+    found = {one.chunk.chunk_id: one for one in results}
+    assert len(found) == len(results), "a chunk has two results"
+    return found
 
-    def __init__(self, session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> None:
-        super().__init__(daemon=True)
-        self._session = session
-        self._batch = batch
-        self._more = more
+
+def classes(results: dict[str, ChunkResult]) -> dict[str, str | None]:
+    return {name: result.error_class for name, result in sorted(results.items())}
+
+
+class Feeding:
+    """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
+
+    def __init__(self, pool: ThreadPoolExecutor, session: Session, batch: Sequence[Chunk]) -> None:
         self.started: list[str] = []
         self.results: list[ChunkResult] = []
         self.broken: SessionBroken | None = None
-        self.bug: BaseException | None = None
-        self._ended = threading.Event()
-        self.start()
+        self._done = pool.submit(self._feed, session, batch)
 
-    def run(self) -> None:
-        over = Feeding.over
-        self._feed()
-        self._ended.set()
-        over.wait()
-
-    def _feed(self) -> None:
+    def _feed(self, session: Session, batch: Sequence[Chunk]) -> None:
         try:
-            for news in self._session.process(self._batch, self._more):
+            for news in session.process(batch):
                 if isinstance(news, ChunkStarted):
                     self.started.append(news.chunk.chunk_id)
                 else:
                     self.results.append(news)
         except SessionBroken as error:
             self.broken = error
-        except BaseException as error:
-            self.bug = error
 
-    def end(self, within_s: float) -> Feeding:
-        assert self._ended.wait(within_s), f"still at it after {within_s} s"
-        assert self.bug is None, self.bug
+    def end(self) -> Feeding:
+        self._done.result(30)
         return self
 
-    @property
-    def answered(self) -> list[str]:
-        return [result.chunk.chunk_id for result in self.results]
+
+# --- every engine -----------------------------------------------------------------------------------------------------
 
 
-def feed(session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> dict[str, ChunkResult]:
-    feeding = Feeding(session, batch, more).end(30)
-    assert feeding.broken is None, feeding.broken
-    assert len(set(feeding.answered)) == len(feeding.answered), "a chunk has two results"
-    return {result.chunk.chunk_id: result for result in feeding.results}
-
-
-NAMES = ["a", "two words", "it's {braces} $HOME", "été ☃", "-dash", "100%"]
-BAD = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
-
-
-def test_an_engine_says_before_the_first_chunk_whether_it_can_run(work: Workplace) -> None:
-    engine = work.engine()
+@pytest.mark.parametrize("kind", ENGINES)
+def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Place, kind: str) -> None:
+    engine, before_ms = place.engine(kind, cpu=True), CLOCK.now_ms()
     engine.check()
-    assert engine.name in ("demo", "command", "hawkears", "hawkears1") and engine.wants >= 1
-    if work.name == "command behind a program":
-        return  # the program may be in the prefix's container
-    with pytest.raises(BadcjobsError) as refused:
-        work.engine(broken=True).check()
-    assert refused.value.exit_code in (ExitCode.USAGE, ExitCode.NOT_HERE) and refused.value.fix
-
-
-@pytest.mark.parametrize("plan", [ON_GPU, replace(ON_CPU, lean=True)], ids=["GPU", "CPU, lean"])
-def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(work: Workplace, plan: WorkerPlan) -> None:
-    session, good, before_ms = work.open(plan), work.good(*NAMES), CLOCK.now_ms()
+    session = place.open(engine)
+    good = [place.good(name, 1, 1000) for name in ("a", "two words", "it's {braces} $HOME", "été ☃", "-dash", "100%")]
     moved = replace(good[0], start_ms=60_000, end_ms=61_000)
-    broken = [*(work.bad(name, content) for name, content in BAD.items()), chunk("gone", work.folder / "gone.wav")]
+    contents = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
+    broken = [*(place.file(*one) for one in contents.items()), chunk(place.folder / "gone.wav")]
     results = feed(session, [moved, *broken[:2], *good[1:], *broken[2:]])
     # Some may have been lost in bad company, but none is blamed, and alone they are fine.
     lost = [one for one in good if not results[one.chunk_id].ok]
@@ -258,65 +243,309 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(work: Workp
         result = results[one.chunk_id]
         assert (result.ok, result.error, result.audio_s) == (True, None, 1.0)
         assert before_ms <= result.started_at_ms <= result.ended_at_ms <= CLOCK.now_ms()
-        found = {(d.start_ms, d.end_ms) for d in result.detections}
-        assert found == work.expected(one), "from the start of the chunk, not of the recording"
+        heard = hear(Path(one.audio_path).read_bytes()) if "hawkears" in kind else [(0.3, 0.6)]
+        assert {(d.start_ms, d.end_ms) for d in result.detections} == {
+            (round(found[0] * 1000), round(found[1] * 1000)) for found in heard
+        }, "from the start of the chunk, not of the recording"
         assert all(d.label and 0 <= (d.score or 0) <= 1 for d in result.detections)
     for one in broken:
         result = results[one.chunk_id]
-        assert (result.error_class, result.charged, result.detections) == (ENGINES[work.name], True, ())
+        assert (result.error_class, result.charged, result.detections) == (ENGINES[kind], True, ())
         assert Path(one.audio_path).name in (result.error or "")
-    waiting, asked = work.good(*"cdefgh"), list[Chunk]()
+    waiting, asked = [place.good(name, 1) for name in "cdefgh"], list[str]()
 
     def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
         assert wanted >= 0 and idle >= 0
         fresh = [waiting.pop(0) for _ in range(min(len(waiting), max(wanted, idle)))]
-        asked.extend(fresh)
+        asked.extend(one.chunk_id for one in fresh)
         return fresh
 
-    again = feed(session, work.good("a", "b"), more)
-    assert set(again) == {"a", "b", *(one.chunk_id for one in asked)} and all(result.ok for result in again.values())
+    again = feed(session, [place.good("a", 1), place.good("b", 1)], more)
+    assert classes(again) == dict.fromkeys(["a", "b", *asked])
     assert session.close() == session.close() in (None, 0)
-    assert work.processes() == []
+    assert place.environs() == {}
 
 
-def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(work: Workplace) -> None:
-    session = work.open(slow_s=0.3)
-    feeding = Feeding(session, work.good(*"abcdefghijkl"))
-    environ = wait_for(work.environs, "a worker")[0]
-    assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == ("GPU-1b2c", "GPU-1b2c")
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
+    place: Place, kind: str, pool: ThreadPoolExecutor
+) -> None:
+    session, few = place.open(place.engine(kind, slow_s=0.2)), [place.good("a", 1), place.good("b", 1)]
+    feeding = Feeding(pool, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
+    environ = next(iter(wait_for(place.environs, "a worker").values()))
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == ("GPU-1", "GPU-1")
     assert (environ["CUDA_DEVICE_ORDER"], environ["SLURM_JOB_ID"]) == ("PCI_BUS_ID", "4821")
     wait_for(lambda: feeding.results, "a first result")
     session.interrupt()
     session.interrupt()
-    feeding.end(25)
-    assert feeding.broken is None and 1 <= len(set(feeding.answered)) == len(feeding.answered) < 12
-    assert all(result.ok for result in feeding.results), [result.error for result in feeding.results]
-    early = work.open()
+    results = feeding.end().results
+    assert feeding.broken is None and len({result.chunk.chunk_id for result in results}) == len(results) < 12
+    assert all(result.ok for result in results), [result.error for result in results]
+    early = place.open(place.engine(kind))
     early.interrupt()
-    assert feed(early, work.good("a", "b")) == {}
+    assert feed(early, few) == {}
 
 
-def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(work: Workplace) -> None:
+@pytest.mark.parametrize("kind", ENGINES)
+def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(
+    place: Place, kind: str, pool: ThreadPoolExecutor
+) -> None:
+    batch = [place.good(name, 1) for name in "abc"]
     for outside in (False, True):
-        session = work.open(ON_CPU, slow_s=60)
-        feeding = Feeding(session, work.good("a", "b", "c"))
-        wait_for(lambda feeding=feeding: feeding.started and work.processes(), "a chunk in progress")  # type: ignore[misc]
-        if not outside:
-            assert wait_for(work.environs, "a worker")[0]["CUDA_VISIBLE_DEVICES"] == ""
-            session.kill()
-        for process in work.processes() if outside else ():
-            process.kill()
-        if outside and feeding.broken is None:
+        session = place.open(place.engine(kind, slow_s=60), CPU)
+        feeding = Feeding(pool, session, batch)
+        wait_for(lambda feeding=feeding: feeding.started and place.environs(), "a chunk in progress")  # type: ignore[misc]
+        if outside:
+            for process in place.environs():
+                process.kill()
             wait_for(lambda feeding=feeding: feeding.results or feeding.broken, "it is noticed")  # type: ignore[misc]
-            session.kill()
-        feeding.end(25)
+        else:
+            assert next(iter(wait_for(place.environs, "a worker").values()))["CUDA_VISIBLE_DEVICES"] == ""
+        session.kill()
+        feeding.end()
         session.close()
         assert not any(result.ok for result in feeding.results)
-        classes = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
+        told = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
         expected = {"worker_died", "engine_crash", "batch_lost"} if outside else {"worker_died", "terminated"}
-        assert classes - {None} <= expected and (classes - {None} or not outside)
-        assert work.processes() == []
-    early = work.open(slow_s=60)
+        assert told - {None} <= expected and (told - {None} or not outside)
+        assert place.environs() == {}
+    early = place.open(place.engine(kind, slow_s=60))
     early.kill()
-    assert not any(result.ok for result in Feeding(early, work.good("a", "b")).end(25).results)
-    assert all(result.ok for result in feed(work.open(), work.good("a")).values())
+    assert not any(result.ok for result in Feeding(pool, early, batch).end().results)
+    assert place.process(place.engine(kind), batch[:1])["a"].ok
+
+
+# --- HawkEars 2 -------------------------------------------------------------------------------------------------------
+
+
+def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_signals(place: Place) -> None:
+    """The lines between us and the worker program: its own docstring promises them."""
+    batch = [place.good(name) for name in "abcdefgh"]
+    with subprocess.Popen(
+        [sys.executable, str(WORKER), str(place.folder), "--threads", "2", "--models", "2"],
+        env={**place.environ, "CUDA_VISIBLE_DEVICES": "GPU-8f1c", "FAKE_HAWKEARS_S": "0.3"}, cwd=place.root,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as worker:  # fmt: skip
+        assert worker.stdin is not None and worker.stdout is not None
+        orders = [json.dumps({"id": number, "audio": one.audio_path}) for number, one in enumerate(batch)]
+        worker.stdin.write("\n".join(orders) + "\n")
+        worker.stdin.flush()
+        ready, *begun = [json.loads(worker.stdout.readline()) for _ in range(3)]
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            worker.send_signal(signum)
+        out, said = worker.communicate('{"stop": true}\n', timeout=60)
+    assert ready.pop("versions").keys() == {"hawkears", "torch", "python"}
+    where = {"device": "cuda", "uuid": "GPU-8f1c", "name": "Tesla V100"}
+    assert ready == {"event": "ready", "threads": 2, "models": 2, "holds": 4, **where}
+    assert sorted(map(str, begun)) == ["{'event': 'started', 'id': 0}", "{'event': 'started', 'id': 1}"]
+    *done, bye = map(json.loads, out.splitlines())
+    assert (worker.returncode, bye, sorted(event["id"] for event in done)) == (0, {"event": "bye"}, [0, 1])
+    for event in done:
+        heard = hear(Path(batch[event["id"]].audio_path).read_bytes())
+        assert event["detections"] == [
+            [round(start_s * 1000), round(end_s * 1000), code, round(score, 3), NAMES.get(code)]
+            for start_s, end_s, code, score in heard
+        ]
+        assert (event["audio_s"], event["analysed"]) == (3.0, True) and event["took_s"] >= event["predict_s"] >= 0.3
+    assert "HawkEars prints what it likes" in said, "not between our lines"
+
+
+def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) -> None:
+    batch = [
+        place.good("a"), place.file("bad", b"no audio" * 9), place.file("empty", b""), place.fake("oom", "oom"),
+        place.good("b"), place.fake("error", "traceback"), place.fake("full", "full"),
+        chunk(Path("/no/such/gone.wav")), replace(chunk(place.folder), recording_id="folder", chunk_id="folder"),
+        place.good("crumb", 0.2), place.good("crumb of 30 s", 0.2, 30_000), place.good("half a second", 0.4, 500),
+        place.good("longer", 3, 2_500), place.good("shorter", 3, 3_500), place.fake("quiet", "silence"),
+        place.good("z"),
+    ]  # fmt: skip
+    events = list(place.open(place.engine("hawkears", "--threads", "1")).process(batch))
+    assert [type(one) for one in events] == [ChunkStarted, ChunkResult] * len(batch)
+    assert [one.chunk for one in events[::2]] == batch, "in the order of the batch, each told when it begins"
+    results = {one.chunk.chunk_id: one for one in events if isinstance(one, ChunkResult)}
+    assert {name: error_class for name, error_class in classes(results).items() if error_class} == {
+        "bad": "bad_audio", "empty": "bad_audio", "gone": "bad_audio", "folder": "bad_audio",
+        "crumb of 30 s": "bad_audio", "oom": "out_of_memory", "error": "engine_error", "full": "no_space",
+    }  # fmt: skip
+    assert all(result.charged for result in results.values())
+    assert "0.20 s of audio instead of 30.00 s" in (results["crumb of 30 s"].error or "")
+    assert [results[name].audio_s for name in ("a", "longer", "shorter")] == [3.0, 2.5, 3.5], "what was promised counts"
+    assert results["crumb"].detections == results["quiet"].detections == () != results["z"].detections
+    assert len(place.loads.read_text().splitlines()) == 1, "the models were loaded once"
+
+
+def test_where_only_some_threads_find_room_the_others_do_all_and_the_log_says_what_runs_where(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = place.engine("hawkears", "--threads", "3", slow_s=0.05, FAKE_HAWKEARS_ROOM="2")
+    with caplog.at_level("INFO", logger="badcjobs"):
+        results = place.process(engine, [place.good(name) for name in "abcdef"])
+    assert classes(results) == dict.fromkeys("abcdef")
+    ready, fewer = [record.getMessage() for record in caplog.records]
+    assert ready.endswith("on CUDA GPU-1 Tesla V100, threads: 3, models: 3") and "hawkears 2.3.0" in ready
+    assert "a worker continues with fewer threads (2): " in fewer
+
+
+def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place: Place) -> None:
+    """HawkEars knows the recordings of its list by their names."""
+    for options, absent, least in (("--lat 50 --lon -120 --min_score 0.85", ("RUGR", "STGR"), 0.85),
+                                   ("--region CA-BC", ("RUGR", "STGR"), 0), ("--region CA-NT", (), 0)):  # fmt: skip
+        engine = place.engine("hawkears", "--threads", "2", *options.split())
+        for result in place.process(engine, [place.good(name) for name in "abcd"]).values():
+            heard = hear(Path(result.chunk.audio_path).read_bytes())
+            kept = [code for _, _, code, score in heard if code not in absent and score >= least]
+            assert [d.label for d in result.detections] == kept, options
+
+
+def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place: Place) -> None:
+    good, long_ago = place.good("good"), HangTimeout(start_s=60, least_s=0.5)
+    long_ago.learn(0.01, 3)
+    expected = {
+        "SIGSEGV": ("engine_crash", False), "SIGKILL": ("worker_died", False), "assert": ("gpu_error", False),
+        "lost": ("gpu_lost", False), "hang": ("hang", False), "start": ("hang", True), "CPU": ("ran_on_cpu", True),
+        "no room": ("out_of_memory", True), "no torch": ("configuration", True), "shape": ("configuration", True),
+        "region": ("configuration", False), "option": ("configuration", True), "no models": ("configuration", True),
+    }  # fmt: skip
+    engines = {
+        "hang": place.engine("hawkears", "--threads", "1", limit=long_ago),
+        "start": place.engine("hawkears", limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60"),
+        "CPU": place.engine("hawkears", FAKE_HAWKEARS_CUDA="0"),
+        "no room": place.engine("hawkears", FAKE_HAWKEARS_OOM="load"),
+        "no torch": place.engine("hawkears", FAKE_HAWKEARS_NO_TORCH="1"),
+        "shape": place.engine("hawkears", FAKE_HAWKEARS_SHAPE="other"),
+        "region": place.engine("hawkears", "--region", "XX-YY"),
+        "option": place.engine("hawkears", "--threads", "many"),
+    }
+    told = {}
+    for name in expected:
+        for path in (place.root / "data" / "ckpt").iterdir() if name == "no models" else ():
+            path.unlink()
+        batch = [good] if name in engines and name != "hang" else [place.fake(name, name), good]
+        engine = engines.get(name) or place.engine("hawkears", "--threads", "1")
+        told[name] = place.broken(engine, batch)[:2]
+    assert told == expected
+
+
+def test_the_cpu_is_accepted_where_it_was_agreed(place: Place) -> None:
+    for plan, cpu in ((GPU, True), (SIMULATED, False), (CPU, False)):
+        engine = place.engine("hawkears", cpu=cpu, FAKE_HAWKEARS_CUDA="0")
+        assert place.process(engine, [place.good("a")], plan)["a"].ok
+
+
+def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place: Place, pages: Pages) -> None:
+    fine = place.engine("hawkears", "--threads", "2", "--region", "CA-NT")
+    fine.check()
+    assert (fine.version or "").startswith("2.3.0, 3 models ")
+    words = ["bash", "-c", f'{install_fake_prefix(place.folder / "bin")} "$0" "{sys.executable}" "${{@:2}}"',
+             f"{place.folder}/{{worker}}"]  # fmt: skip
+    inside = EngineStart([], place.environ, SubprocessLauncher("task", words), CLOCK)
+    HawkEarsEngine(inside, "/only/in/the/container/python", place.root, allow_cpu=True).check()
+    assert (place.folder / "task-check.report").exists()
+    engines = {
+        "wrong option": place.engine("hawkears", "--loudly"),
+        "another API": place.engine("hawkears", FAKE_HAWKEARS_SHAPE="none"),
+        "no HawkEars": place.engine("hawkears", PYTHONPATH=""),
+        "no models": fine,
+    }
+    said = []
+    for name, engine in engines.items():
+        for path in (place.root / "data" / "ckpt").iterdir() if engine is fine else ():
+            path.unlink()
+        with pytest.raises(BadcjobsError) as refused:
+            engine.check()
+        error = refused.value
+        said.append(f"## {name}\n{error.exit_code}: {error.what}\nwhy: {error.why}\nfix: {error.fix}\n")
+    text = "\n".join(said).replace(str(place.folder), "/…")
+    pages({"refused.txt": text.replace(shlex.quote(sys.executable), "PYTHON").replace(sys.executable, "PYTHON")})
+
+
+# --- HawkEars 1 -------------------------------------------------------------------------------------------------------
+
+
+def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place: Place) -> None:
+    batch = [place.good("a"), place.file("bad", b"no audio"), place.good("b"), place.fake("quiet", "silence")]
+    results = place.process(place.engine("hawkears1"), batch)
+    assert classes(results) == {"a": None, "b": None, "bad": "no_output", "quiet": None}
+    assert f"Caught exception in audio load of {batch[1].audio_path}" in (results["bad"].error or "")
+    for one in (batch[0], batch[2]):
+        heard = hear(Path(one.audio_path).read_bytes())
+        assert sorted((d.start_ms, d.label, d.score, d.label_name) for d in results[one.chunk_id].detections) == sorted(
+            (round(start_s * 1000), code, round(score, 3), NAMES.get(code, code)) for start_s, _, code, score in heard
+        )
+    # A thread that dies in silence: it writes its table and ends with 0 all the same.
+    for word, others, expected in (
+        ("oom", [], ("out_of_memory", True)), ("oom", batch[::2], ("batch_lost", False)),
+        ("SIGSEGV", [], ("engine_crash", True)), ("SIGKILL", batch[::2], ("batch_lost", False)),
+    ):  # fmt: skip
+        results = place.process(place.engine("hawkears1", "--threads", "2"), [place.fake("x", word), *others])
+        assert {(result.error_class, result.charged) for result in results.values()} == {expected}, word
+
+
+def test_version_1_mistakes_are_mistakes(place: Place) -> None:
+    for engine, error_class, said in (
+        (place.engine("hawkears1", "--region", "XX-YY"), "configuration", "no eBird county found"),
+        (place.engine("hawkears1", "--loudly"), "configuration", "unrecognized arguments"),
+        (place.engine("hawkears1", FAKE_HAWKEARS_CUDA="0"), "ran_on_cpu", "the CPU although this worker has a GPU"),
+    ):
+        told = place.broken(engine, [place.good("a")])
+        assert (told[0], said in told[2]) == (error_class, True), told
+    assert place.process(place.engine("hawkears1"), [place.good("a")], CPU)["a"].ok
+
+
+# --- less memory, and any program -------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place: Place) -> None:
+    for kind in ("hawkears", "hawkears1", "demo"):
+        args = ("--room-s=40",) if kind == "demo" else ("--min_score", "0.1", "--threads", "3")
+        engine = place.engine(kind, *args, FAKE_HAWKEARS_ROOM_S="40")
+        usual = place.process(engine, [place.good("25", 25)], SIMULATED)
+        lean = place.process(engine, [place.good(name, int(name)) for name in ("25", "40", "41")], LEAN)
+        assert (classes(usual), classes(lean)) == (
+            {"25": "out_of_memory"}, {"25": None, "40": None, "41": "out_of_memory"}
+        ), kind  # fmt: skip
+
+
+def test_a_program_is_told_what_and_where_and_lean_it_gets_one_chunk_at_a_time(place: Place) -> None:
+    for template, plan, *runs in (
+        (ONE + " {device} {device_index} {chunk_id}", GPU, "- 8 a a GPU-1 1 GPU-1 3 a", "- 8 b b GPU-1 1 GPU-1 3 b"),
+        (ONE + " [{device}{device_index}]", CPU, "- 2 a a  1 []", "- 2 b b  1 []"),
+        (ONE, LEAN, "1 1 a a GPU-sim 1", "1 1 b b GPU-sim 1"),
+        (MANY, GPU, "- 8 - - GPU-1 2 many"),
+        (MANY, LEAN, "1 1 - - GPU-sim 1 many", "1 1 - - GPU-sim 1 many"),
+    ):
+        place.runs.unlink(missing_ok=True)
+        results = place.process(place.engine(template), [place.good("a"), place.good("b")], plan)
+        assert (classes(results), place.runs.read_text().splitlines()) == ({"a": None, "b": None}, runs)
+
+
+@pytest.mark.parametrize("template", [ONE, MANY])
+def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(place: Place, template: str) -> None:
+    good, engine = place.good("good"), place.engine(template)
+    for word, error_class in {
+        "nothing": "no_output", "half": "bad_output", "exit-3": "exit_code", "exit-memory": "out_of_memory",
+        "SIGSEGV": "engine_crash", "SIGKILL": "worker_died",
+    }.items():  # fmt: skip
+        alone = place.process(engine, [place.fake("x", word)])["x"]
+        assert (alone.error_class, alone.charged) == (error_class, True) and "x.wav" in (alone.error or ""), word
+        both = place.process(engine, [place.fake("x", word), good])
+        kept = template == ONE or word in ("nothing", "half")
+        assert (both["good"].ok, both["x"].charged) == (kept, kept), word
+        if not kept:
+            assert classes(both) == {"good": "batch_lost", "x": "batch_lost"}
+            assert f"lost with its batch of 2 chunks ({error_class})" in (both["x"].error or "")
+    for word, told in {"SIGTERM": "terminated", "exit-lost": "gpu_lost"}.items():
+        assert place.broken(engine, [place.fake("x", word), good])[:2] == (told, False)
+    assert place.process(engine, [place.fake("x", "leave")])["x"].ok
+    left = int(Path(f"{place.runs}.left").read_text())
+    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "its child is gone")
+    gone = CommandEngine(EngineStart((), {}, SubprocessLauncher("x"), CLOCK), f"/no/such/program {template}")
+    assert place.broken(gone, [good])[:2] == ("no_program", True)
+
+
+def test_a_program_hangs_when_it_is_silent_not_when_it_takes_long(place: Place) -> None:
+    hasty, patient = HangTimeout(start_s=0, least_s=0.5, slowest=0.1), HangTimeout(start_s=0, least_s=2, slowest=0.1)
+    for limit in (hasty, patient):
+        limit.learn(0.01, 3)
+    assert place.broken(place.engine(MANY, limit=hasty), [place.fake("x", "hang")])[:2] == ("hang", False)
+    assert place.process(place.engine(ONE, limit=patient), [place.fake("x", "talk")])["x"].ok

@@ -1,25 +1,35 @@
-"""What the stand-ins of HawkEars 1 and 2 have in common: how they hear, run out of memory, and are installed.
+"""What the stand-ins of HawkEars 1 and 2 have in common: how they hear, misbehave, and are installed.
 
 A file that begins with ``#fake WORD`` makes it misbehave at that recording; the environment sets its pace:
 FAKE_HAWKEARS_START_S (before the device line), FAKE_HAWKEARS_S (per recording), FAKE_HAWKEARS_CUDA=0 (a GPU that
 PyTorch cannot use), FAKE_HAWKEARS_OOM=load, FAKE_HAWKEARS_NO_TORCH=1. FAKE_HAWKEARS_ROOM_S is how many seconds of
-audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud.
+audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud; with
+FAKE_HAWKEARS_ONCE, a file that marks the first time, it misbehaves only once.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+import time
 import wave
 import zlib
 from array import array
-from collections.abc import Mapping
 from pathlib import Path
 
-AUDIO_ENDINGS = {".wav", ".flac", ".mp3", ".ogg"}
 KNOWN_REGIONS = {"CA-NT", "CA-AB", "CA-BC"}
-CODES = ("ROPT", "RUGR", "SPGR", "STGR", "WIPT")
+NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
+CODES = (*NAMES, "WIPT")  # one has a code alone
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 7.79 GiB."
+ERRORS = {
+    "oom": RuntimeError(OUT_OF_MEMORY),
+    "traceback": RuntimeError("Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
+    "assert": RuntimeError("CUDA error: device-side assert triggered"),
+    "lost": RuntimeError("CUDA error: no CUDA-capable device is detected"),
+    "full": OSError(28, "No space left on device"),
+}
 
 
 def install_fake_hawkears(folder: Path) -> Path:
@@ -35,54 +45,53 @@ def install_fake_hawkears(folder: Path) -> Path:
     return program
 
 
-def make_fake_root(folder: Path, *, models: int = 3) -> Path:
-    """Make what ``hawkears init`` leaves, as far as anyone looks at it."""
+def make_fake_root(folder: Path) -> Path:
+    """Make what ``hawkears init`` leaves, as far as anyone looks at it: three models."""
     (folder / "data" / "ckpt").mkdir(parents=True)
-    for number in range(models):
-        (folder / "data" / "ckpt" / f"model{number + 1:02d}.ckpt").write_bytes(b"")
+    for number in (1, 2, 3):
+        (folder / "data" / "ckpt" / f"model{number:02d}.ckpt").touch()
     return folder
 
 
-class OutOfMemoryError(Exception):
-    """What torch raises; nobody catches it."""
+def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]]:
+    """Take the time that a recording takes, do what it asks for, and return detections (start, end, code, score)."""
+    content = path.read_bytes()
+    word = content[6:].split()[0].decode() if content.startswith(b"#fake ") else ""
+    time.sleep(float(os.environ.get("FAKE_HAWKEARS_S", "0.01")))
+    once = os.environ.get("FAKE_HAWKEARS_ONCE")
+    if word and not (once and Path(once).exists()):
+        if once:
+            Path(once).touch()
+        misbehave(word)
+    if audio_s * threads > float(os.environ.get("FAKE_HAWKEARS_ROOM_S", "inf")):
+        raise ERRORS["oom"]
+    if os.environ.get("FAKE_HAWKEARS_EARS") == "loud":
+        return hear_loud(path)
+    return [] if word == "silence" else hear(content)
 
 
-OutOfMemoryError.__module__ = "torch"
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def misbehave(word: str) -> None:
+    if word in ERRORS:
+        raise ERRORS[word]
+    if word == "hang":
+        time.sleep(3600)
+    if word in ("SIGSEGV", "SIGKILL"):
+        os.kill(os.getpid(), getattr(signal, word))
+        time.sleep(60)  # it may reach another thread first
 
 
 def hear(content: bytes) -> list[tuple[float, float, str, float]]:
-    """Make detections (start, end, code, score) that depend on the content alone."""
-    found = []
-    for number, code in enumerate(CODES):
-        chance = zlib.crc32(content + code.encode())
-        if number == 0 or chance % 3:
-            start_s = (chance % 80) / 4
-            found.append((start_s, start_s + 0.75, code, 0.7 + (chance % 300) / 1000))
-    return found
+    """Make detections that depend on the content alone."""
+    chances = [(code, zlib.crc32(content + code.encode())) for code in CODES]
+    heard = [(code, chance) for code, chance in chances if code == CODES[0] or chance % 3]
+    return [(chance % 80 / 4, chance % 80 / 4 + 0.75, code, 0.7 + chance % 300 / 1000) for code, chance in heard]
 
 
-def hear_loud(path: str | Path, window_s: float = 0.25) -> list[tuple[float, float, str, float]]:
+def hear_loud(path: Path, window_s: float = 0.25) -> list[tuple[float, float, str, float]]:
     """Make a detection of each loud stretch of a 16-bit WAV file."""
     with wave.open(str(path)) as audio:
         samples = array("h", audio.readframes(audio.getnframes()))
         window = round(window_s * audio.getframerate()) * audio.getnchannels()
-    is_loud = [max(samples[start : start + window]) > 8000 for start in range(0, len(samples), window)]
-    found, since = [], None
-    for number, loud in enumerate([*is_loud, False]):
-        if loud and since is None:
-            since = number
-        elif not loud and since is not None:
-            found.append((since * window_s, number * window_s, "ROPT", 0.9))
-            since = None
-    return found
-
-
-def check_room(audio_s: float, threads: int, environ: Mapping[str, str]) -> None:
-    """Raise what torch raises when audio of this length is too much for so many threads."""
-    room_s = float(environ.get("FAKE_HAWKEARS_ROOM_S", "inf"))
-    if audio_s * threads > room_s:
-        raise OutOfMemoryError(OUT_OF_MEMORY)
+    is_loud = [False, *(max(samples[at : at + window]) > 8000 for at in range(0, len(samples), window)), False]
+    edges = [n * window_s for n in range(len(is_loud) - 1) if is_loud[n] != is_loud[n + 1]]
+    return [(start_s, end_s, "ROPT", 0.9) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]

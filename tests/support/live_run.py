@@ -8,20 +8,16 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from support.many_tasks import CHUNKS, DEVICES, JOB_ID, write_tasks
+from support.many_tasks import CHUNKS, DEVICES, write_tasks
 from support.task_files import START_MS
 
 SECONDS = 600
 _SILENT, _SILENCE_S = 15, 1800
 _TIMES = {
-    "task": ("started_at_ms", "ended_at_ms"),
-    "sample": ("at_ms",),
-    "host_sample": ("at_ms",),
-    "attempt": ("started_at_ms", "ended_at_ms"),
-    "chunk": ("started_at_ms", "ended_at_ms"),
+    **dict.fromkeys(("task", "attempt", "chunk", "worker"), ("started_at_ms", "ended_at_ms")),
+    **dict.fromkeys(("sample", "host_sample"), ("at_ms",)),
     "device_total": ("first_at_ms", "last_at_ms"),
     "device_stretch": ("from_ms", "to_ms"),
-    "worker": ("started_at_ms", "ended_at_ms"),
 }
 
 
@@ -35,9 +31,7 @@ def write_live_run(folder: Path, tasks: int, *, now_ms: int, waiting: int = 0, s
     for index, path in enumerate(files):
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("BEGIN")
-            for table, columns in _TIMES.items():
-                moved = ", ".join(f"{column} = {column} + {now_ms - START_MS - seconds * 1000}" for column in columns)
-                db.execute(f"UPDATE {table} SET {moved}")
+            _move(db, now_ms - START_MS - seconds * 1000)
             _tell(db, index, chance, now_ms)
             db.execute("UPDATE task SET shard_index = ?, shard_count = ?", (index, tasks + waiting))
             db.execute("COMMIT")
@@ -46,6 +40,11 @@ def write_live_run(folder: Path, tasks: int, *, now_ms: int, waiting: int = 0, s
     array = f"[array]\nfirst = 0\nstep = 1\ncount = {tasks + waiting}\n"
     (folder / "run.toml").write_text(f'[run]\nsource = ["/data/manifest.csv"]\n\n{array}')
     return files
+
+
+def _move(db: sqlite3.Connection, by_ms: int) -> None:
+    for table, columns in _TIMES.items():
+        db.execute(f"UPDATE {table} SET {', '.join(f'{column} = {column} + {by_ms}' for column in columns)}")
 
 
 def _tell(db: sqlite3.Connection, index: int, chance: random.Random, now_ms: int) -> None:
@@ -69,15 +68,10 @@ def _tell(db: sqlite3.Connection, index: int, chance: random.Random, now_ms: int
         (DEVICES, now_ms - 20_000, DEVICES),
     )
     if kind == _SILENT:
-        for table, columns in _TIMES.items():
-            moved = ", ".join(f"{column} = {column} - {_SILENCE_S * 1000}" for column in columns)
-            db.execute(f"UPDATE {table} SET {moved}")
+        _move(db, -1000 * _SILENCE_S)
     if kind == 2:
         db.execute(
             """INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83,
                'device 2 is at 86 °C, above 83 °C' FROM device WHERE device_index = 2""",
             (now_ms - 190_000,),
         )
-
-
-__all__ = ["CHUNKS", "DEVICES", "JOB_ID", "write_live_run"]

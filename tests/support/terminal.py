@@ -32,15 +32,10 @@ class Terminal:
         self._set_size(columns, lines)
         self.before = termios.tcgetattr(theirs)
         self.process = subprocess.Popen(
-            argv,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={"TERM": "xterm-256color", **env},
-            cwd=cwd,
+            argv, stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **env}, cwd=cwd,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that a new size reaches it as a signal
-        )
+        )  # fmt: skip
 
     @property
     def text(self) -> str:
@@ -83,10 +78,7 @@ class Terminal:
 
     def end(self, timeout_s: float = 60) -> int:
         """Wait for the program's end and return its exit code."""
-        deadline_s = time.monotonic() + timeout_s
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline_s, f"still running; on the screen:\n{self.text}"
-            self.read(0.05)
+        self.wait_for(lambda text: self.process.poll() is not None, "its end", timeout_s)
         while select.select([self._ours], [], [], 0.05)[0]:
             self.read(0.0)
         return self.process.returncode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms.model import TaskKey, stable_id
-from rooms.root import BadInput, LocalFolder, NotHere, RunFolder, file_version, folder, is_there, user_cache
+from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
+from support.pages import Pages
 from support.powerless import powerless_folder
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
@@ -20,18 +22,13 @@ BORN = replace(KEY, started_at_ms=1_800_000_000_000)
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "runs" / "july")
-    made.create()
-    made.create()
+    for _ in range(2):
+        made.create()
     return made
 
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def publish(run: RunFolder, *names: str) -> None:
-    for name in names:
-        (run.tasks / name).touch()
 
 
 def test_a_task_is_named_after_its_job_index_restart_node_and_place_in_the_step() -> None:
@@ -43,17 +40,13 @@ def test_a_task_is_named_after_its_job_index_restart_node_and_place_in_the_step(
     out = RunFolder(Path("/out"))
     for name, key in names.items():
         assert (key.name, TaskKey.parse(name)) == (name, key)
-        assert [str(out.task_database(key)), str(out.task_log(key))] == [
-            f"/out/tasks/{name}.{e}" for e in ("sqlite", "log")
-        ]
+        files = [str(out.task_database(key)), str(out.task_log(key))]
+        assert files == [f"/out/tasks/{name}.{end}" for end in ("sqlite", "log")]
     for no_task in ("", "notes", "4821_7.r0.", "4821_07.r0.gpu3", "4821_7.r00.gpu3", "x4821_7"):
         assert TaskKey.parse(no_task) is None
-    files = (out.run_toml, out.tasks, out.raw, out.job_database, out.report)
-    assert [path.name for path in files] == ["run.toml", "tasks", "raw", "job.sqlite", "report.html"]
-
-
-def test_ids_are_the_same_everywhere_for_ever_and_first_bits_follow_the_name() -> None:
-    """Task databases of different nodes are joined by them: a new way to make them would need a new schema."""
+    others = (out.run_toml, out.tasks, out.raw, out.job_database, out.report)
+    assert [path.name for path in others] == ["run.toml", "tasks", "raw", "job.sqlite", "report.html"]
+    # Task databases of different nodes are joined by their ids: a new way to make them would need a new schema.
     assert KEY.task_id == stable_id("4821_7.r0.gpu3") == 96_294_291_038_168
     assert BORN.task_id == 96_294_290_993_438
     assert BORN.task_id >> 17 == KEY.task_id >> 17, "merge reads files in the order of their names' ids"
@@ -66,8 +59,7 @@ texts = st.lists(st.text("ab_.0", min_size=1, max_size=4), min_size=1, max_size=
 
 @given(texts, texts)
 def test_ids_of_different_names_differ_and_fit_into_six_bytes(one: list[str], other: list[str]) -> None:
-    assert 0 <= stable_id(*one) < 2**47
-    assert one == other or stable_id(*one) != stable_id(*other)
+    assert 0 <= stable_id(*one) < 2**47 and (one == other or stable_id(*one) != stable_id(*other))
 
 
 # --- claiming a name --------------------------------------------------------------------------------------------------
@@ -81,7 +73,7 @@ def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_giv
     for other in (replace(KEY, node="gpu4"), replace(KEY, array_index=8), replace(KEY, procid=1)):
         assert run.claim(other) == other
         run.give_back(other)
-    publish(run, "4821_7.r3.gpu3.sqlite")
+    (run.tasks / "4821_7.r3.gpu3.sqlite").touch()
     assert run.claim(KEY).restart == 4, "a published database is never claimed, even without its log"
     for restart in range(6):
         run.give_back(replace(KEY, restart=restart))
@@ -100,38 +92,27 @@ def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_giv
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("mode", [0, 0o300, 0o400, 0o500])
-def test_a_folder_that_is_closed_to_us_cannot_be_used_and_nothing_is_left_in_it(mode: int) -> None:
+def test_folders_that_are_closed_or_cannot_be_made_are_refused_and_nothing_is_left_in_them(pages: Pages) -> None:
+    said = []
     with powerless_folder() as home:
         run = RunFolder(home)
         run.create()
-        run.tasks.chmod(mode)
-        with pytest.raises(BadInput, match="cannot be used") as caught:
-            run.claim(KEY)
-        assert (caught.value.why or "").startswith("Permission denied: ")
-        assert (caught.value.fix or "") == f"ls -ld {run.tasks}   (or another --out)"
-        if not mode & 0o100:
-            with pytest.raises(BadInput, match="x cannot be read"):
-                is_there(run.tasks / "x")
+        (home / "file").touch()
+        refused: dict[str, Callable[[], object]] = {
+            "a claim": lambda: run.claim(KEY), "is it there": lambda: is_there(run.tasks / "x"),
+            "below a file": RunFolder(home / "file" / "july").create, "none": lambda: folder("no-such-folder"),
+            "for a task": lambda: LocalFolder.create(home / "gone", "live-"),
+        }  # fmt: skip
+        for mode in (0, 0o300, 0o400, 0o500):
+            run.tasks.chmod(mode)
+            for name, use in refused.items() if mode == 0 else [*refused.items()][: 2 - bool(mode & 0o100)]:
+                with pytest.raises(BadcjobsError) as caught:
+                    use()
+                words = str(caught.value).replace(str(home), "HOME").replace(str(folder("guide").parent), "PACKAGE")
+                said.append(f"{name} ({mode:o}): {caught.value.exit_code} {words}")
         run.tasks.chmod(0o700)
-        assert names_in(run.tasks) == []
-
-
-def test_folders_that_cannot_be_made_or_found_are_refused_with_a_line_to_paste(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(BadInput) as refused:
-        RunFolder(tmp_path / "file" / "july").create()
-    assert refused.value.what == f"--out {tmp_path}/file/july cannot be used"
-    assert (refused.value.why or "").startswith("Not a directory: ")
-    with pytest.raises(BadInput) as refused:
-        LocalFolder.create(tmp_path / "gone", "live-")
-    assert (refused.value.what, refused.value.why) == (
-        f"no folder can be created in {tmp_path}/gone",
-        "No such file or directory",
-    )
-    with pytest.raises(NotHere, match="the folder no-such-folder/ is missing"):
-        folder("no-such-folder")
-    assert (is_there(tmp_path / "file"), is_there(tmp_path / "x")) == (True, False)
+        assert (names_in(run.tasks), is_there(home / "file"), is_there(home / "x")) == ([], True, False)
+    pages({"refusals.txt": "\n".join(said)})
 
 
 def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings_and_merged_ones(
@@ -139,9 +120,10 @@ def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings
 ) -> None:
     asked = ["4700_3.r0.gpu1.sqlite", "4821_7.r0.gpu1.sqlite", "4821_7.r0.gpu1.p1.sqlite", "4821_7.r1.gpu2.sqlite",
              "4821_7.r0.rack_8.r0.gpu3.sqlite", "copied-by-hand.sqlite", "local18-42_0.r0.login1.sqlite"]  # fmt: skip
-    publish(run, *asked, "4821_71.r0.gpu1.sqlite", "4821_6.r3.gpu1.p1.sqlite", "4821_8.r0.rack_7.r0.gpu3.sqlite",
-            ".4700_0.r0.gpu1.sqlite", ".4700_0.r0.gpu1.sqlite.9.tmp", "4700_0.r0.gpu1.log",
-                "4700_4.r0.gpu1.sqlite")  # fmt: skip
+    for name in (*asked, "4821_71.r0.gpu1.sqlite", "4821_6.r3.gpu1.p1.sqlite", "4821_8.r0.rack_7.r0.gpu3.sqlite",
+                 ".4700_0.r0.gpu1.sqlite", ".4700_0.r0.gpu1.sqlite.9.tmp", "4700_0.r0.gpu1.log",
+                 "4700_4.r0.gpu1.sqlite"):  # fmt: skip
+        (run.tasks / name).touch()
     os.mkfifo(run.tasks / "4700_2.r0.gpu1.sqlite")  # nobody ever comes to the end of that
     found = run.earlier_databases(KEY, {"4700_4.r0.gpu1.sqlite"})
     assert [path.name for path in found] == sorted(asked)

@@ -29,6 +29,13 @@ from support.waiting import wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 MARK = f"4821_7.r0.test-{os.getpid()}"
+NVIDIA = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
+AMD = Device("3", "test", index=3, uuid="GPU-00000000000000aa", backend="amdsmi", vendor="amd")
+GIVEN = {
+    prefix + name: "0,1"
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+    for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_")
+} | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "SLURM_JOB_GPUS": "0,1", "HOME": "/home/b"}
 WARNINGS = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 
 
@@ -61,43 +68,40 @@ def start(launcher: SubprocessLauncher, tmp_path: Path) -> Iterator[Callable[...
         process.wait(60)
 
 
-def test_a_worker_ignores_the_signals_that_slurm_sends_to_everybody(start: Callable[..., Process]) -> None:
+def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_whole_group(
+    start: Callable[..., Process], launcher: SubprocessLauncher
+) -> None:
     known = [start("sleep", "60"), start("sleep", "60", receives_term=True)]
     for process, ignored in zip(known, (WARNINGS | {signal.SIGTERM}, WARNINGS), strict=True):
         mask = int(re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[0], 16)
         assert {one for one in (*WARNINGS, signal.SIGTERM, signal.SIGINT) if mask >> (one - 1) & 1} == ignored
         assert os.getpgid(process.pid) == process.pid, "Ctrl-C in our own group does not reach it"
-
-
-def test_the_launcher_ends_the_whole_group_also_of_a_program_that_has_ended(
-    start: Callable[..., Process], launcher: SubprocessLauncher
-) -> None:
     shell = start("sh", "-c", "sleep 60 & sleep 60")
     children = wait_for(lambda: (c := psutil.Process(shell.pid).children()) and len(c) == 2 and c, "two children")
     launcher.kill(shell)
     assert shell.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(is_running(child.pid) for child in children), "they are gone")
-    launcher.kill(shell)
+    launcher.kill(shell)  # one that has ended
 
 
-@pytest.mark.parametrize("receives_term", [False, True])
-def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path, receives_term: bool) -> None:
-    wrapper_code = f"""
+def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path) -> None:
+    code = f"""
 import time
 from pathlib import Path
 from rooms.root import SubprocessLauncher
-worker = SubprocessLauncher("doomed").start(["sleep", "60"], env={ENVIRON!r}, cwd=None,
-    stderr=Path({str(tmp_path / "log")!r}), receives_term={receives_term})
-print(worker.pid, flush=True)
+for receives_term in (False, True):
+    worker = SubprocessLauncher("doomed").start(["sleep", "60"], env={ENVIRON!r}, cwd=None,
+        stderr=Path({str(tmp_path / "log")!r}), receives_term=receives_term)
+    print(worker.pid, flush=True)
 time.sleep(60)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", wrapper_code], stdout=subprocess.PIPE, env=env) as wrapper:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as wrapper:
         assert wrapper.stdout is not None
-        worker_pid = int(wrapper.stdout.readline())
-        assert is_running(worker_pid)
+        workers = [int(wrapper.stdout.readline()) for _ in range(2)]
+        assert all(map(is_running, workers))
         wrapper.kill()
-    wait_for(lambda: not is_running(worker_pid), "it is gone")
+    wait_for(lambda: not any(map(is_running, workers)), "they are gone")
 
 
 def test_leftovers_are_found_though_they_left_their_group_and_lost_their_parent_and_those_of_others_stay(
@@ -164,14 +168,20 @@ def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(t
     plain.wait(60)
 
 
-def test_a_wrong_prefix_is_refused(tmp_path: Path, pages: Pages) -> None:
+def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_path: Path, pages: Pages) -> None:
+    """Also in a container; the rest of the environment is as it was."""
     said = []
     for text in ("nsys 'x", "", "no-such-program -o x"):
         with pytest.raises(BadcjobsError) as refused:
             parse_prefix(text, str(tmp_path))
         said.append(f"{refused.value}\n  exit code {refused.value.exit_code}")
-    pages({"refusals.txt": "\n\n".join(said)})
+    told = {"refusals.txt": "\n\n".join(said)}
     assert parse_prefix("sh -c 'a b'", os.environ["PATH"]) == ["sh", "-c", "a b"]
+    for name, device in {"nvidia": NVIDIA, "amd": AMD, "token": Device("2", "no library"), "cpu": None}.items():
+        env = worker_environment(GIVEN, WorkerPlan(0, device, 7, 3))
+        told[f"{name}.txt"] = "\n".join(f"{key}={value}" for key, value in sorted(env.items()))
+    pages(told)
+    assert worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
 
 
 def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path: Path) -> None:
@@ -200,21 +210,3 @@ def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path: Path) -> No
             file.write(b"x")
         seen.add(fingerprint_of([one]))
     assert len(seen) == 5, "changes in the middle are not seen"
-
-
-NVIDIA = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
-AMD = Device("3", "test", index=3, uuid="GPU-00000000000000aa", backend="amdsmi", vendor="amd")
-GIVEN = {
-    prefix + name: "0,1"
-    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-    for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_")
-} | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "SLURM_JOB_GPUS": "0,1", "HOME": "/home/b"}
-
-
-def test_a_worker_sees_only_its_own_device_also_in_a_container_and_the_rest_as_it_was(pages: Pages) -> None:
-    said = {}
-    for name, device in {"nvidia": NVIDIA, "amd": AMD, "token": Device("2", "no library"), "cpu": None}.items():
-        env = worker_environment(GIVEN, WorkerPlan(0, device, 7, 3))
-        said[f"{name}.txt"] = "\n".join(f"{key}={value}" for key, value in sorted(env.items()))
-    pages(said)
-    assert worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"

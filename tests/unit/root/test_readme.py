@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from test_architecture import HOUSE
 
 import badcjobs
@@ -15,24 +14,22 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PICTURES = ROOT / "badcjobs" / "guide" / "pictures"
 
 
-def test_it_has_at_most_900_words() -> None:
+def test_it_has_at_most_900_words_and_its_pictures_are_light_and_dark_small_and_used() -> None:
     assert len(TEXT.split()) <= 900
-
-
-def test_every_picture_is_light_and_dark_small_and_used() -> None:
     used = re.findall(r"badcjobs/guide/pictures/([\w-]+\.png)", TEXT)
     expected = {f"{name}-{shade}.png" for name in ("timeline", "live", "terminal") for shade in ("light", "dark")}
     assert set(used) == expected == {path.name for path in PICTURES.iterdir()}
     assert max(path.stat().st_size for path in PICTURES.iterdir()) < 300_000
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_every_file_that_a_page_names_exists(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!http)([^)]+)\)", text)
-    files = re.findall(r"\b((?:tests|badcjobs)/[\w./-]+)", text)
-    assert not [name for name in links + files if not (ROOT / name).exists()]
-    assert links and files
+def test_every_file_that_a_page_names_exists_and_this_version_is_named() -> None:
+    for page in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!http)([^)]+)\)", text)
+        files = re.findall(r"\b((?:tests|badcjobs)/[\w./-]+)", text)
+        assert links and files and not [name for name in links + files if not (ROOT / name).exists()]
+    for page, words in {"CITATION.cff": "\nversion: {}\n", "CHANGELOG.md": "\n## {}"}.items():
+        assert words.format(badcjobs.__version__) in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep() -> None:
@@ -40,8 +37,3 @@ def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep() -> None:
     drawn = [tuple(re.findall(r"^(\w+)/|  (\w+)/", line.strip())) for line in picture.splitlines() if "/  " in line]
     rooms = [tuple(first or second for first, second in line) for line in drawn]
     assert rooms == [line for line in HOUSE if line[0] not in ("run_toml", "seams", "model")]
-
-
-def test_the_citation_and_the_changelog_name_this_version() -> None:
-    assert f"\nversion: {badcjobs.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\n## {badcjobs.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
