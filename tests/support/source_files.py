@@ -1,59 +1,79 @@
-"""Sources for tests, as a folder of files: audio that is whole or damaged, manifests, links, pipes."""
+"""Sources for tests, written as a text: audio that is whole or damaged, manifests, lists, links, pipes.
+
+a.wav: 2 s                      audio; also "2 of 8 s", truncated, and "5 s unfinished", whose size was never written
+b.wav: link ../a.wav            also "pipe" and "socket"
+c.wav: text no audio            exactly this; \\xNN is a byte, here as in names
+list.txt: lines                 followed by indented lines
+m.csv: rows                     the same below the header of a manifest; "9 × c#" are nine lines, from c0 to c8
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from support.audio import make_wav
 
+DATA = Path(__file__).parents[1] / "data" / "sources"
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
-Files = dict[str, object]  # name → seconds of audio, text, bytes, or how to make it
+
+
+class Case(NamedTuple):
+    """Files, and what is asked about them: ``$ SOURCE… option=value…``."""
+
+    name: str
+    files: str
+    sources: list[str]
+    options: dict[str, str]
+
+
+def read_cases(topic: str) -> list[Case]:
+    """Return the cases of a file in tests/data/sources."""
+    cases = []
+    for block in (DATA / f"{topic}.txt").read_text().split("=== ")[1:]:
+        name, files, asked = re.fullmatch(r"(.*)\n((?s:.*))\$(.*)\s*", block).groups()  # type: ignore[union-attr]
+        words = asked.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        cases.append(Case(name, files, [word for word in words if "=" not in word], options))
+    return cases
 
 
 def rows(*lines: str, header: str = HEADER) -> str:
+    """Return the text of a manifest."""
     return "\n".join((header, *lines, ""))
 
 
-def link(target: str) -> Any:
-    return lambda path: path.symlink_to(target)
-
-
-def truncated(seconds: float, there_s: float) -> Any:
-    def make(path: Path) -> None:
-        make_wav(path, seconds, 1000, tone_hz=100)
-        os.truncate(path, 44 + round(there_s * 2000))
-
-    return make
-
-
-def unfinished(seconds: float) -> Any:
-    """Return what makes a recording whose recorder lost power before it wrote the size."""
-
-    def make(path: Path) -> None:
-        content = make_wav(path, seconds, 1000, tone_hz=100).read_bytes()
-        path.write_bytes(content[:40] + bytes(4) + content[44:])
-
-    return make
-
-
-def listen(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(path))
-
-
-def write(files: Files, folder: Path = Path()) -> None:
-    for name, content in files.items():
-        path = folder / name
+def write_files(text: str, folder: Path = Path()) -> None:
+    """Make the files that a text describes."""
+    for name, kind, more in re.findall(r"^(\S[^:\n]*): (.*)((?:\n  .*)*)", text, re.MULTILINE):
+        path = folder / _unescape(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if callable(content):
-            content(path)
-        elif isinstance(content, str):
-            path.write_text(content, encoding="utf-8", newline="")
-        elif isinstance(content, bytes):
-            path.write_bytes(content)
+        lines = [one for line in more.split("\n  ")[1:] for one in _repeat(_unescape(line))]
+        if audio := re.fullmatch(r"(?:([\d.]+) of )?([\d.]+) s(?: at (\d+) Hz)?( unfinished)?", kind):
+            there_s, seconds, rate, unfinished = audio.groups()
+            content = make_wav(path, float(seconds), int(rate or 1000), tone_hz=100).read_bytes()
+            content = content[:40] + bytes(4) + content[44:] if unfinished else content
+            path.write_bytes(content[: 44 + round(float(there_s) * 2000)] if there_s else content)
+        elif kind.startswith("link "):
+            path.symlink_to(kind[5:])
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(str(path))
         else:
-            assert isinstance(content, int | float)
-            make_wav(path, content, 1000, tone_hz=100)
+            texts = {"rows": rows(*lines), "lines": "\n".join([*lines, ""])}
+            content = texts[kind] if kind in texts else _unescape(re.fullmatch("text ?(.*)", kind)[1])  # type: ignore[index]
+            path.write_bytes(content.encode("utf-8", "surrogateescape"))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\x(..)", lambda found: bytes.fromhex(found[1]).decode("utf-8", "surrogateescape"), text)
+
+
+def _repeat(line: str) -> list[str]:
+    many, times, one = line.partition(" × ")
+    return [one.replace("#", str(number)) for number in range(int(many))] if times else [line]
