@@ -109,29 +109,10 @@ def test_a_source_is_listed_planned_or_refused(
     pages({"listing.txt": "\n".join(said)})
 
 
-CLOSED = """
-audio/good.wav: 2 s
-audio/empty.wav: text
-audio/silent.wav: 0 s
-audio/secret.wav: 1 s
-closed/b.wav: 2 s
-audio/noise.wav: text no header at all
-audio/shut/x.wav: 1 s
-audio/loop.wav: link loop.wav
-secret.csv: text
-m.csv: rows
-  r,c0,audio/good.wav,0,2000,,,
-  r,c1,closed/b.wav,0,2000,,,
-  r,c2,closed,0,,,,
-  r,c3,audio/loop.wav,0,2000,,,
-  r,c4,audio/secret.wav,,,,,
-  r,c5,audio/secret.wav,0,900,,,
-"""
-
-
 def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> None:
     with powerless_folder() as folder:
-        write_files(CLOSED)
+        files = read_cases("closed")[1].files
+        write_files(files)
         closed = ("closed", "audio/shut", "audio/secret.wav", "secret.csv")
         for name in closed:
             Path(name).chmod(0)
@@ -139,7 +120,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> No
         for name in closed[:2]:
             Path(name).chmod(0o700)
         Path("audio/loop.wav").unlink()
-        write_files(re.sub("  r,c[23].*\n", "", CLOSED[CLOSED.index("m.csv") :]))
+        write_files(re.sub("  r,c[23].*\n", "", files[files.index("m.csv") :]))
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
             counted: list[int] = []
             facts, found = check_source([Path(name)], None, progress=counted.append, quick=quick)
