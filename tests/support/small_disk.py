@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support import needs
-
-_BLOCK = 4096
 
 
 class SmallDisk:
     """A mounted tmpfs of a few megabytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stone = path / ".stone"
+        self.path, self._stone = path, path / ".stone"
         self._room = threading.Event()
         self._filler: threading.Thread | None = None
 
@@ -30,17 +28,9 @@ class SmallDisk:
 
     def fill(self) -> None:
         """Leave not a byte: one file takes all there is."""
-        with self._stone.open("ab", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(_BLOCK))
-            except OSError:
-                pass
-
-    def make_room(self) -> None:
-        """Take the stone away, and nobody lays it back."""
-        self.let_be()
-        self._stone.unlink()
+        with suppress(OSError), self._stone.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
 
     def stay_full(self) -> None:
         """Fill it, again and again until there is room: what is freed is taken by somebody else, as on a busy disk."""
@@ -48,6 +38,11 @@ class SmallDisk:
         self._room.clear()
         self._filler = threading.Thread(target=self._fill_on, daemon=True)
         self._filler.start()
+
+    def make_room(self) -> None:
+        """Take the stone away, and nobody lays it back."""
+        self.let_be()
+        self._stone.unlink()
 
     def let_be(self) -> None:
         """Fill it no more."""
@@ -61,13 +56,30 @@ class SmallDisk:
             self.fill()
 
 
+def _mount(*words: str) -> None:
+    """Skip the test (or fail, with --require mount) where we may not mount."""
+    done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        needs.missing("mount", f"nothing can be mounted here: {done.stderr.strip()}")
+
+
+@contextmanager
+def small_disk(path: Path, size: str = "4m", inodes: int = 0) -> Iterator[SmallDisk]:
+    path.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "badcjobs-test", str(path))  # 0: no limit
+    disk = SmallDisk(path)
+    try:
+        yield disk
+    finally:
+        disk.let_be()
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Make a folder read-only for everybody, root too; what is open already stays open."""
-    for words in (("--bind", str(folder), str(folder)), ("-o", "remount,bind,ro", str(folder))):
-        done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            needs.missing("mount", f"nothing can be made read-only here: {done.stderr.strip()}")
+    _mount("--bind", str(folder), str(folder))
+    _mount("-o", "remount,bind,ro", str(folder))
     try:
         yield
     finally:
@@ -75,18 +87,11 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def small_disk(path: Path, size: str = "4m", inodes: int = 0) -> Iterator[SmallDisk]:
-    """Mount a tmpfs; skip (or fail, with --require mount) where we may not."""
-    path.mkdir(parents=True, exist_ok=True)
-    limits = f"size={size}" + (f",nr_inodes={inodes}" if inodes else "")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", limits, "badcjobs-test", str(path)], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        needs.missing("mount", f"no small disk can be mounted here: {done.stderr.strip()}")
-    disk = SmallDisk(path)
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
-        yield disk
+        yield
     finally:
-        disk.let_be()
-        subprocess.run(["umount", "-l", str(path)], check=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

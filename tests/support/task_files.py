@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rooms.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
-from rooms.store import TaskWriter, publish
+from rooms.root import SystemClock
+from rooms.store import MergeOrder, MergeOutcome, TaskWriter, merge, publish
 from rooms.telemetry import TelemetryWriter
+from support.databases import change
 
 START_MS = 1_800_000_000_000
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # live files need no disk here
@@ -26,6 +28,15 @@ def make_chunk(chunk_id: str, recording_id: str = "rec", seconds: float | None =
 
 def make_device(index: int = 0) -> Device:
     return Device(str(index), "test", index, f"GPU-{index}", "Tesla V100", "nvml", 16 * 2**30, 300.0)
+
+
+def begin_task(
+    writer: TaskWriter, key: TaskKey, started_at_ms: int = START_MS, *, telemetry: bool = True, **more: Any
+) -> None:
+    """Write the row of a task as a run in Slurm does."""
+    granted = Allocation(True, key.job_id, key.node, restart=key.restart, array_index=key.array_index, **more)
+    facts = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": telemetry}
+    writer.begin_task(granted, started_at_ms=started_at_ms, **facts)
 
 
 @dataclass
@@ -75,15 +86,7 @@ class TaskFile:
         return [make_device(index) for index in range(self.devices)]
 
     def _write_work(self, writer: TaskWriter) -> None:
-        allocation = Allocation(True, self.job_id, self.node, array_index=self.index, cpus=4)
-        writer.begin_task(
-            allocation,
-            started_at_ms=self.started_at_ms,
-            pid=42,
-            version="0.1.0",
-            engine="demo",
-            telemetry=self.telemetry,
-        )
+        begin_task(writer, self.key, self.started_at_ms, telemetry=self.telemetry, cpus=4)
         writer.add_devices(self._granted)
         writer.update_task(devices=self.devices, workers=self.devices)
         writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
@@ -93,8 +96,7 @@ class TaskFile:
         worker_id = writer.worker_started(device_id=device_id, pid=7, engine="demo", at_ms=self.started_at_ms)
         for name, state in self.states.items():
             if state == "skipped":
-                with closing(sqlite3.connect(writer.path)) as db, db:
-                    db.execute("UPDATE chunk SET status = 'skipped' WHERE chunk_id = ?", (name,))
+                change(writer.path, "UPDATE chunk SET status = 'skipped' WHERE chunk_id = ?", name)
             elif state != "pending":
                 result = self._result(name, state)
                 writer.attempt_ended(result, status=state, try_number=1, worker_id=worker_id, device_id=device_id)
@@ -117,13 +119,15 @@ class TaskFile:
             telemetry.open_gap(None, None, self.started_at_ms + from_ms, self.started_at_ms + to_ms, reason)
 
 
+def merge_run(run: Path, *inputs: Path, target: str = "job.sqlite") -> MergeOutcome:
+    """Merge a run folder, or some of its files."""
+    return merge(MergeOrder(inputs or [run], run / target), SystemClock())
+
+
 def make_job(folder: Path) -> Path:
     """Write two tasks (a done, b failed, c pending; d and e done) into a run folder, merge them, return job.sqlite."""
-    from rooms.root import SystemClock
-    from rooms.store import MergeOrder, merge
-
     first = {"a": "done", "b": "failed", "c": "pending"}
     TaskFile(folder, index=0, states=first, verdict="stopped").write()
     TaskFile(folder, index=1, states={"d": "done", "e": "done"}, labels=("LOUD", "SOFT")).write()
-    merge(MergeOrder([folder], folder / "job.sqlite"), SystemClock())
+    merge_run(folder)
     return folder / "job.sqlite"
