@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -30,13 +31,41 @@ def make_device(index: int = 0) -> Device:
     return Device(str(index), "test", index, f"GPU-{index}", "Tesla V100", "nvml", 16 * 2**30, 300.0)
 
 
-def begin_task(
-    writer: TaskWriter, key: TaskKey, started_at_ms: int = START_MS, *, telemetry: bool = True, **more: Any
-) -> None:
-    """Write the row of a task as a run in Slurm does."""
-    granted = Allocation(True, key.job_id, key.node, restart=key.restart, array_index=key.array_index, **more)
-    facts = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": telemetry}
-    writer.begin_task(granted, started_at_ms=started_at_ms, **facts)
+class LiveTask:
+    """The two live files of a task that runs."""
+
+    def __init__(
+        self, folder: Path, key: TaskKey, *, shared: bool = False, devices: int = 1, telemetry: bool = True,
+        started_at_ms: int = START_MS, **granted: Any,
+    ) -> None:  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.paths = folder, [folder / "wrapper.sqlite", folder / "recorder.sqlite"]
+        self.wrapper = TaskWriter(self.paths[0], key, shared=shared)
+        self.recorder = TelemetryWriter(self.paths[1], key.task_id, shared=shared)
+        allocation = Allocation(True, key.job_id, key.node, key.restart, key.array_index, **granted)
+        facts = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": telemetry}
+        self.wrapper.begin_task(allocation, started_at_ms=started_at_ms, **facts)
+        self.wrapper.add_devices([make_device(index) for index in range(devices)])
+        self.device_ids = [self.wrapper.device_id(make_device(index)) for index in range(devices)]
+
+    def add(self, number: int) -> None:
+        """Do one chunk and write one tick."""
+        chunk = make_chunk(f"c{number}")
+        self.wrapper.fill([chunk], lambda rows: None)
+        result = ChunkResult(chunk, START_MS, START_MS + number)
+        self.wrapper.attempt_ended(result, status="done", try_number=1, worker_id=5, device_id=9)
+        reading = (self.device_ids[number % 2], Reading(utilization_percent=number % 101, power_w=250.5))
+        with self.recorder.batch():
+            self.recorder.write_tick(START_MS + number * 1000, [reading], HostReading(1.0, 2, 3))
+
+    def killed(self, folder: Path) -> list[Path]:
+        """Copy databases and logs: what killed processes leave behind."""
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*-shm"))
+        return [folder / path.name for path in self.paths]
+
+    def close(self) -> None:
+        self.wrapper.close()
+        self.recorder.close()
 
 
 @dataclass
@@ -73,26 +102,18 @@ class TaskFile:
         """Write both live files as a task does, publish them, and return the published file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_MEMORY) as local:
-            wrapper, recorder = Path(local) / "wrapper.sqlite", Path(local) / "recorder.sqlite"
-            with closing(TaskWriter(wrapper, self.key)) as writer:
-                self._write_work(writer)
-                with closing(TelemetryWriter(recorder, self.key.task_id)) as telemetry:
-                    self._write_telemetry(telemetry, [writer.device_id(d) for d in self._granted])
-                publish([wrapper, recorder], self.path)
+            facts = {"devices": self.devices, "telemetry": self.telemetry, "started_at_ms": self.started_at_ms}
+            with closing(LiveTask(Path(local), self.key, cpus=4, **facts)) as live:
+                self._write_work(live.wrapper, next(iter(live.device_ids), None))
+                self._write_telemetry(live.recorder, live.device_ids)
+                publish(live.paths, self.path)
         return self.path
 
-    @property
-    def _granted(self) -> list[Device]:
-        return [make_device(index) for index in range(self.devices)]
-
-    def _write_work(self, writer: TaskWriter) -> None:
-        begin_task(writer, self.key, self.started_at_ms, telemetry=self.telemetry, cpus=4)
-        writer.add_devices(self._granted)
+    def _write_work(self, writer: TaskWriter, device_id: int | None) -> None:
         writer.update_task(devices=self.devices, workers=self.devices)
         writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
         if self.shard is not None:
             writer.update_task(shard_index=self.shard[0], shard_count=self.shard[1])
-        device_id = next((writer.device_id(device) for device in self._granted), None)
         worker_id = writer.worker_started(device_id=device_id, pid=7, engine="demo", at_ms=self.started_at_ms)
         for name, state in self.states.items():
             if state == "skipped":
@@ -111,17 +132,18 @@ class TaskFile:
         return ChunkResult(make_chunk(name), *times, error_class="bad_audio", error=f"{name}: no luck")
 
     def _write_telemetry(self, telemetry: TelemetryWriter, device_ids: list[int]) -> None:
-        for tick in range(self.samples):
-            at_ms = self.started_at_ms + tick * 1000
-            host = HostReading(12.5, 4 * 2**30, 16 * 2**30)
-            telemetry.write_tick(at_ms, [(device_id, self.reading) for device_id in device_ids], host)
+        readings = [(device_id, self.reading) for device_id in device_ids]
+        with telemetry.batch():
+            for tick in range(self.samples):
+                host = HostReading(12.5, 4 * 2**30, 16 * 2**30)
+                telemetry.write_tick(self.started_at_ms + tick * 1000, readings, host)
         for from_ms, to_ms, reason in self.gaps:
             telemetry.open_gap(None, None, self.started_at_ms + from_ms, self.started_at_ms + to_ms, reason)
 
 
-def merge_run(run: Path, *inputs: Path, target: str = "job.sqlite") -> MergeOutcome:
+def merge_run(run: Path, *inputs: Path, target: str = "job.sqlite", **more: Any) -> MergeOutcome:
     """Merge a run folder, or some of its files."""
-    return merge(MergeOrder(inputs or [run], run / target), SystemClock())
+    return merge(MergeOrder(inputs or [run], run / target, **more), SystemClock())
 
 
 def make_job(folder: Path) -> Path:

@@ -14,17 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms.model import HostReading
-from rooms.root import DatabaseProblem, SystemClock
-from rooms.store import (
-    JOB_TABLES,
-    MergeOrder,
-    MergeOutcome,
-    TaskWriter,
-    columns_of,
-    merge,
-    open_job_database,
-    remove_merged_files,
-)
+from rooms.root import DatabaseProblem
+from rooms.store import JOB_TABLES, MergeOutcome, TaskWriter, columns_of, open_job_database, remove_merged_files
 from rooms.telemetry import TelemetryWriter
 from support.databases import change, names_in, query, unseal
 from support.mounts import lie_about_filesystem
@@ -125,7 +116,7 @@ def test_any_history_of_publications_copies_and_merges_gives_what_the_rule_says(
     statuses = Counter(file.status for file in outcome.files)
     assert statuses["merged"] == len(files) == statuses.total() - statuses["copy"]
     (run / "once").mkdir()
-    merge(MergeOrder([run], run / "once" / "job.sqlite"), SystemClock())
+    merge_run(run, target="once/job.sqlite")
     sql = "SELECT replace(path, ?, ''), task_id, status, rows, rows_lost, last_sign_ms, checksum FROM source_file"
     at_once, in_steps = (sorted(query(one / "job.sqlite", sql, f"{run}/")) for one in (run / "once", run))
     assert at_once == in_steps
@@ -158,8 +149,7 @@ def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_riv
 def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copied(tmp_path: Path) -> None:
     files = [written(tmp_path, n, f"c{n}") for n in range(5)]
     counts: list[tuple[int, int, int]] = []
-    order = MergeOrder([tmp_path], tmp_path / "job.sqlite", progress=lambda *seen: counts.append(seen))
-    assert merge(order, SystemClock()).read == 5
+    assert merge_run(tmp_path, progress=lambda *seen: counts.append(seen)).read == 5
     stated = "SELECT sum(value) FROM json_each((SELECT value FROM meta WHERE key = 'rows'))"
     rows = sum(query(path, stated)[0][0] for path in files)
     assert counts == [(n, 5, rows * n // 5) for n in range(1, 6)]
@@ -265,8 +255,7 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
         tasks[2].path.rename(tmp_path / "before")
         tasks[2].write()
 
-    outcome = merge(MergeOrder([tmp_path], tmp_path / "job.sqlite", progress=publish_again), SystemClock())
-    assert set(told(outcome).values()) == {"merged"}
+    assert set(told(merge_run(tmp_path, progress=publish_again)).values()) == {"merged"}
     assert count(tmp_path, "sample") in (95, 100)
     assert merge_run(tmp_path).read <= 1
     assert count(tmp_path, "sample") == 60 + tasks[2].samples
