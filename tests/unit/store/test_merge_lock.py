@@ -8,23 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from rooms.root import Clock, DatabaseProblem, SystemClock
-from rooms.store import MergeOrder, merge, merge_lock
+from rooms.root import DatabaseProblem, SystemClock
+from rooms.store import merge_lock
+from support.databases import names_in
 from support.hand_clock import HandClock
-from support.task_files import TaskFile
+from support.small_disk import largest_file
+from support.task_files import TaskFile, merge_run
 from support.waiting import wait_for
 
 HERE, PID = os.uname().nodename, os.getpid()
-
-
-def told(target: Path, clock: Clock) -> list[str]:
-    """Take the lock and return what was said while we waited for it."""
-    said: list[str] = []
-    with merge_lock(target, clock, tell=said.append):
-        lock = target.with_name(f".{target.name}.lock")
-        assert lock.read_text() == f"{HERE} {PID}"
-    assert list(target.parent.iterdir()) == [], "nothing is left"
-    return said
 
 
 def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
@@ -81,7 +73,11 @@ def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after
     ):
         lock.mkdir() if content is None else lock.write_text(content)
         clock = TouchingClock(lock, touches)
-        assert told(target, clock) == ([] if said is None else [waiting.format(*said)]), content
+        told: list[str] = []
+        with merge_lock(target, clock, tell=told.append):
+            assert lock.read_text() == f"{HERE} {PID}"
+        assert names_in(tmp_path) == [], "nothing is left"
+        assert told == ([] if said is None else [waiting.format(*said)]), content
         assert clock.waited_s == (0 if said is None else 61), content
 
 
@@ -109,7 +105,7 @@ def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to
 ) -> None:
     lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
     TaskFile(tmp_path, index=0, states={"a": "done"}).write()
-    merge(MergeOrder([tmp_path], target), SystemClock())
+    merge_run(tmp_path)
     before = target.read_bytes()
     for index in range(1, more + 1):
         TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
@@ -118,20 +114,13 @@ def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to
         lock.write_text("another-node 77")
 
     with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
-        merge(MergeOrder([tmp_path], target, progress=be_taken_over), SystemClock())
+        merge_run(tmp_path, progress=be_taken_over)
     assert refused.value.why == "this merge has replaced nothing"
     assert (target.read_bytes(), lock.read_text()) == (before, "another-node 77")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [lock.name, target.name, "tasks"]
+    assert names_in(tmp_path) == [lock.name, target.name, "tasks"]
 
 
 def test_a_lock_for_which_there_is_no_room_is_not_left_empty(tmp_path: Path) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(OSError), merge_lock(tmp_path / "job.sqlite", HandClock(), tell=print):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
+    with largest_file(0), pytest.raises(OSError), merge_lock(tmp_path / "job.sqlite", HandClock(), tell=print):
+        pass
+    assert names_in(tmp_path) == []
