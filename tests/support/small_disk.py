@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -90,8 +91,10 @@ def read_only(folder: Path) -> Iterator[None]:
 def largest_file(size_bytes: int) -> Iterator[None]:
     """Let no file of this process grow beyond a size, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sys.dont_write_bytecode = True  # Python would leave half of a module that is imported now
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = False
