@@ -146,8 +146,7 @@ _ERRORS = f"""
 _ALERTS = f"""
     SELECT kind, CASE WHEN max(severity = 'critical') THEN 'critical' ELSE max(severity) END AS severity,
            count(*) AS alerts, {_CARDS} AS devices,
-           max(coalesce(a.ended_at_ms, t.ended_at_ms, l.last_at_ms, a.started_at_ms) - a.started_at_ms) / 1000.0
-               AS longest_s,
+           max(max(coalesce(a.ended_at_ms, t.ended_at_ms, l.last_at_ms, 0) - a.started_at_ms, 0)) / 1000.0 AS longest_s,
            max(peak) AS peak, max(threshold) AS threshold,
            (SELECT b.message FROM alert b WHERE b.kind = a.kind
             ORDER BY b.severity = 'critical' DESC, b.peak DESC, b.started_at_ms LIMIT 1) AS example,

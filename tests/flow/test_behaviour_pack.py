@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet
@@ -19,17 +20,7 @@ from rooms.report import ExportOrder, export, report_job
 from rooms.store import MergeOrder, merge
 from support.audio import make_wav
 from support.badcjobs_program import QUICK, array_task, rows
-from support.behaviour import (
-    START_MS,
-    FixedSite,
-    csv_rows,
-    key_paths,
-    lay_out,
-    page_text,
-    pretty,
-    some_rows,
-    tables,
-)
+from support.behaviour import START_MS, FixedSite, csv_rows, key_paths, lay_out, pretty, some_rows, tables
 from support.hand_clock import HandClock
 from support.pages import Pages
 
@@ -44,69 +35,50 @@ JOBS = {
 
 @pytest.fixture
 def site() -> Iterator[FixedSite]:
-    site = FixedSite()
-    yield site
-    site.close()
+    with closing(FixedSite()) as site:
+        yield site
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[FixedSite]:
+    """All recorded jobs, merged."""
+    with closing(FixedSite()) as site:
+        for job in JOBS:
+            merged(job, site.folder / job)
+        yield site
+
+
+def clock_of(job: str) -> HandClock:
+    return HandClock(START_MS + 1000 * JOBS.get(job, DAY_S))
+
+
 def merged(job: str, folder: Path, only: str = "*") -> Path:
     lay_out(job, folder, only)
-    merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(START_MS + 1000 * JOBS.get(job, DAY_S)))
+    merge(MergeOrder([folder], folder / "job.sqlite"), clock_of(job))
     return folder / "job.sqlite"
 
 
-def test_jobs(site: FixedSite, pages: Pages) -> None:
-    """What is found in each recorded job, and its numbers."""
+def test_jobs(jobs: FixedSite, pages: Pages) -> None:
+    """What is found in each recorded job, and its numbers; of some in other forms, too."""
     said = {}
-    for job, after_s in JOBS.items():
-        with report_job(merged(job, site.folder / job), HandClock(START_MS + 1000 * after_s)) as reported:
-            said[f"{job}.txt"] = site.plain(reported.to_text())
-    pages(said)
-
-
-def test_every_form_of_a_job(site: FixedSite, pages: Pages) -> None:
-    clock = HandClock(START_MS + 1000 * JOBS["live"])
-    with report_job(merged("live", site.out), clock) as live:
-        said = {"live.json": pretty(live.to_dict()), "live.prom": live.to_prometheus(), "live.md": live.to_markdown(),
-                "live-page.txt": page_text(live.to_html())}  # fmt: skip
-    array, other = merged("array", site.folder / "array"), merged("requeued", site.folder / "requeued")
-    with report_job(array, HandClock(START_MS + 1000 * DAY_S), other) as two:
+    for job in JOBS:
+        with report_job(jobs.folder / job / "job.sqlite", clock_of(job)) as reported:
+            said[f"{job}.txt"] = reported.to_text()
+            if job == "live":
+                said |= {"live.json": pretty(reported.to_dict()), "live.prom": reported.to_prometheus(),
+                         "live.md": reported.to_markdown()}  # fmt: skip
+    with report_job(jobs.folder / "array" / "job.sqlite", clock_of("array"), jobs.folder / "requeued") as two:
         said |= {"compare.txt": two.to_text(), "compare.json": pretty(two.to_dict())}
-    said["array-tables.txt"] = tables(array)
-    pages({name: site.plain(text) for name, text in said.items()})
+    said["array-tables.txt"] = tables(jobs.folder / "array" / "job.sqlite")
+    pages({name: jobs.plain(text) for name, text in said.items()})
 
 
-# which files of the job
-MERGES = {"healthy": "4821_[01]*", "requeued": "4821_2*", "silent": "4821_2.r0*", "stopped": "4821_3*"}
-
-
-def test_merges(site: FixedSite, pages: Pages) -> None:
-    said = {f"{name}.txt": tables(merged("small", site.folder / name, which)) for name, which in MERGES.items()}
-    lay_out("small", site.out)
-    damage(site.out / "tasks")
-    said["damaged-said.txt"] = site.say("merge", site.out)
-    said["damaged.txt"] = tables(site.out / "job.sqlite")
-    pages({name: site.plain(text) for name, text in said.items()})
-
-
-def damage(folder: Path) -> None:
-    """Cut one file short, empty one, change a value in one, and put a text beside them."""
-    cut, empty, changed, text = (
-        folder / f"4821_{name}.sqlite" for name in ("0.r0.gpu1", "2.r0.gpu3", "2.r1.gpu4", "9")
-    )
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    empty.write_bytes(b"")
-    changed.write_bytes(changed.read_bytes().replace(b"LOUD", b"LOUE", 1))
-    text.write_text("slurmstepd: error: *** JOB 4821 CANCELLED ***\n" * 100)
-    for path in (cut, empty, changed, text):
-        os.utime(path, (START_MS / 1000,) * 2)
-
-
-def test_merged_again(site: FixedSite, pages: Pages) -> None:
-    """A job that grows from merge to merge is the same as one that is merged at once."""
+def test_a_job_that_grows_from_merge_to_merge_is_the_same_as_one_that_is_merged_at_once(
+    site: FixedSite, pages: Pages
+) -> None:
     said = {}
     for which in ("4821_0*", "4821_[12].r0*", "*", "*"):
         merged("small", site.out, which)
@@ -115,43 +87,49 @@ def test_merged_again(site: FixedSite, pages: Pages) -> None:
     said["remove.txt"] = site.say("merge", site.out, "--remove-merged")
     said["left.txt"] = "\n".join(sorted(path.name for path in (site.out / "tasks").iterdir()))
     assert tables(site.out / "job.sqlite") == again
+    lay_out("small", site.folder / "damaged")
+    damage(site.folder / "damaged" / "tasks")
+    said["damaged-said.txt"] = site.say("merge", "damaged")
+    said["damaged.txt"] = site.plain(tables(site.folder / "damaged" / "job.sqlite"))
     pages({**said, "tables.txt": site.plain(again)})
 
 
-def test_exports(site: FixedSite, pages: Pages) -> None:
-    job, said, some = merged("array", site.out), {}, ("task", "device_summary", "detection")
+def damage(folder: Path) -> None:
+    """Cut one file short, empty one, change a value in one, and put a text beside them."""
+    names = ("0.r0.gpu1", "2.r0.gpu3", "2.r1.gpu4", "9")
+    cut, empty, changed, text = paths = [folder / f"4821_{name}.sqlite" for name in names]
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    empty.write_bytes(b"")
+    changed.write_bytes(changed.read_bytes().replace(b"LOUD", b"LOUE", 1))
+    text.write_text("slurmstepd: error: *** JOB 4821 CANCELLED ***\n" * 100)
+    for path in paths:
+        os.utime(path, (START_MS / 1000,) * 2)
+
+
+def test_exports_and_python(jobs: FixedSite, pages: Pages) -> None:
+    said, some = {}, ("task", "device_summary", "detection")
     for form in ("csv", "json", "parquet"):
-        export(ExportOrder(job, form, site.folder / form, some), io.BytesIO())
-    for path in sorted(site.folder.glob("*/*.parquet")):
+        export(ExportOrder(jobs.folder / "array" / "job.sqlite", form, jobs.folder / form, some), io.BytesIO())
+    for path in sorted(jobs.folder.glob("*/*.parquet")):
         table = pyarrow.parquet.read_table(path)
         found = [tuple(row.values()) for row in table.to_pylist()]
         said[f"{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
     for name in some:
-        said[f"{name}.csv"] = csv_rows((site.folder / "csv" / f"{name}.csv").read_text())
-        rows_of = json.loads((site.folder / "json" / f"{name}.json").read_text())
+        said[f"{name}.csv"] = csv_rows((jobs.folder / "csv" / f"{name}.csv").read_text())
+        rows_of = json.loads((jobs.folder / "json" / f"{name}.json").read_text())
         said[f"{name}.json"] = "".join(pretty(one) for one in rows_of[:3])
-    said["said.txt"] = site.say("export", site.out, "--species", "OVEN,Red-eyed Vireo", "--min-score", 0.97)
-    pages(said)
-
-
-def test_python(site: FixedSite, pages: Pages) -> None:
-    job = open_job(merged("healthy", site.out).parent)
+    said["said.txt"] = jobs.say("export", "array", "-o", "-", "--species", "OVEN,REVI", "--min-score", 0.98)
+    job = open_job(jobs.folder / "healthy")
     many = "SELECT status, count(*) AS many FROM chunk GROUP BY status"
-    said = {"tables": job.tables, "summary": key_paths(job.summary()), "chunks": job.query(many)}
-    said["devices"] = [device.name for device in list_devices(simulate=2)]
-    pages({"said.json": pretty(said)})
+    seen = {"tables": job.tables, "summary": key_paths(job.summary()), "chunks": job.query(many)}
+    seen["devices"] = [device.name for device in list_devices(simulate=2)]
+    pages({**said, "python.json": pretty(seen)})
 
 
 # --- what runs ------------------------------------------------------------------------------------
 
 
-LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((90, 5, 0, 42.5)))
-
-
-def steady(site: FixedSite, many: int) -> tuple[object, ...]:
-    """Return the options for simulated devices that always have the same load."""
-    (site.folder / "loads.toml").write_text("".join(LOADS.partition(f"[[device]]\nindex = {many}\n")[:1]))
-    return ("--simulate", "loads.toml")
+LOADS = "[[device]]\nindex = 0\nload = [[0, 90]]\n[[device]]\nindex = 1\nload = [[0, 5]]\n"  # always the same
 
 
 # What a task database says that is the same in every run of the same work.
@@ -180,7 +158,8 @@ def test_runs(site: FixedSite, pages: Pages, mode: str) -> None:
     site.after_s = None
     source = site.manifest(8)
     (site.folder / "audio" / "c004.wav").write_bytes(b"no audio")
-    words = ("run", source, *steady(site, 2), "--retries", 1)
+    (site.folder / "loads.toml").write_text(LOADS)
+    words = ("run", source, "--simulate", "loads.toml", "--retries", 1)
     if mode == "cut":
         for name in ("Fort Smith/FS-01_20220501_060000", "Edehzhie/E-07_20221399_060000"):
             calls = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]

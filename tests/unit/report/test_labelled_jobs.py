@@ -15,7 +15,9 @@ from support.story import H200, IN_MEMORY, MIG, RTX4000, V100, Story, write_stor
 from support.task_files import START_MS
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
-UGLY = re.compile(r"\b(?:None|nan|inf)\b|\b1 (?:chunks|tasks|devices|GPUs|nodes|workers|tries|gaps|alerts|processes)\b")
+UGLY = re.compile(
+    r"\b(?:None|nan|inf)\b| -\d|\b1 (?:chunks|tasks|devices|GPUs|nodes|workers|tries|gaps|alerts|processes)\b"
+)
 OPTION = re.compile(
     r"#SBATCH --(mem=\d+G|time=\d+:\d\d:00|cpus-per-task=\d+|gpus-per-node=\d+|array=0-\d+|exclude=[\w,.\[\]-]+"
     r"|signal=B:USR1@\d+)|[^#…]*"
@@ -127,6 +129,8 @@ JOBS: dict[str, Labelled] = {
     "an energy counter that counts half": job("energy_disagrees", replace(PLAIN, counter_factor=0.5)),
     "a GPU that fell off the bus": job(
         "device_lost ?device_fault ?telemetry_gaps", replace(FOUR, lost={1: 200.0}, faults={195.0: (1, "Xid 79")})),
+    "a GPU that fell off the bus just now": job(
+        "device_lost", replace(FOUR, lost={1: 195.0}, under_way_s=200.0), seen_s=210.0),
     "a GPU that reports faults": job(
         "device_fault", replace(PLAIN, faults={300.0: (0, "Xid 31"), 400.0: (0, "Xid 31")})),
     "memory errors": job("ecc_errors", replace(PLAIN, ecc={1: 250.0})),
