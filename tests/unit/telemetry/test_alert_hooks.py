@@ -25,23 +25,20 @@ HOT = Alert(
 )
 OVER = replace(HOT, ended_at_ms=START_MS + 60_000)
 TASK = "4821_7.r0.gpu-01"
-SECRET = "/services/T0123/xyzzy"
 Caller = Callable[..., AlertCommand]
 
 
 def later(alert: Alert, seconds: float) -> Alert:
-    moved = replace(alert, started_at_ms=alert.started_at_ms + round(1000 * seconds))
-    return moved if alert.ended_at_ms is None else replace(moved, ended_at_ms=alert.ended_at_ms + round(1000 * seconds))
+    return replace(alert, started_at_ms=alert.started_at_ms + round(1000 * seconds))
 
 
 @pytest.fixture
 def caller(tmp_path: Path) -> Iterator[Caller]:
     made: list[AlertCommand] = []
 
-    def make(clock: HandClock | None = None, environ: dict[str, str] | None = None, **hooks: object) -> AlertCommand:
-        settings = AlertHooks(**hooks)  # type: ignore[arg-type]
-        assert settings.problems() == []
-        made.append(AlertCommand(settings, TASK, clock or HandClock(), environ or {"PATH": "/usr/bin:/bin"}, tmp_path))
+    def make(command: str, clock: HandClock | None = None, min_interval_s: float = 600) -> AlertCommand:
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        made.append(AlertCommand(AlertHooks(command, min_interval_s), TASK, clock or HandClock(), environ, tmp_path))
         return made[-1]
 
     yield make
@@ -49,7 +46,12 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
         one.finish()
 
 
-# --- how often --------------------------------------------------------------------------------------------------------
+def program(folder: Path, text: str) -> str:
+    """Write a script and return the command for it; its name has a space."""
+    path = folder / "tell me.sh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return f"'{path}'"
 
 
 def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_while() -> None:
@@ -61,20 +63,14 @@ def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_
         (replace(HOT, kind="memory"), 660, True), (replace(HOT, device_id=8), 660, True),  # others do not wait
     ]  # fmt: skip
     assert [calls.allows(alert, at_s) for alert, at_s, _ in course] == [allowed for _, _, allowed in course]
-
-
-def test_there_are_at_most_twenty_calls_in_any_hour() -> None:
     calls = CallBudget(0)
     made = [minute for minute in range(240) if calls.allows(later(HOT, 60 * minute), 60 * minute)]
-    assert made == [*range(20), *range(60, 80), *range(120, 140), *range(180, 200)]
+    assert made == [*range(20), *range(60, 80), *range(120, 140), *range(180, 200)], "twenty in any hour"
     calls = CallBudget(0)
     assert all(calls.allows(replace(HOT, device_id=second), second) for second in range(20, 40))
     assert not calls.allows(HOT, 40), "no room"
     assert not calls.allows(OVER, 4000), "so its end is not told, either"
     assert calls.allows(replace(OVER, device_id=23), 4000)
-
-
-# --- what is said -----------------------------------------------------------------------------------------------------
 
 
 def test_the_document_and_the_variables_say_everything_that_the_log_says(pages: Pages) -> None:
@@ -88,49 +84,9 @@ def test_the_document_and_the_variables_say_everything_that_the_log_says(pages: 
     })  # fmt: skip
 
 
-# --- settings and secrets ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hooks", "problem"),
-    [
-        (AlertHooks(command=""), "command must name a program"),
-        (AlertHooks(command="say 'xyzzy"), "command cannot be split into words: no closing quotation"),
-        (AlertHooks(command=3), "command must be a string"),  # type: ignore[arg-type]
-        (AlertHooks(min_interval_s=-1), "min_interval_s = -1 must be a number, 0 or above"),
-        (AlertHooks(min_interval_s=float("nan")), "min_interval_s = nan must be a number, 0 or above"),
-        (AlertHooks(min_interval_s="1"), "min_interval_s = '1' must be a number, 0 or above"),  # type: ignore[arg-type]
-    ],
-)
-def test_mistakes_are_named_without_the_secret(hooks: AlertHooks, problem: str) -> None:
-    (said,) = hooks.problems()
-    assert said.startswith(problem)
-    assert "xyzzy" not in said
-
-
-def test_what_may_be_shown_has_no_secret_in_it() -> None:
-    hooks = AlertHooks("curl -d @- https://chat" + SECRET)
-    assert hooks.problems() == []
-    assert hooks.without_secrets() == {"command": "curl …", "min_interval_s": 600.0}
-    assert "xyzzy" not in repr(hooks)
-    assert AlertHooks().without_secrets() == {"command": None, "min_interval_s": 600.0}
-
-
-# --- a command --------------------------------------------------------------------------------------------------------
-
-
-def program(folder: Path, text: str) -> Path:
-    path = folder / "tell me.sh"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Caller, tmp_path: Path) -> None:
-    script = program(
-        tmp_path, 'echo "$1 $BADCJOBS_ALERT_STATE $BADCJOBS_ALERT_PEAK" >> said; cat >> said; echo >> said; sleep 77 &'
-    )
-    calls = caller(command=f"'{script}' '$HOME;'")
+    script = 'echo "$1 $BADCJOBS_ALERT_STATE $BADCJOBS_ALERT_PEAK" >> said; cat >> said; echo >> said; sleep 77 &'
+    calls = caller(f"{program(tmp_path, script)} '$HOME;'")
     calls.add(HOT)
     calls.add(OVER)
     calls.finish()
@@ -143,7 +99,7 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Call
 def test_five_hundred_alerts_at_once_are_twenty_calls(caller: Caller, tmp_path: Path) -> None:
     clock, said = HandClock(), tmp_path / "said"
     said.touch()
-    calls = caller(clock, command=f"'{program(tmp_path, 'cat >> said; echo >> said')}'", min_interval_s=0)
+    calls = caller(program(tmp_path, "cat >> said; echo >> said"), clock, min_interval_s=0)
     for number in range(500):
         calls.add(replace(HOT, device_id=number))
     wait_for(lambda: len(said.read_text().splitlines()) == 20, "twenty calls")
@@ -154,23 +110,31 @@ def test_five_hundred_alerts_at_once_are_twenty_calls(caller: Caller, tmp_path: 
     assert (len(made), made[-1]["held_back"]) == (21, 480)
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("echo first >&2; echo no such channel >&2; exit 3", "it exited with 3: no such channel"),
-        ("kill -9 $$", "it exited with -9"),
-        ("exec <&-; exit 0", None),  # to leave the input unread is no failure
-    ],
-)
-def test_a_command_that_fails_is_logged_once_with_its_last_line(
-    caller: Caller, tmp_path: Path, caplog: pytest.LogCaptureFixture, script: str, said: str | None
+FAILURES = {
+    "echo first >&2; echo no such channel >&2; exit 3": ["it exited with 3: no such channel"],
+    "kill -9 $$": ["it exited with -9"],
+    "exec <&-; exit 0": [],  # to leave the input unread is no failure
+}
+
+
+def test_a_command_that_fails_is_logged_once_with_its_last_line_and_never_its_arguments(
+    caller: Caller, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = caller(command=f"'{program(tmp_path, script)}'")
-    calls.add(HOT)
-    calls.add(OVER)
-    calls.finish()
-    text = f"[alerts] command: {said}; further failures are not logged; the work continues"
-    assert [record.getMessage() for record in caplog.records] == ([] if said is None else [text])
+    def logged(command: str) -> list[str]:
+        caplog.clear()
+        calls = caller(command)
+        calls.add(HOT)
+        calls.add(OVER)
+        calls.finish()
+        return caplog.messages
+
+    once = "[alerts] command: {}; further failures are not logged; the work continues"
+    for script, said in FAILURES.items():
+        assert logged(program(tmp_path, script)) == [once.format(words) for words in said]
+    assert logged("no-such-program --token xyzzy") == [
+        "[alerts] command: program no-such-program not found; alerts are not sent to it",
+        once.format("it cannot be started: No such file or directory"),
+    ]
 
 
 def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path: Path) -> None:
@@ -178,47 +142,35 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
     hooks = Project.read([str(config)], config.parent).hooks
-    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    calls = caller(environ=environ, command=hooks.command, min_interval_s=hooks.min_interval_s)
+    assert hooks.command is not None and hooks.problems() == []
+    calls = caller(hooks.command, min_interval_s=hooks.min_interval_s)
     calls.add(HOT)
     calls.finish()
     assert (tmp_path / "alerts.txt").read_text() == f"begin {TASK}: {HOT.message}\n"
 
 
-def test_a_program_that_does_not_exist_is_named_before_anything_happens(
-    caller: Caller, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls = caller(command="no-such-program --token xyzzy")
-    assert "program no-such-program not found; alerts are not sent to it" in caplog.text
-    calls.add(HOT)
-    calls.finish()
-    assert "it cannot be started: No such file or directory" in caplog.text
-    assert "xyzzy" not in caplog.text
-
-
-def test_a_command_that_never_ends_is_killed_at_the_end_with_all_that_it_has_started(
+def test_a_command_that_never_ends_is_killed_with_all_that_it_has_started_and_with_its_wrapper(
     caller: Caller, tmp_path: Path
 ) -> None:
-    calls = caller(command=f"'{program(tmp_path, 'sleep 77 & echo $! $$ > pids; exec yes loud >&2')}'")
+    def pids(name: str) -> list[int]:
+        said = tmp_path / name
+        return wait_for(lambda: [int(w) for w in said.read_text().split()] if said.exists() else [], "it runs")
+
+    calls = caller(program(tmp_path, "sleep 77 & echo $! $$ > pids; exec yes loud >&2"))
     calls.add(HOT)
-    said = tmp_path / "pids"
-    pids = wait_for(lambda: [int(word) for word in said.read_text().split()] if said.exists() else [], "both run")
-    assert len(pids) == 2
+    both = pids("pids")
     calls.finish()
-    wait_for(lambda: not any(is_running(pid) for pid in pids), "both are gone")
-
-
-def test_a_command_does_not_outlive_a_wrapper_that_is_killed(tmp_path: Path) -> None:
-    script = program(tmp_path, "echo $$ > pid; exec sleep 77")
-    pid = os.fork()
-    if pid == 0:
-        AlertCommand(AlertHooks(f"'{script}'"), "1", HandClock(), {"PATH": "/bin"}, tmp_path).add(HOT)
+    assert len(both) == 2
+    wait_for(lambda: not any(is_running(pid) for pid in both), "both are gone")
+    command = program(tmp_path, "echo $$ > pid; exec sleep 77")
+    wrapper = os.fork()
+    if wrapper == 0:
+        AlertCommand(AlertHooks(command), "1", HandClock(), {"PATH": "/bin"}, tmp_path).add(HOT)
         signal.pause()
-    said = tmp_path / "pid"
-    command = wait_for(lambda: said.exists() and said.read_text().strip(), "the command runs")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    wait_for(lambda: not is_running(int(command)), "it is gone", timeout_s=40)
+    (pid,) = pids("pid")
+    os.kill(wrapper, signal.SIGKILL)
+    os.waitpid(wrapper, 0)
+    wait_for(lambda: not is_running(pid), "it is gone", timeout_s=40)
 
 
 def is_running(pid: int) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from rooms.model import AlertLimits, ProcessReading, Reading
+from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading, StandIn
 from rooms.telemetry import Alert, AlertBook, Followed, SidecarOrder, TelemetryWriter
 from support.databases import query
 from support.pages import Pages
@@ -165,22 +165,21 @@ def book(tmp_path: Path) -> Iterator[Book]:
         yield book
 
 
-def test_work_that_ends_ends_idleness(book: Book) -> None:
+def test_work_that_ends_ends_idleness_and_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(
+    book: Book,
+) -> None:
     book.book.work_waits = True
     book.feed(idle(12))
     book.book.work_waits = False
     book.feed(idle(1), from_s=12)
     assert book.page()[0] == "idle warning 0 s to 12 s, peak 11.0, limit 10.0"
-
-
-def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(book: Book) -> None:
     with pytest.raises(OSError, match="refused"), book.writer.batch():
-        book.book.write(START_MS, [(7, Reading(temperature_c=90))], {})
+        book.book.write(START_MS + 20_000, [(7, Reading(temperature_c=90))], {})
         raise OSError("refused")
-    assert query(book.path, "SELECT count(*) FROM alert") == [(0,)]
-    book.feed(hot(91), from_s=1)
-    assert book.page()[0] == "thermal warning 0 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
-    assert len(book.told) == 1
+    assert query(book.path, "SELECT count(*) FROM alert") == [(1,)]
+    book.feed(hot(91), from_s=21)
+    assert book.page()[1] == "thermal warning 20 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
+    assert [alert.kind for alert in book.told] == ["idle", "idle", "thermal"]
 
 
 def test_a_second_recorder_goes_on_with_the_alert_of_the_first(book: Book) -> None:
@@ -197,12 +196,7 @@ def test_a_second_recorder_goes_on_with_the_alert_of_the_first(book: Book) -> No
     assert [alert.kind for alert in second.told if not alert.over] == [], "it has been reported already"
 
 
-def test_faults_with_ever_new_texts_do_not_fill_the_log(book: Book) -> None:
-    book.feed([Reading(faults=(f"Xid 13 at {number}",)) for number in range(200)])
-    assert query(book.path, "SELECT count(*), count(DISTINCT message) FROM alert") == [(50, 50)]
-
-
-def test_devices_have_their_own_alerts(book: Book) -> None:
+def test_devices_have_their_own_alerts_and_faults_with_ever_new_texts_do_not_fill_the_log(book: Book) -> None:
     alerts = AlertBook(book.writer, [CARD, Followed(8, "GPU-8", 2)], AlertLimits())
     with book.writer.batch():
         alerts.write(START_MS, [(7, Reading(temperature_c=90)), (8, Reading(temperature_c=95))], {})
@@ -213,42 +207,33 @@ def test_devices_have_their_own_alerts(book: Book) -> None:
         (8, "thermal", 1, "device 2 is at 95 °C; the limit is 83 °C"),
         (8, "lost", 1, "device 2 can no longer be read: GPU is lost"),
     ]
+    book.feed([Reading(faults=(f"Xid 13 at {number}",)) for number in range(200)])
+    faults = "SELECT count(*), count(DISTINCT message) FROM alert WHERE kind = 'fault'"
+    assert query(book.path, faults) == [(50, 50)]
 
 
 def test_limits_and_devices_travel_in_the_recorders_order(tmp_path: Path) -> None:
-    order = {
-        "mark": "m", "task_id": 1, "wrapper_pid": 2, "devices": [[7, "GPU-7"], [8, None, 1, GIB, 300.0, 90]],
-        "interval_s": 1.0, "stand_in": {"simulate": 2}, "search_path": None, "started_at_ms": 1, "asked_at_ms": 1,
-        "recorder_file": "r", "wrapper_file": "w", "publish_to": "p", "local_folder": "l",
-        "limits": {"temperature_c": 70.0},
-    }  # fmt: skip
-    path = tmp_path / "order.json"
-    path.write_text(json.dumps(order))
-    read = SidecarOrder.read(path)
-    assert read.devices == [Followed(7, "GPU-7"), Followed(8, None, 1, GIB, 300.0, 90)]
-    assert read.limits == AlertLimits(temperature_c=70.0)
-    read.write(path)
-    assert SidecarOrder.read(path) == read
+    order = SidecarOrder(
+        "m", 1, 2, [Followed(7, "GPU-7"), Followed(8, None, 1, GIB, 300.0, 90)], 1.0, StandIn(simulate=2), None, 1, 1,
+        "r", "w", "p", "l", True, AlertLimits(temperature_c=70.0), ["A=1"],
+    )  # fmt: skip
+    order.write(tmp_path / "order.json")
+    assert SidecarOrder.read(tmp_path / "order.json") == order
 
 
-@pytest.mark.parametrize(
-    ("limits", "problems"),
-    [
-        (AlertLimits(), []),
-        (AlertLimits(70, 100, 100.0, 1e6, 100), []),
-        (AlertLimits(memory_percent=100.5), ["memory_percent = 100.5 must be at most 100"]),
-        (AlertLimits(power_percent=None), ["power_percent = None must be a number above 0"]),  # type: ignore[arg-type]
-        (AlertLimits(idle_s=True), ["idle_s = True must be a number above 0"]),
-        (
-            AlertLimits(float("nan"), -1, 95, float("inf"), 0),
-            [
-                "temperature_c = nan must be a number above 0",
-                "memory_percent = -1 must be a number above 0",
-                "idle_s = inf must be a number above 0",
-                "energy_percent = 0 must be a number above 0",
-            ],
-        ),
-    ],
-)
-def test_limits_name_all_their_mistakes(limits: AlertLimits, problems: list[str]) -> None:
-    assert limits.problems() == problems
+NAN: Any = float("nan")
+SECRET: Any = "curl -d @- https://chat/services/T0123/xyzzy"
+SETTINGS = [
+    AlertLimits(), AlertLimits(70, 100, 100.0, 1e6, 100), AlertLimits(memory_percent=100.5), AlertLimits(idle_s=True),
+    AlertLimits(power_percent=cast("Any", None)), AlertLimits(NAN, -1, 95, float("inf"), 0), AlertHooks(),
+    AlertHooks(SECRET), AlertHooks(command=""), AlertHooks(f"say '{SECRET}"), AlertHooks(command=cast("Any", 3)),
+    AlertHooks(min_interval_s=-1), AlertHooks(min_interval_s=NAN), AlertHooks(min_interval_s=cast("Any", "1")),
+]  # fmt: skip
+
+
+def test_settings_name_all_their_mistakes_and_show_no_secret(pages: Pages) -> None:
+    lines = ["\n  ".join([repr(one), *(one.problems() or ["no mistake"])]) for one in SETTINGS]
+    shown = [str(hooks.without_secrets()) for hooks in (AlertHooks(), AlertHooks(SECRET))]
+    text = "\n".join([*lines, "", "shown:", *shown])
+    assert "xyzzy" not in text
+    pages({"settings.txt": text})

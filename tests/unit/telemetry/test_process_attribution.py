@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,89 +24,61 @@ SLEEP = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"
 # --- who a process is -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def start() -> Iterator[object]:
-    """Start programs that wait until the test is over."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start_one(**environ: str) -> int:
-        program = subprocess.Popen(
-            SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ}
-        )
-        assert program.stdout is not None
-        program.stdout.readline()
-        running.append(program)
-        return program.pid
-
-    yield start_one
-    for program in running:
-        program.communicate()
-
-
 def lookup(wrapper_pid: int = 2**22 + 1, **more: Path) -> ProcessLookup:
     return ProcessLookup(wrapper_pid=wrapper_pid, marks=[OTHER_MARK, MARK], **more)
 
 
-def test_a_process_that_carries_the_tasks_mark_is_ours(start: object) -> None:
-    for mark in (MARK, OTHER_MARK):
-        name, _, value = mark.partition("=")
-        pid = start(**{name: value})  # type: ignore[operator]
-        assert lookup().look_up(pid) == ProcessOwner(name_of(pid), getpass.getuser(), True)
+@contextmanager
+def started(mark: str = "NONE=1") -> Iterator[int]:
+    """Start a program that waits until the block ends."""
+    env = {**os.environ, **dict([mark.split("=")])}
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        yield program.pid
+        program.communicate()
 
 
-def test_a_process_below_the_wrapper_is_ours_without_a_mark(start: object) -> None:
-    pid = start()  # type: ignore[operator]
-    assert lookup(os.getpid()).look_up(pid).ours is True
-    assert lookup(os.getppid()).look_up(pid).ours is True, "a grandchild too"
-    assert lookup(os.getpid()).look_up(os.getpid()).ours is True, "and the wrapper itself"
+def test_a_process_with_the_tasks_mark_or_below_the_wrapper_is_ours_and_no_other() -> None:
+    with started(MARK) as first, started(OTHER_MARK) as second, started(MARK + "9") as stranger, started() as child:
+        name = Path(f"/proc/{first}/comm").read_text().strip()
+        for pid in (first, second):
+            assert lookup().look_up(pid) == ProcessOwner(name, getpass.getuser(), True)
+        for wrapper in (os.getpid(), os.getppid()):
+            assert lookup(wrapper).look_up(child).ours is True, "below the wrapper, also a grandchild"
+        for pid in (stranger, child):
+            who = lookup().look_up(pid)
+            in_a_container = ProcessOwner()  # where this test itself runs in a PID namespace of its own
+            assert who in (ProcessOwner(name, getpass.getuser(), False), in_a_container)
+    assert lookup(os.getpid()).look_up(os.getpid()).ours is True, "the wrapper itself"
+    assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None), "it does not exist here"
 
 
-def test_a_process_with_another_mark_or_none_is_somebody_elses(start: object) -> None:
-    name, _, value = MARK.partition("=")
-    for pid in (start(**{name: value + "9"}), start()):  # type: ignore[operator]
-        who = lookup().look_up(pid)
-        assert who.ours in (False, None), "None where this test itself runs in a PID namespace of its own"
-        if who.ours is not None:
-            assert who == ProcessOwner(name_of(pid), getpass.getuser(), False)
+HOST, CONTAINER = 4026531836, 4026532811
+ME, OTHER = os.getuid(), os.getuid() + 1
+# Namespace, user of process 42, its environment (None: closed to us), the wrapper → whether it is ours
+OWNERS = [
+    (HOST, OTHER, b"PATH=/bin\0", 9, False), (HOST, ME, b"PATH=/bin\0", 9, False), (None, ME, b"PATH=/bin\0", 9, False),
+    (CONTAINER, ME, b"PATH=/bin\0", 9, None), (CONTAINER, ME, f"PATH=/bin\0{MARK}\0".encode(), 9, True),
+    (HOST, ME, None, 9, None), (HOST, OTHER, None, 9, False), (HOST, ME, b"", 9, None), (HOST, OTHER, b"", 9, False),
+    (HOST, OTHER, None, 42, True), (HOST, OTHER, b"", 7, True),
+]  # fmt: skip
 
 
-def test_a_process_that_does_not_exist_here_is_unknown_and_nobodys() -> None:
-    assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None)
-
-
-def test_in_a_container_a_number_may_mean_another_process_so_nobody_is_accused(tmp_path: Path) -> None:
-    """A folder like /proc, in which process 42 exists, seen from the machine itself and from a namespace of its own."""
-    for name, namespace in (("host", 4026531836), ("container", 4026532811)):
-        folder = tmp_path / name
-        (folder / "42").mkdir(parents=True)
-        (folder / "42/status").write_text("Name:\tpython\nPPid:\t1\nUid:\t5\t5\t5\t5\n")
-        (folder / "42/environ").write_bytes(b"PATH=/bin\0")
-        (folder / "self/ns").mkdir(parents=True)
-        (folder / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
-    assert lookup(proc=tmp_path / "host").look_up(42).ours is False
-    assert lookup(proc=tmp_path / "container").look_up(42) == ProcessOwner(None, None, None)
-    (tmp_path / "container/42/environ").write_bytes(f"PATH=/bin\0{MARK}\0".encode())
-    assert lookup(proc=tmp_path / "container").look_up(42).ours is True, "our own mark is proof enough"
-
-
-@pytest.mark.parametrize(("uid", "ours"), [(os.getuid(), None), (os.getuid() + 1, False)])
-@pytest.mark.parametrize("environ", ["closed", "empty"])
-def test_where_the_environment_does_not_say_only_another_users_process_is_surely_not_ours(
-    tmp_path: Path, uid: int, ours: bool | None, environ: str
-) -> None:
-    """A folder like /proc; the environment of process 42 cannot be read, because it is a folder here."""
-    (tmp_path / "42").mkdir()
-    (tmp_path / "42/status").write_text(f"Name:\tpython\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-    if environ == "closed":
-        (tmp_path / "42/environ").mkdir()
-    else:
-        (tmp_path / "42/environ").touch()
-    assert lookup(proc=tmp_path).look_up(42).ours is ours
-    assert lookup(wrapper_pid=42, proc=tmp_path).look_up(42).ours is True
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path: Path) -> None:
+    """In a container a number may mean another process; an environment that does not say may be our own."""
+    for number, (namespace, uid, environ, wrapper, ours) in enumerate(OWNERS):
+        proc = tmp_path / str(number)
+        for pid, parent in ((42, 7), (7, 1)):
+            (proc / str(pid)).mkdir(parents=True)
+            (proc / f"{pid}/status").write_text(f"Name:\tpython\nPPid:\t{parent}\nUid:\t{uid}\t5\t5\t5\n")
+        (proc / "42/environ").mkdir() if environ is None else (proc / "42/environ").write_bytes(environ)
+        (proc / "self/ns").mkdir(parents=True)
+        if namespace is not None:
+            (proc / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
+        who = lookup(wrapper, proc=proc).look_up(42)
+        assert who.ours is ours, OWNERS[number]
+        assert who.name == (None if namespace == CONTAINER and not ours else "python")
 
 
 # --- what is written about it -----------------------------------------------------------------------------------------
@@ -152,24 +124,31 @@ def on(pid: int, mib: int | None = None, sm: int | None = None) -> ProcessReadin
     return ProcessReading(pid, None if mib is None else mib * 2**20, sm)
 
 
-def test_every_process_has_one_row_per_device_and_one_sample_per_reading(bench: Bench) -> None:
+def test_every_process_has_one_row_per_device_and_one_sample_per_reading_and_a_second_recorder_goes_on(
+    bench: Bench,
+) -> None:
     bench.feed(0, d1=(on(10, 100, 40),), d2=(on(20, 50),))
     bench.feed(1, d1=None)
     bench.feed(5, d1=(on(10, 900, 50), on(20, 1), on(30)), d2=())
     bench.feed(10, d1=(on(10, 300),), d2=())
+    assert bench.asked == [10, 20, 30], "each is looked up once"
+    second = Bench(bench.path, {})
+    with closing(second.writer):
+        second.book.resume()
+        second.feed(20, d1=(on(10, 4), on(30, 2)))
+    assert second.asked == []
     assert bench.rows == [
-        (1, 10, "python", "ada", 1, 0.0, 10.0, 900),
+        (1, 10, "python", "ada", 1, 0.0, 20.0, 900),
         (2, 20, "train", "bob", 0, 0.0, 0.0, 50),
         (1, 20, "train", "bob", 0, 5.0, 5.0, 1),
-        (1, 30, None, None, None, 5.0, 5.0, None),
+        (1, 30, None, None, None, 5.0, 20.0, 2),
     ]
     samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes / 1048576, sm_percent
                  FROM process_sample ORDER BY rowid"""
     assert query(bench.path, samples, START_MS) == [
         (77, 1, 0, 10, 100, 40), (77, 2, 0, 20, 50, None), (77, 1, 5, 10, 900, 50), (77, 1, 5, 20, 1, None),
-        (77, 1, 5, 30, None, None), (77, 1, 10, 10, 300, None),
+        (77, 1, 5, 30, None, None), (77, 1, 10, 10, 300, None), (77, 1, 20, 10, 4, None), (77, 1, 20, 30, 2, None),
     ]  # fmt: skip
-    assert bench.asked == [10, 20, 30], "each is looked up once"
 
 
 def test_a_number_that_comes_back_after_a_minute_is_another_process(bench: Bench) -> None:
@@ -178,13 +157,3 @@ def test_a_number_that_comes_back_after_a_minute_is_another_process(bench: Bench
     bench.feed(120.001, d1=(on(10, 1),))
     assert [row[5:] for row in bench.rows] == [(0.0, 60.0, 7), (120.001, 120.001, 1)]
     assert bench.asked == [10, 10]
-
-
-def test_a_second_recorder_goes_on_with_the_rows_of_the_first(bench: Bench) -> None:
-    bench.feed(0, d1=(on(10, 5), on(30, 1)))
-    second = Bench(bench.path, {})
-    with closing(second.writer):
-        second.book.resume()
-        second.feed(10, d1=(on(10, 4), on(30, 2)))
-    assert bench.rows == [(1, 10, "python", "ada", 1, 0.0, 10.0, 5), (1, 30, None, None, None, 0.0, 10.0, 2)]
-    assert second.asked == []

@@ -28,27 +28,6 @@ def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
     return {one.pid: one for one in processes}
 
 
-# what a reading finds before and now: the growth between them
-GROWTH: dict[str, tuple[list[ProcessUse], list[ProcessUse], float]] = {
-    "a program that came and went counts through its parent": ([process(ME, 1, 5)], [process(ME, 1, 45)], 40),
-    "one that ends is not counted again when its parent has waited for it": (
-        [process(ME, 1, 5), process(7, ME, 30), process(8, 7, 100)], [process(ME, 1, 5 + 1 + 30 + 3 + 100 + 20)], 24,
-    ),
-    "a number that is used again belongs to another process": (
-        [process(ME, 1, 0), process(7, ME, 500)], [process(ME, 1, 500), process(7, ME, 2, started_ticks=99)], 2,
-    ),
-    "a child that nobody waited for takes nothing from others": (
-        [process(ME, 1, 10), process(7, ME, 1000), process(8, ME, 20)], [process(ME, 1, 12), process(8, ME, 25)], 5,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", GROWTH)
-def test_growth_between_two_readings(case: str) -> None:
-    before, now, wanted = GROWTH[case]
-    assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
-
-
 @dataclass
 class Household:
     """Processes as the kernel keeps them: what a child has used is its parent's as soon as that has waited for it."""
@@ -91,6 +70,14 @@ def test_whatever_happens_between_readings_everything_is_counted_exactly_once(
         else:
             house.happen(what, which, ticks)
     assert counted == house.used
+
+
+def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone() -> None:
+    for before, now, wanted in (
+        ([process(ME, 1), process(7, ME, 500)], [process(ME, 1, 500), process(7, ME, 2, started_ticks=99)], 2),
+        ([process(ME, 1, 10), process(7, ME, 1000), process(8, ME, 20)], [process(ME, 1, 12), process(8, ME, 25)], 5),
+    ):
+        assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
 
 
 def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small() -> None:
