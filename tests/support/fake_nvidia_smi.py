@@ -25,6 +25,12 @@ SETTINGS: dict[str, Any] = {
     "silent": False,
     "first_line_after_s": 0,
 }
+FIXED = {
+    "name": "NVIDIA Stand-in, 16 GB", "driver_version": "535.129.03", "memory.total": "16384",
+    "enforced.power.limit": "300.00", "clocks.sm": "1410", "clocks.mem": "1593", "fan.speed": "[N/A]",
+    "clocks_event_reasons.active": "0x0000000000000004", "clocks_throttle_reasons.active": "0x0000000000000005",
+    "ecc.errors.uncorrected.volatile.total": "0", "utilization.encoder": "0", "utilization.decoder": "3",
+}  # fmt: skip
 
 
 def fake_uuid(index: int) -> str:
@@ -67,44 +73,21 @@ class FakeNvidiaSmi:
         time.sleep(0.02)
 
 
-def answer(settings: dict[str, Any], field: str, index: int) -> str:
-    values = {
-        "uuid": fake_uuid(index),
-        "index": index,
-        "name": "NVIDIA Stand-in, 16 GB",
-        "pci.bus_id": f"00000000:{index + 1:02X}:00.0",
-        "driver_version": "535.129.03",
-        "memory.total": 16384,
-        "enforced.power.limit": "300.00",
-        "utilization.gpu": 50 + index,
-        "utilization.memory": 20 + index,
-        "memory.used": 1024 * (1 + index),
-        "temperature.gpu": 40 + index,
+def line(settings: dict[str, Any], fields: list[str], index: int) -> str:
+    known = {"uuid": fake_uuid(index), "index": str(index), "pci.bus_id": f"00000000:{index + 1:02X}:00.0"}
+    varying = {
+        **FIXED, "utilization.gpu": str(50 + index), "utilization.memory": str(20 + index),
+        "memory.used": str(1024 * (1 + index)), "temperature.gpu": str(40 + index),
         "power.draw": f"{100 + 10 * index}.25",
-        "clocks.sm": 1410,
-        "clocks.mem": 1593,
-        "clocks_event_reasons.active": "0x0000000000000004",
-        "clocks_throttle_reasons.active": "0x0000000000000005",
-        "fan.speed": "[N/A]",
-        "ecc.errors.uncorrected.volatile.total": 0,
-        "utilization.encoder": 0,
-        "utilization.decoder": 3,
-    }
-    identity = field in ("uuid", "index", "name", "pci.bus_id")
-    if index in settings["lost"] and not identity:
-        return "[GPU is lost]"
-    if index in settings["unsupported"].get(field, []):
-        return "[Not Supported]"
-    return str(values[field])
-
-
-def read_settings(path: str) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(Path(path).read_text())
-    return settings
+    }  # fmt: skip
+    if index in settings["lost"]:
+        varying = {**dict.fromkeys(varying, "[GPU is lost]"), "name": FIXED["name"]}
+    varying |= {field: "[Not Supported]" for field, lacking in settings["unsupported"].items() if index in lacking}
+    return ", ".join({**varying, **known}[field] for field in fields)
 
 
 def main(path: str, arguments: list[str]) -> int:
-    settings = read_settings(path)
+    settings = json.loads(Path(path).read_text())
     log = Path(settings["log"])
     with log.open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "arguments": arguments}) + "\n")
@@ -117,8 +100,7 @@ def main(path: str, arguments: list[str]) -> int:
             print(f'Field "{field}" is not a valid field to query.\n')
             return 2
     if "-lms" not in arguments:
-        for index in range(settings["devices"]):
-            print(", ".join(answer(settings, field, index) for field in fields))
+        print("\n".join(line(settings, fields, index) for index in range(settings["devices"])))
         return 0
     time.sleep(settings["first_line_after_s"])
     number = 0
@@ -126,10 +108,10 @@ def main(path: str, arguments: list[str]) -> int:
         number += 1
         for index in range(0 if settings["silent"] else settings["devices"]):
             if index not in settings["unlisted"]:
-                print(", ".join(answer(settings, field, index) for field in fields), flush=True)
+                print(line(settings, fields, index), flush=True)
         Path(f"{log}.rounds").write_text(str(number))
-        time.sleep(int(arguments[arguments.index("-lms") + 1]) / 1000)
-        settings = read_settings(path)
+        time.sleep(int(arguments[-1]) / 1000)
+        settings = json.loads(Path(path).read_text())
     print(settings["last_words"], flush=True)
     return 1
 

@@ -1,160 +1,100 @@
-"""AMD's GPUs through amdsmi, whose answers changed from one ROCm to the next."""
+"""AMD's GPUs through amdsmi, whose answers changed from one ROCm to the next: stories of devices, as pages."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rooms.devices import AmdReader, has_amd_gpu
-from rooms.model import InventoryDevice, ProcessReading, Reading
+from rooms.model import Reading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
+from support.device_stories import FACTS, Step, facts_of, step, story, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.hand_clock import HandClock
+from support.pages import Pages
 
-FIRST, SECOND = "GPU-a3d0000000000000", "GPU-a3d0000000000001"
-NO_THROTTLE = {"throttle_reasons": "amdsmi does not report throttle reasons as NVML does"}
-RESTING = ("energy_j", "fan_percent", "ecc_errors", "processes")
-ALWAYS = (
-    "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "temperature_c", "power_w",
-    "sm_clock_mhz", "memory_clock_mhz", "busy_percent",
-)  # fmt: skip
+STORIES = {
+    "energy, fan, errors and processes are read every 5 s": story(
+        step(0), *[step(0.5)] * 10, step(0.5, ticks=3_000_000), step(4.5), asked="energy fan ecc processes power",
+    ),
+    "the same device with ROCm 6": story(step(0), rocm=6),
+    "with ROCm 5": story(step(0), rocm=5),
+    "its neighbour": story(step(0, device="1")),
+    **{f"{said} is no number": story(step(0), says=f"power:{said},activity:{said},temp:{said},fan_max:{said}")
+       for said in ("N/A", 0xFFFF, 2**32 - 1, 2**64 - 1)},
+    "zero is a number": story(step(0), says="power:0,activity:0,vram:0,fan_max:0,processes:0"),
+    "values that cannot be keep their first reason": story(
+        step(0, says=f"power:{10**19},ecc:{10**19},clock:{10**19}"),
+        step(5, says="power:{0},ecc:{0},clock:{0}".format(10**19 + 1)),
+    ),
+    "only the edge is measured": story(step(0), no_hotspot=1),
+    "what is not supported is asked once, and everything else again": story(
+        step(0), step(5), step(5), step(5, unsupported=None), unsupported="power:0,processes:0", failing="ecc:0",
+        asked="power processes ecc",
+    ),
+    "lost and back": story(step(0), step(1, lost=0), step(1), step(1, lost=None)),
+}  # fmt: skip
 
 
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> FakeAmdsmi:
-    return FakeAmdsmi(monkeypatch, devices=2)
+def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) -> Reading:
+    clock.sleep(now.seconds)
+    package.set(**now.changes)
+    return reader.read(reader.inventory()[int(now.device)].uuid)
 
 
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def test_a_device_is_read_as_its_story_says(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+    lines: list[str] = []
+    usual: dict[str, str] = {}
+    for name, one_story in STORIES.items():
+        with monkeypatch.context() as patch:
+            package = FakeAmdsmi(patch, devices=2, **{"ticks": 2_000_000, **one_story[2]})
+            clock = HandClock()
+            reader = AmdReader(clock)
+            lines += [name, *tell(one_story, partial(read, package, clock, reader), package.calls, usual), ""]
+            reader.close()
+    pages({"readings.txt": "\n".join(lines)})
 
 
-@pytest.fixture
-def reader(package: FakeAmdsmi, clock: HandClock) -> AmdReader:
-    return AmdReader(clock)
+INVENTORIES: dict[str, dict[str, object]] = {
+    "ROCm 7": {}, "ROCm 6": {"rocm": 6}, "ROCm 5": {"rocm": 5}, "only the edge is measured": {"no_hotspot": 1},
+    "the order of HIP, and facts that cannot be": {"reversed": 1, "says": "cap:N/A", "unsupported": "temp:0"},
+    "a limit in watts": {"says": "cap:9999"}, "the highest": {"says": "cap:10000"},
+    "a limit in microwatts": {"says": "cap:10000000000"}, "one that cannot be": {"says": "cap:10001000000"},
+    "no numbers of HIP": {"hip_id": "N/A"}, "numbers of HIP that cannot be": {"hip_id": 65537},
+    "a short serial": {"serial": "0x1F", "rocm": 6}, "no names": {"nameless": 1, "rocm": 6},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("rocm", [5, 6, 7])
-def test_the_same_device_reads_the_same_with_every_rocm(package: FakeAmdsmi, clock: HandClock, rocm: int) -> None:
-    package.set(rocm=rocm, ticks=2_000_000)
-    reader = AmdReader(clock)
-    uuid = "a3ff74a1-0000-1000-80d0-000000000001" if rocm == 5 else SECOND
-    assert reader.inventory()[1] == InventoryDevice(
-        1, uuid, "AMD Stand-in", "amd", 16 * 2**30, 300.0, "0000:02:00.0", "6.8.5", 100, vendor="amd"
-    )
-    assert asdict(reader.read(uuid)) == asdict(
-        Reading(
-            51, 21, 2 * 2**30, 41, 110.0, 2_000_000 * 15.259 / 1e6, 1700, 1600, busy_percent=51.0, fan_percent=20,
-            ecc_errors=0, missing=NO_THROTTLE, sources={"busy_percent": "utilization"},
-            processes=(ProcessReading(4001, 2 * 2**30),),
-        )
-    )  # fmt: skip
+def test_devices_are_listed_in_the_order_of_hip_and_facts_that_cannot_be_are_none(
+    monkeypatch: pytest.MonkeyPatch, pages: Pages
+) -> None:
+    said = [FACTS, ""]
+    for name, settings in INVENTORIES.items():
+        with monkeypatch.context() as patch:
+            FakeAmdsmi(patch, devices=2, **settings)
+            said += [f"[{name}]", *facts_of(AmdReader(HandClock()).inventory()), ""]
+    pages({"inventory.txt": "\n".join(said)})
+
+
+def test_a_closed_reader_has_shut_the_library_down_and_one_that_does_not_work_is_unavailable_in_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = FakeAmdsmi(monkeypatch, devices=2)
+    reader = AmdReader(HandClock())
+    uuid = reader.inventory()[0].uuid
     assert package.running
-    reader.close()
-    reader.close()
-    assert not package.running
-
-
-def test_devices_are_in_the_order_of_hip_and_facts_that_cannot_be_are_none(
-    package: FakeAmdsmi, clock: HandClock
-) -> None:
-    package.set(reversed=1, says="cap:N/A,vram:N/A", unsupported="temp:0")
-    first, second = AmdReader(clock).inventory()
-    assert [(first.index, first.uuid), (second.index, second.uuid)] == [(0, SECOND), (1, FIRST)]
-    assert (second.power_limit_w, second.slowdown_c, first.slowdown_c) == (None, None, 100)
-    package.set(says="cap:9999")
-    assert AmdReader(clock).inventory()[0].power_limit_w == 9999.0
-    package.set(says="cap:10001000000")
-    assert AmdReader(clock).inventory()[0].power_limit_w is None
-    for hip_id in ("N/A", 65537):
-        package.set(hip_id=hip_id)
-        assert [device.index for device in AmdReader(clock).inventory()] == [0, 1]
-    package.set(serial="0x1F", rocm=6)
-    assert AmdReader(clock).inventory()[0].uuid == "GPU-000000000000001f"
-    package.set(nameless=1)
-    nameless = AmdReader(clock).inventory()[0]
-    assert (nameless.name, nameless.uuid, nameless.driver) == ("Board", "a3ff74a1-0000-1000-80d0-000000000000", None)
-
-
-def test_what_is_no_number_is_none_with_a_reason_and_never_zero(
-    package: FakeAmdsmi, reader: AmdReader, clock: HandClock
-) -> None:
-    for said in ("N/A", "65535", str(2**32 - 1), str(2**64 - 1)):
-        package.set(says=f"power:{said},activity:{said},temp:{said},fan_max:{said}")
-        reading = reader.read(FIRST)
-        for metric in ("power_w", "utilization_percent", "busy_percent", "temperature_c"):
-            assert getattr(reading, metric) is None
-            assert reading.missing[metric] == f"amdsmi returns {said if said.isdecimal() else repr(said)}"
-        assert reading.memory_utilization_percent == 20  # of the same call
-        assert reading.sources == {}
-    package.set(says="power:0,activity:0,vram:0,fan_max:0,processes:0")
-    clock.sleep(5)
-    reading = reader.read(FIRST)
-    assert (reading.power_w, reading.utilization_percent, reading.busy_percent, reading.memory_used_bytes) == (
-        0,
-        0,
-        0,
-        0,
-    )
-    assert (reading.fan_percent, reading.missing["fan_percent"]) == (None, "no fan")
-    reasons = set()
-    for number in (10**19, 10**19 + 1):
-        package.set(says=f"power:{number},ecc:{number},clock:{number}")
-        clock.sleep(5)
-        missing = reader.read(FIRST).missing
-        reasons.add((missing["power_w"], missing["ecc_errors"], missing["sm_clock_mhz"]))
-    assert reasons == {("implausible value: 1e+19", *["implausible value: 10000000000000000000"] * 2)}, "the first"
-
-
-def test_the_edge_is_read_where_the_hot_spot_is_not(package: FakeAmdsmi, reader: AmdReader) -> None:
-    package.set(no_hotspot=1)
-    assert reader.read(FIRST).temperature_c == 35
-    assert reader.inventory()[0].slowdown_c == 95
-
-
-def test_energy_fan_errors_and_processes_are_read_every_five_seconds(
-    package: FakeAmdsmi, reader: AmdReader, clock: HandClock
-) -> None:
-    given = []
-    for _ in range(12):
-        reading = reader.read(FIRST)
-        values = [name for name in RESTING if getattr(reading, name) is not None]
-        assert reading.missing == NO_THROTTLE
-        assert None not in [getattr(reading, name) for name in ALWAYS], "the others every time"
-        given.append(values == list(RESTING))
-        assert given[-1] or values == []
-        clock.sleep(0.5)
-    assert given == [turn % 10 == 0 for turn in range(12)]
-    assert [package.calls(call, 0) for call in ("energy", "fan", "ecc", "processes")] == [2, 2, 2, 2]
-
-
-def test_what_a_device_does_not_support_is_asked_once_and_everything_else_again(
-    package: FakeAmdsmi, reader: AmdReader, clock: HandClock
-) -> None:
-    package.set(unsupported="power:0,processes:0", failing="ecc:0")
-    for _ in range(3):
-        reading = reader.read(FIRST)
-        assert reading.missing["power_w"] == "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
-        assert reading.processes is None
-        clock.sleep(5)
-    assert [package.calls(call, 0) for call in ("power", "processes", "ecc")] == [1, 1, 3]
-    package.set(lost=0)
     for _ in range(2):
-        with pytest.raises(DeviceUnreadable, match="no metric can be read: AMDSMI_STATUS_NOT_FOUND - Device Not found"):
-            reader.read(FIRST)
-    package.set(lost=None, unsupported=None)
-    assert (reader.read(FIRST).temperature_c, reader.read(FIRST).power_w) == (40, None)
-
-
-def test_a_library_that_does_not_work_is_unavailable_in_its_words(package: FakeAmdsmi, clock: HandClock) -> None:
+        reader.close()
+        assert not package.running
+    assert reader.read(uuid).temperature_c == 40, "it starts again"
+    reader.close()
     for devices, words in ((None, r"amdsmi does not start: .*driver not loaded"), (0, "lists no device")):
         package.set(devices=devices)
         with pytest.raises(ReaderUnavailable, match=words):
-            AmdReader(clock).inventory()
+            AmdReader(HandClock()).inventory()
         with pytest.raises(DeviceUnreadable, match=words):
-            AmdReader(clock).read(FIRST)
+            AmdReader(HandClock()).read(uuid)
 
 
 def test_an_amd_gpu_is_known_by_its_vendor(tmp_path: Path) -> None:

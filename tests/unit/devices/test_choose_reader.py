@@ -105,13 +105,13 @@ def test_a_card_without_gpm_gets_its_occupancy_from_dcgmi_or_the_reason(
     assert reading.sm_occupancy_percent is None
     assert reading.missing["sm_occupancy_percent"].endswith("; dcgmi is not on PATH")
     without.close()
-    dcgmi = FakeDcgmi(tmp_path, listed={"5": device.uuid}, rows={"5": ["0.500", "0.125"]})
+    dcgmi = FakeDcgmi(tmp_path, {"5": device.uuid}, rows="GPU 5  0.500  0.125\n")
     reader = opened()
     assert dcgmi.starts() == []  # only a reading needs it
     wait_for(lambda: reader.read(device.uuid).sm_occupancy_percent == 12.5, "its first row")
     assert reader.read(device.uuid).sources["sm_occupancy_percent"] == "dcgmi"
     reader.close()
-    assert not Path(f"/proc/{dcgmi.starts()[-1]['pid']}").exists()
+    assert not Path(f"/proc/{dcgmi.starts()[-1][0]}").exists()
 
 
 def test_stand_ins_are_used_when_they_are_requested(tmp_path: Path, opened: Open) -> None:

@@ -41,11 +41,11 @@ DISCOVERY = """\
 class Devices:
     """Two simulated devices without these metrics, and one with them, completed by a dcgmi."""
 
-    def __init__(self, program: str | None) -> None:
+    def __init__(self, program: object) -> None:
         self.clock = HandClock()
         devices = (SimulatedDevice(0, unsupported=LACKS), SimulatedDevice(1, unsupported=LACKS))
         self._inner = SimulatedReader(3, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
-        self.dcgm = DcgmActivity(program, self.clock)
+        self.dcgm = DcgmActivity(program and str(program), self.clock)
 
     def read(self, index: int = 0) -> Reading:
         return self.dcgm.complete(simulated_uuid(index), self._inner.read(simulated_uuid(index)))
@@ -57,7 +57,7 @@ class Devices:
 
     def wait_until(self, good: Callable[[Reading], Any], index: int = 0) -> Reading:
         readings = [self.read(index)]
-        wait_for(lambda: good(readings[-1]) or readings.append(self.read(index)), "a reading", timeout_s=60)
+        wait_for(lambda: good(readings[-1]) or readings.append(self.read(index)), "a reading")
         return readings[-1]
 
 
@@ -65,13 +65,12 @@ class Devices:
 def dcgmi(tmp_path: Path) -> FakeDcgmi:
     # The host engine counts a card before ours that we cannot see.
     listed = {"0": "GPU-of-others", "1": simulated_uuid(0), "2": simulated_uuid(1)}
-    rows = {"0": ["0.999", "0.999"], "1": ["0.523", "0.250"], "2": ["0.000", "N/A"]}
-    return FakeDcgmi(tmp_path / "bin", listed=listed, rows=rows)
+    return FakeDcgmi(tmp_path / "bin", listed, rows="GPU 0  0.999  0.999\nGPU 1  0.523  0.250\nGPU 2  0.000  N/A\n")
 
 
 @pytest.fixture
 def devices(dcgmi: FakeDcgmi) -> Iterator[Devices]:
-    devices = Devices(str(dcgmi.program))
+    devices = Devices(dcgmi.program)
     yield devices
     devices.dcgm.close()
 
@@ -86,22 +85,22 @@ def test_one_process_gives_each_device_the_shares_that_discovery_names(dcgmi: Fa
     assert reading.sources == {"busy_percent": "simulated", **dict.fromkeys(LACKS, "dcgmi")}
     devices.wait_until(lambda reading: reading.sm_activity_percent is not None, index=1)
     assert devices.shares(1) == [0.0, f"{NO_GPM}; dcgmi: N/A"], "zero is zero, and unknown is not"
-    starts = dcgmi.starts()
-    assert [start["arguments"] for start in starts] == [["discovery", "-l"], ["dmon", "-e", "1002,1003", "-d", "1000"]]
+    (_, *listing), (pid, *watching) = dcgmi.starts()
+    assert (listing, watching) == (["discovery", "-l"], ["dmon", "-e", "1002,1003", "-d", "1000"])
     devices.dcgm.close()
-    assert not Path(f"/proc/{starts[-1]['pid']}").exists()
+    assert not Path(f"/proc/{pid}").exists()
     assert devices.read().sm_activity_percent is None, "what it said before is forgotten"
 
 
 def test_shares_that_cannot_be_and_old_ones_are_missing_with_one_reason(dcgmi: FakeDcgmi, devices: Devices) -> None:
-    dcgmi.set(rows={"1": ["73.5", "-0.25"]})
+    dcgmi.write(rows="GPU 1  73.5  -0.25\n")
     devices.wait_until(lambda reading: reading.missing)
     reasons = [f"{NO_GPM}; dcgmi: implausible value: {said}" for said in ("73.5", "-0.25")]
     assert devices.shares() == reasons
-    dcgmi.set(rows={"1": ["0.5", "1e300"]})
+    dcgmi.write(rows="GPU 1  0.5  1e300\n")
     devices.wait_until(lambda reading: reading.sm_activity_percent)
     assert devices.shares() == [50.0, reasons[1]]
-    dcgmi.set(silent=True)
+    dcgmi.write(rows="")
     rounds = dcgmi.rounds()
     wait_for(lambda: dcgmi.rounds() > rounds + 1, "it is silent")
     devices.clock.sleep(5)
@@ -111,18 +110,18 @@ def test_shares_that_cannot_be_and_old_ones_are_missing_with_one_reason(dcgmi: F
 
 
 REFUSAL = "Error setting watches. Result: -29: requires the host engine to be running as root."
-TROUBLE: list[tuple[dict[str, Any], str]] = [
-    ({"refuses": REFUSAL}, REFUSAL),
-    ({"discovery_fails": "Error: unable to establish a connection"}, "Error: unable to establish a connection"),
-    ({"listed": {}}, "discovery lists no GPU"),
-    ({"ends": True}, "ended with exit code 1"),
+TROUBLE: list[tuple[dict[str, str | None], str]] = [
+    ({"refusal": REFUSAL}, REFUSAL),
+    ({"discovery": "Error: unable to connect", "code": "1"}, "Error: unable to connect"),
+    ({"discovery": ""}, "discovery lists no GPU"),
+    ({"rows": None}, "ended with exit code 1"),
 ]
 
 
 def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(tmp_path: Path) -> None:
     for number, (trouble, words) in enumerate(TROUBLE):
-        dcgmi = FakeDcgmi(tmp_path / str(number), **{"listed": {"1": simulated_uuid(0)}, **trouble})
-        devices = Devices(str(dcgmi.program))
+        dcgmi = FakeDcgmi(tmp_path / str(number), {"1": simulated_uuid(0)}, **trouble)
+        devices = Devices(dcgmi.program)
         devices.wait_until(lambda reading: reading.missing)
         starts = len(dcgmi.starts())
         for _ in range(3):
@@ -131,25 +130,25 @@ def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(tmp_pat
         assert len(dcgmi.starts()) == starts
         devices.dcgm.close()
     assert Devices(None).shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
-    others = Devices(str(FakeDcgmi(tmp_path / "others", listed={"0": "GPU-of-others"}, silent=True).program))
+    others = Devices(FakeDcgmi(tmp_path / "others", {"0": "GPU-of-others"}).program)
     assert others.read().missing == {}
     others.clock.sleep(5.1)
     assert others.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
     others.dcgm.close()
 
 
+ROWS: dict[str, tuple[int, list[float | str]] | None] = {
+    "GPU 7     0.5234       1.000": (7, [52.34, 100.0]),
+    "GPU 0     N/A          N/A": (0, ["N/A", "N/A"]),
+    "GPU 0     0.5          nan": (0, [50.0, "implausible value: nan"]),
+    "GPU-I 0   0.5          0.5": None,
+    "#Entity   SMACT        SMOCC": None,
+    "Error setting watches. Result: -6: Feature not supported": None,
+}
+
+
 def test_the_tables_of_dcgmi_are_understood() -> None:
-    assert parse_discovery(DISCOVERY) == {
-        0: "GPU-9ca02968-f496-c0c4-01d9-509cb6c32f5e",
-        12: "GPU-1ca02968-f496-c0c4-01d9-509cb6c32f5e",
-    }
-    for line, expected in {
-        "GPU 7     0.5234       1.000": (7, [52.34, 100.0]),
-        "GPU 0     N/A          N/A": (0, ["N/A", "N/A"]),
-        "GPU 0     0.5          nan": (0, [50.0, "implausible value: nan"]),
-        "GPU-I 0   0.5          0.5": None,
-        "#Entity   SMACT        SMOCC": None,
-        "Error setting watches. Result: -6: Feature not supported": None,
-    }.items():
-        row = parse_dmon_row(line)
-        assert row == (expected and (expected[0], dict(zip(LACKS, expected[1], strict=True)))), line
+    rest = "ca02968-f496-c0c4-01d9-509cb6c32f5e"
+    assert parse_discovery(DISCOVERY) == {0: f"GPU-9{rest}", 12: f"GPU-1{rest}"}
+    for line, expected in ROWS.items():
+        assert parse_dmon_row(line) == (expected and (expected[0], dict(zip(LACKS, expected[1], strict=True)))), line

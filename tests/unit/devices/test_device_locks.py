@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +15,16 @@ from support.powerless import powerless_folder
 
 CARD, OTHER = "GPU-aaaa", "MIG-GPU-bbbb/1/0"
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
-BY_ALICE = f"is locked by {ALICE}"
+BY_ALICE, BY_BOB = f"is locked by {ALICE}", f"is locked by {BOB}"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for locks; no file may stay open."""
-    opened = Path("/proc/self/fd")
-    before = len(list(opened.iterdir()))
-    yield tmp_path / "locks"
-    assert len(list(opened.iterdir())) == before
+    """A folder for locks; no file of it may stay open."""
+    folder = tmp_path / "locks"
+    yield folder
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert [link for link in links if link.startswith(str(folder))] == []
 
 
 def locks_of(folder: Path, holder: str | None = ALICE) -> DeviceLocks:
@@ -38,27 +36,34 @@ def seen(folder: Path, uuid: str = CARD) -> str | None:
     return locks_of(folder, None).claim(uuid)
 
 
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 def test_a_device_has_one_holder_and_others_learn_who_it_is(folder: Path) -> None:
     assert seen(folder) is None
     with locks_of(folder, None).exclusive():
         assert not folder.exists(), "looking leaves nothing"
     with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
         assert (alice.claim(CARD), bob.claim(CARD), seen(folder)) == (None, BY_ALICE, BY_ALICE)
-        assert (seen(folder, OTHER), bob.claim(OTHER), alice.claim(OTHER)) == (None, None, f"is locked by {BOB}")
+        assert (seen(folder, OTHER), bob.claim(OTHER), alice.claim(OTHER)) == (None, None, BY_BOB)
         assert seen(folder, OTHER.replace("/1/", "/2/")) is None
         assert (len(alice.files), len(bob.files)) == (1, 1)
     assert seen(folder) is seen(folder, OTHER) is None
     assert alice.files == ()
     alice.release()  # once more does no harm
-    with locks_of(folder, BOB) as bob:
-        assert bob.claim(CARD) is None
-        assert seen(folder) == f"is locked by {BOB}"
+    with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
+        assert alice.claim(CARD) is None
+        (folder / f"{CARD}.lock").unlink()
+        assert bob.claim(CARD) is None, "a lock whose file was removed is taken anew"
+        assert seen(folder) == BY_BOB
 
 
-def test_a_process_with_the_open_file_keeps_the_device_unless_it_was_released(folder: Path) -> None:
+def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_released(folder: Path) -> None:
     alice = locks_of(folder)
     assert alice.claim(CARD) is None
     (file,) = alice.files
+    assert not os.get_inheritable(file), "no child gets it unasked"
     handed = os.dup(file)
     os.close(file)  # as at the end of a process
     assert seen(folder) == BY_ALICE
@@ -73,33 +78,6 @@ def test_a_process_with_the_open_file_keeps_the_device_unless_it_was_released(fo
         os.close(handed)
 
 
-HOLDER = """
-import subprocess, sys
-sys.path[:0] = sys.argv[2:]
-from pathlib import Path
-from rooms.devices import DeviceLocks
-from rooms.root import SystemClock
-locks = DeviceLocks(Path(sys.argv[1]), SystemClock(), "run of carol, pid 9, /tmp")
-print(locks.claim("GPU-aaaa"), flush=True)
-print(subprocess.Popen(["sleep", "30"], close_fds=False, stdout=subprocess.DEVNULL).pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_kernel_releases_the_lock_of_a_killed_run_though_its_child_lives_on(folder: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(folder), str(Path(__file__).parents[2])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as carol:
-        assert carol.stdout is not None and carol.stdout.readline() == "None\n"
-        child = int(carol.stdout.readline())
-        assert seen(folder) == "is locked by run of carol, pid 9, /tmp"
-        carol.kill()
-    try:
-        os.kill(child, 0)  # it is there
-        assert seen(folder) is None
-    finally:
-        os.kill(child, 9)
-
-
 def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -107,15 +85,11 @@ def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder: Path
             assert alice.claim(CARD) is None
     finally:
         os.umask(before)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o666}
+    assert (mode(folder), {mode(path) for path in folder.iterdir()}) == (0o1777, {0o666})
     folder.chmod(0o750)
     with locks_of(folder) as alice:
         alice.claim(CARD)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o750, "a folder that exists keeps its mode"
-
-
-def test_a_file_of_another_user_can_be_locked_even_if_it_is_read_only() -> None:
+    assert mode(folder) == 0o750, "a folder that exists keeps its mode"
     with powerless_folder() as place:
         other = os.geteuid()
         os.seteuid(os.getuid())  # root's files, if we are root; else we are one user, and that must work too
@@ -125,8 +99,8 @@ def test_a_file_of_another_user_can_be_locked_even_if_it_is_read_only() -> None:
             file.chmod(0o444)
         os.seteuid(other)
         with locks_of(place / "locks", BOB) as bob:
-            assert (bob.claim(CARD), bob.claim(OTHER)) == (None, None)
-            assert seen(place / "locks") == f"is locked by {BOB}"
+            assert (bob.claim(CARD), bob.claim(OTHER)) == (None, None), "even if it is read-only"
+            assert seen(place / "locks") == BY_BOB
             assert (seen(place / "locks", OTHER) or "").startswith("is locked by ")
 
 
@@ -143,17 +117,24 @@ def test_links_pipes_and_texts_of_other_users_do_no_harm(folder: Path, tmp_path:
         assert seen(folder, "GPU-pipe") == "cannot be checked for a lock: not a regular file"
         assert alice.files == ()
     assert victim.read_text() == "precious"
-    with locks_of(folder, "run of \x1b[31mmallory\n" + "x" * 10_000) as mallory:
-        mallory.claim("GPU-m")
+    with locks_of(folder, "run of \x1b[31mmallory\n" + "x" * 10_000) as mallory, locks_of(folder, "") as nameless:
+        mallory.claim("GPU-m"), nameless.claim("GPU-n")
         said = seen(folder, "GPU-m") or ""
+        assert seen(folder, "GPU-n") == "is locked by another run"
     assert said.startswith("is locked by run of \N{REPLACEMENT CHARACTER}[31mmallory")
     assert said.isprintable() and len(said) == len("is locked by ") + 500
-    with locks_of(folder, "") as nameless:
-        nameless.claim("GPU-n")
-        assert seen(folder, "GPU-n") == "is locked by another run"
 
 
-def test_a_folder_that_cannot_be_used_is_refused_with_a_line_to_paste(folder: Path, tmp_path: Path) -> None:
+def test_the_folder_is_the_machines_own_or_the_environments_and_one_that_cannot_be_used_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert lock_folder({"BADCJOBS_LOCK_DIR": str(tmp_path)}) == tmp_path
+    system = Path("/run/lock")
+    is_public = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
+    expected = system / "badcjobs" if is_public else Path("/tmp/badcjobs-locks")
+    assert lock_folder({"BADCJOBS_LOCK_DIR": "", "TMPDIR": "/elsewhere"}) == expected
+    words = describe_holder(77, tmp_path)
+    assert words.startswith("run of ") and words.endswith(f", pid 77, {tmp_path}")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "file").write_text("")
@@ -165,16 +146,8 @@ def test_a_folder_that_cannot_be_used_is_refused_with_a_line_to_paste(folder: Pa
     assert seen(tmp_path / "no" / "parent") is None, "nothing is locked there"
 
 
-def test_a_lock_whose_file_was_removed_is_taken_anew(folder: Path) -> None:
-    with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
-        alice.claim(CARD)
-        (folder / f"{CARD}.lock").unlink()
-        assert bob.claim(CARD) is None
-        assert seen(folder) == f"is locked by {BOB}"
-
-
 def test_runs_choose_one_after_the_other_but_a_run_that_hangs_holds_up_the_next_for_two_seconds_only(
-    folder: Path, tmp_path: Path
+    folder: Path,
 ) -> None:
     for holder in (BOB, None):
         clock = HandClock()
@@ -183,17 +156,7 @@ def test_runs_choose_one_after_the_other_but_a_run_that_hangs_holds_up_the_next_
             assert clock.monotonic_s() - began_s == pytest.approx(2.0)
         with DeviceLocks(folder, clock, holder).exclusive():
             assert clock.monotonic_s() - began_s == pytest.approx(2.0), "the first is gone"
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "picking.lock").mkdir()
-    with locks_of(tmp_path / "bad").exclusive():
+    (folder / "picking.lock").unlink()
+    (folder / "picking.lock").mkdir()
+    with locks_of(folder).exclusive():
         pass  # the locks of the devices are enough
-
-
-def test_the_folder_is_the_machines_own_unless_the_environment_names_another(tmp_path: Path) -> None:
-    assert lock_folder({"BADCJOBS_LOCK_DIR": str(tmp_path)}) == tmp_path
-    system = Path("/run/lock")
-    is_public = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
-    expected = system / "badcjobs" if is_public else Path("/tmp/badcjobs-locks")
-    assert lock_folder({"BADCJOBS_LOCK_DIR": "", "TMPDIR": "/elsewhere"}) == expected
-    words = describe_holder(77, tmp_path)
-    assert words.startswith("run of ") and words.endswith(f", pid 77, {tmp_path}")

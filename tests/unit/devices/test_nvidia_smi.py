@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +14,10 @@ import pytest
 from rooms.devices import LIMITS, SAMPLE_FIELDS, NvidiaSmiReader, Query, Stream, make_reading
 from rooms.model import METRICS, InventoryDevice, Reading
 from rooms.root import Clock, DeviceUnreadable, ReaderUnavailable, SystemClock
+from support.device_stories import shown
 from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
+from support.pages import Pages
 from support.waiting import wait_for
 
 Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
@@ -87,12 +87,6 @@ def test_a_line_is_a_reading_and_what_is_no_value_is_none_with_the_reason_and_ne
         decoder_percent=4, missing=fan, sources={"busy_percent": "utilization"},
     )  # fmt: skip
     assert parsed("107.85") == whole
-    for said in ("[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "N/A", "", "[Insufficient Permissions]", "x"):
-        reading = parsed(said)
-        assert (reading.power_w, reading.temperature_c) == (None, 33)
-        assert reading.missing == {**fan, "power_w": said.strip("[]") or "no value"}
-    idle = parsed("[N/A]", column=1)
-    assert (idle.busy_percent, idle.missing["busy_percent"], idle.sources) == (None, "N/A", {})
     uuid, *fields = REAL_LINE.split(", ")
     for text in ("", "No devices were found", "Unable to determine the device handle for GPU 0: GPU is lost.", "0, 1",
                  REAL_LINE.replace("GPU-", ""), ", ".join([uuid, *fields[1:]])):  # fmt: skip
@@ -103,31 +97,25 @@ def test_a_line_is_a_reading_and_what_is_no_value_is_none_with_the_reason_and_ne
         make_reading(lost[1], lost[2])
 
 
-IMPLAUSIBLE = [
-    ("utilization_percent", 1, "101"), ("utilization_percent", 1, "-1"), ("memory_used_bytes", 3, "-5"),
-    ("memory_used_bytes", 3, "1e300"),
-    ("memory_used_bytes", 3, str(2**33 + 1)), ("temperature_c", 4, "9" * 19), ("temperature_c", 4, "-51"),
-    ("temperature_c", 4, "201"), ("power_w", 5, "10000.1"), ("power_w", 5, "-0.1"), ("power_w", 5, "nan"),
-    ("sm_clock_mhz", 6, "100001"), ("throttle_reasons", 8, "0xFFFFFFFFFFFFFFFF"), ("throttle_reasons", 8, "-0x1"),
-    ("ecc_errors", 10, "18446744073709551615"),
-]  # fmt: skip
-EXTREME = [
-    ("utilization_percent", 1, "100"), ("temperature_c", 4, "-50"), ("temperature_c", 4, "200"),
-    ("power_w", 5, "10000"), ("power_w", 5, "0"),
-    ("memory_used_bytes", 3, str(2**33)), ("sm_clock_mhz", 6, "100000"), ("ecc_errors", 10, str(2**53)),
-    ("throttle_reasons", 8, "0x7FFFFFFFFFFFFFFF"),
-]  # fmt: skip
+NAMES = {1: "utilization", 3: "memory", 4: "temperature", 5: "power", 6: "clock", 8: "throttle", 10: "ecc"}
+SAID = {
+    1: "100 101 -1 [N/A]", 3: f"-5 1e300 {2**33} {2**33 + 1}", 4: f"-50 -51 200 201 {'9' * 19}", 6: "100000 100001",
+    5: "0 -0.1 10000 10000.1 nan [N/A] [Not_Supported] ERR! N/A x", 8: "0x7FFFFFFFFFFFFFFF 0xFFFFFFFFFFFFFFFF -0x1",
+    10: f"{2**53} 18446744073709551615",
+}  # fmt: skip
 
 
-def test_a_number_that_cannot_be_is_none_with_the_first_reason_however_it_changes() -> None:
-    for metric, column, said in IMPLAUSIBLE:
-        query = Query(SAMPLE_FIELDS)
-        for text in (said, "-999999", said):
-            reading = parsed(text, column, query)
-            assert getattr(reading, metric) is None
-            assert reading.missing[metric] == f"implausible value: {said}"
-    for metric, column, said in EXTREME:
-        assert getattr(parsed(said, column), metric) is not None, (metric, said)
+def test_a_number_that_cannot_be_is_none_with_the_first_reason_however_it_changes(pages: Pages) -> None:
+    lines = []
+    usual = shown(parsed("107.85"))
+    for column, texts in SAID.items():
+        for said in [*texts.split(), ""]:
+            changed = shown(parsed(said, column)).items() - usual.items()
+            lines.append(f"{NAMES[column]} {said}: " + ", ".join(f"{name} {text}" for name, text in sorted(changed)))
+    pages({"numbers.txt": "\n".join(lines)})
+    query = Query(SAMPLE_FIELDS)
+    for text in ("-5", "-999999", "10001"):
+        assert parsed(text, query=query).missing["power_w"] == "implausible value: -5"
     assert set(METRICS) <= set(LIMITS)
     with closing(sqlite3.connect(":memory:")) as db:
         for low, high in LIMITS.values():
@@ -191,9 +179,8 @@ UNUSABLE = {
 
 def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path: Path) -> None:
     for script, reason in UNUSABLE.items():
-        reader = NvidiaSmiReader(
-            write_script(tmp_path, f"echo $$ > {tmp_path}/pid\n{script}"), SystemClock(), timeout_s=60
-        )
+        program = write_script(tmp_path, f"echo $$ > {tmp_path}/pid\n{script}")
+        reader = NvidiaSmiReader(program, SystemClock(), timeout_s=60)
         for _ in range(2):  # it runs once
             with pytest.raises(ReaderUnavailable) as caught:
                 reader.inventory()
@@ -237,13 +224,14 @@ def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(tmp_
     reader.close()
 
 
-def test_a_process_that_died_is_started_again_after_ten_seconds_and_not_before(open_smi: Open) -> None:
-    clock = HandClock()
+def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_count_for_five(open_smi: Open) -> None:
+    clock, silent = HandClock(), "nvidia-smi has printed nothing for 5 s"
     reader, program = open_smi(clock, rounds=1, last_words="Unable to determine the device handle: Unknown Error")
     assert reader.read(fake_uuid(0)).temperature_c == 40
     wait_for(lambda: not is_alive(program.streams()[0]["pid"]), "it is gone")
+    clock.sleep(5)
     assert states(reader) == [True] * 4, "the last line counts for 5 s"
-    clock.sleep(9.9)
+    clock.sleep(4.9)
     words = "nvidia-smi: Unable to determine the device handle: Unknown Error"
     wait_for(lambda: state(reader) == words, words)
     assert len(program.streams()) == 1
@@ -252,18 +240,6 @@ def test_a_process_that_died_is_started_again_after_ten_seconds_and_not_before(o
     assert state(reader) == words, "until the next one speaks"
     wait_for(lambda: not state(reader), "a reading")
     assert len(program.streams()) == 2
-
-
-def test_lines_are_quoted_for_five_seconds_and_the_reason_then_stays_the_same(open_smi: Open) -> None:
-    clock = HandClock()
-    reader, program = open_smi(clock, rounds=1)
-    reader.read(fake_uuid(0))
-    wait_for(lambda: not is_alive(program.streams()[0]["pid"]), "it is gone")
-    clock.sleep(6)
-    wait_for(lambda: state(reader) == "nvidia-smi: ended with exit code 1", "its exit code")
-    reader.close()
-    program.set(rounds=None)
-    assert states(reader) == [True] * 4
     program.set(silent=True)
     program.wait_for_rounds()
     clock.sleep(5)
@@ -272,7 +248,7 @@ def test_lines_are_quoted_for_five_seconds_and_the_reason_then_stays_the_same(op
     for _ in range(3):
         clock.sleep(1)
         reasons.add(state(reader))
-    assert reasons == {"nvidia-smi has printed nothing for 5 s"}
+    assert reasons == {silent}, "the reason stays the same"
     program.set(silent=False, unlisted=[2])
     program.wait_for_rounds()
     assert states(reader) == [True, True, False, True], "one is no longer in the stream"
@@ -280,16 +256,14 @@ def test_lines_are_quoted_for_five_seconds_and_the_reason_then_stays_the_same(op
 
 def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     program = FakeNvidiaSmi(tmp_path / "bin")
-    code = (
-        "import sys, time\nsys.path.insert(0, sys.argv[1])\nfrom rooms.root import SystemClock\n"
-        "from rooms.devices import NvidiaSmiReader\n"
-        f"reader = NvidiaSmiReader({str(program.program)!r}, SystemClock())\n"
-        f"reader.read({fake_uuid(0)!r})\nprint('reading', flush=True)\ntime.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as recorder:
-        assert recorder.stdout is not None and recorder.stdout.readline() == "reading\n"
-        (stream,) = program.streams()
-        assert is_alive(stream["pid"])
-        recorder.kill()
+    recorder = os.fork()
+    if recorder == 0:
+        NvidiaSmiReader(str(program.program), SystemClock(), timeout_s=60).read(fake_uuid(0))
+        (tmp_path / "reading").touch()
+        signal.pause()
+    wait_for(lambda: (tmp_path / "reading").exists(), "it reads")
+    (stream,) = program.streams()
+    assert is_alive(stream["pid"])
+    os.kill(recorder, signal.SIGKILL)
+    os.waitpid(recorder, 0)
     wait_for(lambda: not is_alive(stream["pid"]), "it is gone")

@@ -6,15 +6,16 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pynvml
 import pytest
 from rooms.devices import resolve_devices
-from rooms.model import METRICS, InventoryDevice, ProcessReading, Reading
+from rooms.model import METRICS, ProcessReading, Reading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
+from support.device_stories import FACTS, Step, Story, facts_of, step, story, tell
 from support.fake_nvml import NvmlBench, fake_nvml_environ, fake_slice_uuid, fake_uuid
 from support.pages import Pages
 
@@ -35,28 +36,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
 
 
 # --- stories ----------------------------------------------------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """After some seconds, in a part of which every device works, settings change and a device is read."""
-
-    seconds: float
-    worked_s: float
-    last: bool  # force a full reading, as at the end of a run
-    device: str  # "1.0": a slice
-    changes: dict[str, object]
-
-
-def step(seconds: float = 5, worked_s: float = 0, *, last: bool = False, device: str = "0", **changes: object) -> Step:
-    return Step(seconds, worked_s, last, device, changes)
-
-
-Story = tuple[Sequence[Step], str, dict[str, object]]
-
-
-def story(*steps: Step, asked: str = "", **settings: object) -> Story:
-    """Return a story; ``asked`` are the calls to count in the end, on device 0 (1 for slices)."""
-    return steps, asked, settings
 
 
 NO_GPM = {"unsupported": "gpm"}
@@ -211,48 +190,17 @@ SLICES = {
 }  # fmt: skip
 
 
-def shown(reading: Reading) -> dict[str, str]:
-    """Return what a reading says, by metric."""
-    said = {}
-    for metric in METRICS:
-        value = getattr(reading, metric)
-        if value is not None:
-            number = f"{value:.6g}" if isinstance(value, float) else str(value)
-            said[metric] = number + (f" ({reading.sources[metric]})" if metric in reading.sources else "")
-        said[metric] = said.get(metric, "–") + (f" [{reading.missing[metric]}]" if metric in reading.missing else "")
-    for process in reading.processes or ():
-        said[f"process {process.pid}"] = f"{process.memory_used_bytes} bytes, {process.sm_percent} %"
-    said["processes"] = "–" if reading.processes is None else str(len(reading.processes))
-    said["processes"] += f" [{reading.missing['processes']}]" if "processes" in reading.missing else ""
-    return {**said, "faults": ", ".join(reading.faults) or "–"}
-
-
 def uuid_of(device: str) -> str:
     card, _, slice_ = device.partition(".")
     return fake_slice_uuid(int(card), int(slice_)) if slice_ else fake_uuid(int(card))
 
 
-def tell(one: NvmlBench, steps: Sequence[Step], asked: str, usual: dict[str, str]) -> Iterator[str]:
-    """Return what every reading says, as the difference from the one before, and of the first from the usual one."""
-    before = dict(usual)
-    for now in steps:
-        one.move(now.seconds, now.worked_s)
-        one.stand_in.set(**now.changes)
-        if now.last:
-            one.reader.force_full_read()
-        try:
-            said = shown(one.reader.read(uuid_of(now.device)))
-        except DeviceUnreadable as error:
-            yield f"  +{now.seconds:g} s {now.device}: unreadable: {error}"
-            continue
-        names = [name for name in {**before, **said} if said.get(name, "–") != before.get(name, "–")]
-        changed = ", ".join(f"{name} {said.get(name, '–')}" for name in names)
-        yield f"  +{now.seconds:g} s {now.device}: {changed or 'the same'}"
-        before = said
-        usual.update({} if usual else said)
-    if asked:
-        index = int(steps[0].device[0])
-        yield "  asked: " + ", ".join(f"{call} {one.stand_in.calls(call, index)}" for call in asked.split())
+def read(one: NvmlBench, now: Step) -> Reading:
+    one.move(now.seconds, now.worked_s)
+    one.stand_in.set(**now.changes)
+    if now.last:
+        one.reader.force_full_read()
+    return one.reader.read(uuid_of(now.device))
 
 
 @pytest.mark.parametrize(
@@ -261,9 +209,9 @@ def tell(one: NvmlBench, steps: Sequence[Step], asked: str, usual: dict[str, str
 def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, stories: dict[str, Story]) -> None:
     lines: list[str] = []
     usual: dict[str, str] = {}
-    for name, (steps, asked, settings) in stories.items():
-        one = bench(**settings)
-        lines += [name, *tell(one, steps, asked, usual), ""]
+    for name, one_story in stories.items():
+        one = bench(**one_story[2])
+        lines += [name, *tell(one_story, partial(read, one), one.stand_in.calls, usual), ""]
         one.reader.close()
         assert (one.stand_in.live_samples(), one.stand_in.live_event_sets()) == (0, 0)
     pages({"readings.txt": "\n".join(lines)})
@@ -395,10 +343,9 @@ def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
             lists = [one.reader.inventory() for _ in range(3)]
         assert lists[0] == lists[1] == lists[2]
         assert one.stand_in.calls("mig_mode", 0) <= 1, "it is expensive"
-        facts = [", ".join(str(getattr(device, fact)) for fact in device.__slots__) for device in lists[0]]
-        said += [f"[{name}]", *(facts or ["–"]), *caplog.messages, ""]
+        said += [f"[{name}]", *facts_of(lists[0]), *caplog.messages, ""]
         one.reader.close()
-    pages({"inventory.txt": "\n".join([", ".join(InventoryDevice.__slots__), "", *said])})
+    pages({"inventory.txt": "\n".join([FACTS, "", *said])})
     without_slices = bench(3, mig="1:0").reader.inventory()
     grant = resolve_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}, without_slices, in_slurm=True)
     assert [device.uuid for device in grant.devices] == [fake_uuid(0)], "a list ends at a card without slices"
