@@ -1,7 +1,7 @@
 """A job on a machine without Slurm: the scenarios of the cluster, emulated. Nothing is lost, nothing is done twice.
 
 The first ones run side by side; after each the merge has run, every chunk is accounted for exactly once, what is left
-is named, and the same command finishes it.
+is named, and a command finishes it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import pwd
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,22 +30,20 @@ from support.waiting import wait_for
 
 LOCAL = ("submit", "--cluster", "local")
 HEARD = "printf 'start_time,end_time,label,score\\n0,0.5,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
-KEYS = ("--config", "run.publish_every_s=0.1", "--config", "run.backoff_s=0.05")
-SHORT, LONG = ("--config", "run.grace_s=0.5"), ("--config", "run.grace_s=100", "--config", "submit.kill_wait_s=120")
-LEAN = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1)
+KEYS = ("--config=run.publish_every_s=0.1", "--config=run.backoff_s=0.05")
+SHORT, LONG = ("--config=run.grace_s=0.5",), ("--config=run.grace_s=100", "--config=submit.kill_wait_s=120")
 PYTHON = f"{sys.executable} -m badcjobs"
-
 # What happens to a chunk, by the array index that has it; once `finish` is there, all is well.
 MISFORTUNES = """
 [ -e {folder}/finish ] || case $SLURM_ARRAY_TASK_ID-$BADCJOBS_CHUNK_ID in
 1-c001) exit 1 ;;
-2-*) [ -n "$SLURM_RESTART_COUNT" ] || kill -USR1 $PPID ;;
+2-c002) kill -USR1 $PPID; until grep -q 'starting nothing new' {folder}/run/logs/*_2.out; do sleep 0.05; done ;;
 3-c007) kill -KILL $PPID; sleep 60 ;;
 esac
 """
 # Deaf to TERM, like a program deep in a driver.
 HANGS = """
-[ $BADCJOBS_CHUNK_ID = c000 ] || { trap '' TERM; touch {folder}/hangs-$$; }
+[ $BADCJOBS_CHUNK_ID = c000 ] || { trap '' TERM; touch {folder}/hangs; }
 while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {folder}/finish ]; do sleep 0.1; done
 """
 
@@ -58,20 +54,19 @@ class Scenario:
 
     site: Site
     chunks: int
-    arguments: tuple[object, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[object, ...]
     program: Program | None = None
     ends: list[Outcome] = field(default_factory=list)
 
-    def start(self) -> Program:
-        locks = {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / "locks")}
-        self.program = self.site.start(*self.arguments, env={**locks, **self.env})
+    def start(self, *words: object) -> Program:
+        locks = {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / f"locks-{self.chunks}")}
+        self.program = self.site.start(*(words or self.arguments), env=locks)
         return self.program
 
-    def finish(self) -> Outcome:
-        """Take what was in the way out of it, and give the same command again."""
+    def finish(self, *words: object) -> Outcome:
+        """Take what was in the way out of it, and give the same command again, or another one."""
         (self.site.folder / "finish").touch()
-        return self.start().wait(120)
+        return self.start(*words).wait()
 
     def job(self, sql: str) -> list[tuple[Any, ...]]:
         return rows(self.site.out / "job.sqlite", sql)
@@ -86,21 +81,23 @@ class Scenario:
         assert [path.name for path in self.site.local.iterdir()] == []
 
 
-def array(site: Site, chunks: int, *options: object, simulate: int, what: str = "") -> Scenario:
+def array(site: Site, chunks: int, *options: object, simulate: int = 8, what: str = "") -> Scenario:
     script = site.script("engine.sh", what.replace("{folder}", str(site.folder)) + HEARD)
-    command = ("--command", f"{script} {{input}} {{output}}", *LEAN, "--simulate", simulate)
-    words = (*LOCAL, site.manifest(chunks), "--out", site.out, "--json", *options, *KEYS, "--", *command)
-    return Scenario(site, chunks, words)
+    lean = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1, "--simulate", simulate)
+    words = (*LOCAL, site.manifest(chunks), "--out", site.out, "--json", *options, *KEYS)
+    return Scenario(site, chunks, (*words, "--", "--command", f"{script} {{input}} {{output}}", *lean))
 
 
 def template(site: Site, chunks: int) -> Scenario:
-    """The template as it is shipped; everything comes from the environment, as with sbatch --export."""
+    """A filled template, of which one task cannot begin; the source comes from the command line."""
+    refuses = f"[ -e {site.folder}/finish ] || [ $SLURM_ARRAY_TASK_ID != 2 ] || exit 9"
     program = site.script("badcjobs", f'exec {PYTHON} "$@"')
-    env = {"SOURCE": str(site.manifest(chunks)), "OUT": str(site.out), "BADCJOBS": str(program)}
-    env["BADCJOBS_ARGS"] = " ".join(map(str, [*KEYS, "--interval", 0.1, "--engine", "demo"]))
-    script = Path(__file__).resolve().parents[2] / "templates" / "array.sbatch"
-    words = (*LOCAL, script, "--json", "--sbatch=--array=0-5%3", "--gpus-per-task", 1, "--", "--simulate", 4)
-    return Scenario(site, chunks, words, env)
+    arguments = ("--engine demo --interval 0.1", *KEYS)
+    settings = ("array=0-2%2", f"setup={refuses}", f"badcjobs={program}", *(f"args={one}" for one in arguments))
+    words = [f"--set={one}" for one in (f"source={site.manifest(chunks)}", *settings)]
+    assert site.badcjobs("template", "array", *words, "-o", "filled.sbatch").exit_code == 0
+    options = ("--gpus-per-task", 1, "--sbatch=--comment='two words'", "--config=run.simulate=4")
+    return Scenario(site, chunks, (*LOCAL, "filled.sbatch", "--out", site.out.name, "--json", *options))
 
 
 def nested(site: Site, chunks: int) -> Scenario:
@@ -113,20 +110,21 @@ def nested(site: Site, chunks: int) -> Scenario:
     return Scenario(site, chunks, (*LOCAL, "outer.sbatch", "--json", "--", "--simulate", 4))
 
 
+ASKED = ("--time", 90, "--config=submit.requeues=2", *SHORT)
+
+
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scenario]]:
-    """All of them, over; and the same commands once more where something was left."""
+    """All of them, over; each with locks of its own, by its number of chunks."""
     parent = tmp_path_factory.mktemp("emulation")
     sites = {name: Site(parent / name) for name in ("misfortunes", "stopped", "killed", "nested", "template")}
     found = {
-        "misfortunes": array(sites["misfortunes"], 16, "--tasks", 4, *SHORT, simulate=8, what=MISFORTUNES),
-        "stopped": array(sites["stopped"], 4, "--tasks", 2, *SHORT, simulate=8, what=HANGS),
-        "killed": array(sites["killed"], 4, "--tasks", 2, *LONG, simulate=8, what=HANGS),
+        "misfortunes": array(sites["misfortunes"], 12, "--tasks", 4, *ASKED, what=MISFORTUNES),
+        "stopped": array(sites["stopped"], 3, *SHORT, what=HANGS),
+        "killed": array(sites["killed"], 2, *LONG, what=HANGS),
         "nested": nested(sites["nested"], 4),
-        "template": template(sites["template"], 12),
+        "template": template(sites["template"], 6),
     }
-    for name in ("misfortunes", "stopped", "killed"):
-        found[name].env["BADCJOBS_LOCK_DIR"] = str(parent / f"locks-{name}")
     try:
         run_all(found)
         yield found
@@ -140,45 +138,54 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
 def run_all(found: dict[str, Scenario]) -> None:
     begun = {name: scenario.start() for name, scenario in found.items()}
     for name in ("stopped", "killed"):
-        folder = found[name].site.folder
-        wait_for(lambda folder=folder: len(list(folder.glob("hangs-*"))) >= 2, f"chunks of {name} hang", 120)
+        wait_for((found[name].site.folder / "hangs").exists, f"a chunk of {name} hangs", 120)
     begun["stopped"].send(signal.SIGINT)
     begun["killed"].kill()
-    killed = found["killed"]
-    killed.ends = [killed.start().wait(60)]  # while the tasks of the killed emulation are still ending
+    killed, stopped = found["killed"], found["stopped"]
+    killed.ends = [killed.start().wait()]  # while the task of the killed emulation still ends
     (killed.site.folder / "finish").touch()
-    wait_for(lambda: not killed.site.processes(), "the tasks of the killed emulation have ended", 100)
+    wait_for(lambda: not killed.site.processes(), "the task of the killed emulation has ended", 100)
     killed.ends.append(killed.finish())
-    for name in ("stopped", "misfortunes"):
-        found[name].ends = [begun[name].wait(120), found[name].finish()]
-    for name in ("nested", "template"):
-        found[name].ends = [begun[name].wait(120)]
+    stopped.ends = [begun["stopped"].wait(), stopped.finish()]
+    found["nested"].ends = [begun["nested"].wait()]
+    for name in ("misfortunes", "template"):
+        first = begun[name].wait()
+        (command,) = first.json["summary"]["completeness"]["finish"]
+        found[name].ends = [first, found[name].finish("submit", "--json", *shlex.split(command)[2:])]
 
 
-def test_a_template_does_every_row_once_three_at_a_time_and_never_two_on_one_device(
+def test_a_filled_template_runs_two_at_a_time_never_on_one_device_and_names_log_and_command_of_what_is_left(
     scenarios: dict[str, Scenario],
 ) -> None:
     job = scenarios["template"]
-    (end,) = job.ends
-    job.all_done(end)
-    assert [(task["state"], task["exit_code"], task["restarts"]) for task in end.json["tasks"]] == [
-        ("COMPLETED", 0, 0)
-    ] * 6
+    first, second = job.ends
+    states = [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]]
+    assert states == [("COMPLETED", 0, 0), ("COMPLETED", 0, 0), ("FAILED", 9, 0)]
+    proof, job_id = first.json["summary"]["completeness"], first.json["job_id"]
+    logs = [job.site.folder / f"badcjobs-{job_id}_{index}.log" for index in range(3)]
+    assert (first.exit_code, proof["missing_indices"], proof["missing_logs"]) == (75, [2], [str(logs[2])])
+    assert all(log.exists() for log in logs)
+    assert shlex.split(proof["finish"][0])[2:] == [
+        str(job.site.folder / "filled.sbatch"), "--cluster=local", f"--out={job.site.out}", "--sbatch=--gres=",
+        "--sbatch=--gpus=", "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-node=1",
+        "--sbatch='--comment=two words'", "--", "--simulate=4",
+    ]  # fmt: skip
+    job.all_done(second)
     placed = job.job("SELECT c.chunk_id, t.array_index FROM chunk c JOIN task t USING (task_id)")
-    assert sorted(placed) == [(f"c{number:03d}", number % 6) for number in range(12)]
+    assert sorted(placed) == [(f"c{number:03d}", number % 3) for number in range(6)]
     spans = job.job("SELECT started_at_ms, ended_at_ms, uuid FROM task JOIN device USING (task_id)")
     together = [[uuid for start, last, uuid in spans if start <= at < last] for at, _, _ in spans]
-    assert len(spans) == 6 and max(map(len, together)) <= 3
+    assert len(spans) >= 3 and max(map(len, together)) <= 2
     assert all(len(set(uuids)) == len(uuids) for uuids in together)
-    job_id = end.json["job_id"]
-    assert {path.name for path in job.site.folder.glob("*.log")} == {f"badcjobs-{job_id}_{i}.log" for i in range(6)}
-    ends = job.job("SELECT DISTINCT job_id, restart, slurm_state, slurm_exit_code, slurm_reason FROM task")
-    assert ends == [(job_id, 0, "COMPLETED", "0:0", "emulation")]
-    devices = end.json["summary"]["devices"]  # its badcjobs knows the simulated devices of the emulation
-    assert {device["backend"] for device in devices} == {"simulated"} and all(device["samples"] for device in devices)
+    ends = job.job("SELECT DISTINCT restart, slurm_state, slurm_exit_code, slurm_reason FROM task")
+    assert ends == [(0, "COMPLETED", "0:0", "emulation")]
+    devices = second.json["summary"]["devices"]  # its badcjobs knows the simulated devices of the emulation
+    assert {device["backend"] for device in devices} == {"simulated"} and any(device["samples"] for device in devices)
 
 
-def test_each_task_ends_as_slurm_would_call_it_and_what_is_left_is_named(scenarios: dict[str, Scenario]) -> None:
+def test_each_task_ends_as_slurm_would_call_it_and_what_is_left_is_finished_by_the_command_that_is_named(
+    scenarios: dict[str, Scenario],
+) -> None:
     job = scenarios["misfortunes"]
     first, second = job.ends
     assert [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]] == [
@@ -188,14 +195,17 @@ def test_each_task_ends_as_slurm_would_call_it_and_what_is_left_is_named(scenari
     done = "(SELECT count(*) FROM chunk WHERE status = 'done')"
     attempts = sorted(job.site.rows(f"SELECT restart, verdict, {done} FROM task WHERE {mine}"))
     assert [one[:2] for one in attempts] == [(0, "stopped"), (1, "done")]
-    assert sum(one[2] for one in attempts) == 4 and min(one[2] for one in attempts) > 0
+    assert sum(one[2] for one in attempts) == 3 and min(one[2] for one in attempts) > 0
     assert (first.exit_code, first.json["verdict"]) == (75, "stopped"), first.stderr
     summary = first.json["summary"]
     assert [chunk["chunk_id"] for chunk in summary["failed_chunks"]] == ["c001"]
-    assert summary["done"] + summary["failed"] + summary["left"] == 16 and summary["left"] >= 1
+    assert summary["done"] + summary["failed"] + summary["left"] == 12 and summary["left"] >= 1
     assert summary["completeness"]["left_indices"] == [3]
     (command,) = summary["completeness"]["finish"]  # no sbatch: there is none here
-    assert command.startswith("badcjobs submit ") and "--cluster=local" in command
+    before, after = (shlex.split(part) for part in command.split(" -- "))
+    assert before[:3] == ["badcjobs", "submit", str(job.site.folder / "manifest.csv")]
+    assert {"--cluster=local", "--sbatch=--array=0-3", "--time=90", *ASKED[2:]} <= {*before}
+    assert "--simulate=8" in after
     told = [line.split()[2] for line in first.stderr.splitlines() if f": {first.json['job_id']}_" in line]
     assert Counter(told) == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 2}
     job.all_done(second)
@@ -206,8 +216,8 @@ def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run_unt
 ) -> None:
     first, second = scenarios["stopped"].ends
     assert first.exit_code == 130, first.stderr
-    assert [(task["state"], task["exit_code"]) for task in first.json["tasks"]] == [("CANCELLED", 75)] * 2
-    assert (first.json["summary"]["done"], first.json["summary"]["left"]) == (1, 3)
+    assert [(task["state"], task["exit_code"]) for task in first.json["tasks"]] == [("CANCELLED", 75)]
+    assert (first.json["summary"]["done"], first.json["summary"]["left"]) == (1, 2)
     scenarios["stopped"].all_done(second)
     refused, finished = scenarios["killed"].ends
     assert (refused.exit_code, "another emulation" in refused.stderr) == (2, True), refused
@@ -233,17 +243,16 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_
     tmp_path: Path,
 ) -> None:
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
-    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
-    alone = (
-        f"mkdir {tmp_path}/busy-$CUDA_VISIBLE_DEVICES || exit 1; {wait}; rmdir {tmp_path}/busy-$CUDA_VISIBLE_DEVICES\n"
-    )
-    both = [array(one, 2, "--tasks", 2, simulate=2, what=alone) for one in (site, other)]
+    busy = f"{tmp_path}/busy-$CUDA_VISIBLE_DEVICES"
+    alone = f"mkdir {busy} || exit 1; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {busy}\n"
+    both = [array(one, 2, "--gpus-per-task", 2, simulate=2, what=alone) for one in (site, other)]
     first = both[0].start()
     wait_for(lambda: len(list(tmp_path.glob("busy-*"))) == 2, "it has both cards")
     second = both[1].start()
     wait_for(lambda: "waiting for GPUs that other runs use: GPU" in second.stderr, "it waits")
     node = LoginNode(site)
-    to_slurm = tuple(word for word in both[0].arguments if word not in ("--cluster", "local"))
+    here = both[0].arguments
+    to_slurm = tuple(word for word in here if word not in ("--cluster", "local"))
     again = both[0].start().wait()
     refused = site.badcjobs(*to_slurm, env=node.env())
     for outcome in (again, refused):
@@ -252,14 +261,14 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_
     (tmp_path / "go").touch()
     assert [first.wait().exit_code, second.wait().exit_code] == [0, 0], second.stderr
     assert site.badcjobs(*to_slurm, env=node.env()).exit_code == 0  # it has ended: nothing is in the way
-    for more in ((), ("--again",)):
-        there = site.badcjobs("submit", *more, *both[0].arguments[1:], env=node.env(STATES=states("4821_0 RUNNING 0")))
-        assert there.exit_code == 2 and "already has job 4821 of --cluster slurm" in there.stderr, there.stderr
-    unknown = site.badcjobs(*both[0].arguments, env=node.env(STATES="exit 7"))
-    assert (unknown.exit_code, "it is not known whether it has ended" in unknown.stderr) == (2, True)
-    for more, says in ((("--again",), "exit 7"), ((), FORGOTTEN)):
-        done = site.badcjobs("submit", *more, *both[0].arguments[1:], env=node.env(STATES=says))
-        assert done.exit_code == 0, done.stderr
+    running, has = states("4821_0 RUNNING 0"), "already has job 4821 of --cluster slurm"
+    unknown = "it is not known whether it has ended"
+    for more, says, code, words in (
+        ((), running, 2, has), (("--again",), running, 2, has), ((), "exit 7", 2, unknown),
+        (("--again",), "exit 7", 0, ""), ((), FORGOTTEN, 0, ""),
+    ):  # fmt: skip
+        done = site.badcjobs("submit", *more, *here[1:], env=node.env(STATES=says))
+        assert (done.exit_code, words in done.stderr) == (code, True), done.stderr
     site.close()
     other.close()
 
@@ -269,39 +278,17 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     up = site.folder / "up"
     deaf = f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true"
     script = site.script("job.sbatch", deaf)
-    keys = ("--config", "submit.kill_wait_s=2", "--config", "run.simulate=1")
+    keys = ("--config=submit.kill_wait_s=1", "--config=run.simulate=1")
     scenario = Scenario(site, 0, (*LOCAL, script, "--gpus-per-task", 1, *keys))
     program = scenario.start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
-    locks = DeviceLocks(site.folder.parent / "locks", SystemClock(), None)
+    deaf_process = psutil.Process(int(up.read_text()))
+    locks = DeviceLocks(site.folder.parent / "locks-0", SystemClock(), None)
     program.kill()
-    looks = 0
-    while (holder := locks.claim(simulated_uuid(0))) is not None or lives(int(up.read_text())):
-        assert holder is not None, "the card is free while a process of the task lives"
-        looks += 1
-        time.sleep(0.05)
-    assert looks > 3, "it took its two seconds"
+    assert locks.claim(simulated_uuid(0)) is not None, "it is locked"
+    wait_for(lambda: locks.claim(simulated_uuid(0)) is None, "the card is free")
+    assert not deaf_process.is_running() or deaf_process.status() == psutil.STATUS_ZOMBIE
     wait_for(lambda: not site.processes() and not list(site.local.iterdir()), "everybody has ended")
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_under_nohup_it_outlives_its_terminal(site: Site) -> None:
-    gate = f"while [ ! -e {site.folder}/go ]; do sleep 0.05; done\n"
-    scenario = array(site, 1, "--tasks", 1, simulate=1, what=gate)
-    words = ["nohup", sys.executable, "-m", "badcjobs", *map(str, scenario.arguments)]
-    env = site.environ({"BADCJOBS_LOCK_DIR": str(site.folder / "locks")})
-    with subprocess.Popen(words, env=env, cwd=site.folder, stdout=subprocess.PIPE) as quiet:
-        wait_for(lambda: list(site.out.glob("logs/*.out")), "it runs")
-        quiet.send_signal(signal.SIGHUP)
-        (site.folder / "go").touch()
-        assert quiet.wait(60) == 0
-    assert site.count("chunk", "status = 'done'") == 1
 
 
 # --- a user's own script ----------------------------------------------------------------------------------------------
@@ -318,47 +305,58 @@ def test_what_cannot_be_is_refused_and_leaves_no_folder(pages: Pages) -> None:
     site.manifest(1)
     write_script(site, "touch ran", name="a.sbatch")
     write_script(site, "badcjobs run m.csv --out out $BADCJOBS_ARGS", name="uses.sbatch")
-    write_script(
-        site, "#SBATCH --gpus-per-node=1", "echo hello", "exec badcjobs run $SOURCE --out $OUT", name="gpu.sbatch"
-    )
+    gpu = ("#SBATCH --gpus-per-node=1", "echo hello", "exec badcjobs run $SOURCE --out $OUT")
+    write_script(site, *gpu, name="gpu.sbatch")
     (site.folder / "dos.sbatch").write_bytes(b"#!/bin/bash\r\n#SBATCH --array=0-1\r\necho hello\r\n")
     (site.folder / "x.toml").write_text("[run]\nretries = 5\n")
-    here = ("--cluster", "local", "manifest.csv", "--out", "run", "--tasks", 1)
-    exported = "--sbatch=--export=ALL,BADCJOBS_ARGS=--no-resume"
-    asked: list[tuple[object, ...]] = [
-        ("a.sbatch", "--config", "submit.setup=['module load gcc']", "--config", "submit.merge_mem=8G", "--root",
-        "audio"),
-        ("a.sbatch", "--config", "x.toml", "--config", "alerts.idle_s=9", "--", "--engine", "demo", "--no-resume"),
-        ("uses.sbatch", exported, "--", "--engine", "demo"), ("uses.sbatch", "--", "--engine-arg=a b"),
-        ("gpu.sbatch", "manifest.csv", "--out", "run", "--", "--simulate", 2), ("dos.sbatch",), ("nope.sbatch",),
-        ("a.sbatch", "a.csv", "b.csv"), ("a.sbatch", "--parallel", 2), ("a.sbatch", "--sbatch=--exclusive"),
-        (*here, "--gpus-per-task", 4, "--", "--engine", "demo", "--simulate", 2),
-        (*here, "--gpus-per-task", 0, "--", "--engine", "demo"),
-    ]  # fmt: skip
-    said = [site.say("submit", *([] if words[0] == "--cluster" else ["--cluster", "local"]), *words) for words in asked]
+    here = "manifest.csv --out run --tasks 1 --gpus-per-task"
+    asked = (
+        "a.sbatch --config 'submit.setup=[\"module load\"]' --config submit.merge_mem=8G --root audio",
+        "a.sbatch --config x.toml --config alerts.idle_s=9 -- --engine demo --no-resume",
+        "uses.sbatch --sbatch=--export=ALL,BADCJOBS_ARGS=--no-resume -- --engine demo",
+        "uses.sbatch -- '--engine-arg=a b'",
+        "gpu.sbatch manifest.csv --out run -- --simulate 2",
+        "dos.sbatch", "nope.sbatch", "a.sbatch a.csv b.csv", "a.sbatch --parallel 2", "a.sbatch --sbatch=--exclusive",
+        f"{here} 4 -- --engine demo --simulate 2", f"{here} 0 -- --engine demo",
+    )  # fmt: skip
+    said = [site.say(*LOCAL, *shlex.split(words)) for words in asked]
     assert not (site.folder / "run").exists() and not (site.folder / "ran").exists()
     setup = ("--config", "submit.setup=['echo no module; exit 1']")
-    last = site.say("submit", *here, "--gpus-per-task", 0, *setup, "--", *ON_CPU)
+    last = site.say(*LOCAL, *here.split(), 0, *setup, "--", *ON_CPU)
     site.close()
     pages({"refused.txt": "\n\n".join([*said, re.sub(r"18\d{8}", "JOB", re.sub(r"after \d+ s", "after S", last))])})
 
 
-def test_options_win_over_the_lines_of_a_script_and_it_gets_its_source_and_its_user(site: Site) -> None:
+def test_options_win_over_a_script_it_gets_its_source_and_user_ctrl_c_is_130_and_nohup_outlives_the_terminal(
+    site: Site,
+) -> None:
     script = write_script(
         site,
         "#SBATCH --time=5 --job-name=mine --cpus-per-task=2 --mem=1G --gres=gpu:4 -G4 --array=0-9",
-        f"env > {site.folder}/env-$SLURM_ARRAY_TASK_ID",
+        "env > env-$SLURM_ARRAY_TASK_ID; until [ -e go ]; do sleep 0.05; done",
         "srun -n1 true; exit 0",
     )
     options = ("--time", "1:00:00", "--sbatch=--job-name=theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
     more = ("--account", "st-pi-1", "--sbatch=--array=3", "--config", "run.simulate=2")
-    done = site.badcjobs(*LOCAL, script, "my birds/july.csv", *options, *more, env={"USER": "nobody-else"})
+    env = {"USER": "nobody-else", "BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
+    words = (*LOCAL, script, "my birds/july.csv", *options, *more)
+    interrupted = site.start(*words, env=env)
+    wait_for((site.folder / "env-3").exists, "it runs")
+    interrupted.send(signal.SIGINT)
+    assert interrupted.wait().exit_code == 130
+    (site.folder / "env-3").unlink()
+    argv = ["nohup", sys.executable, "-m", "badcjobs", *map(str, words)]
+    quiet = Program(argv, site.environ(env), site.folder, site.folder / "quiet")
+    wait_for((site.folder / "env-3").exists, "it runs")
+    quiet.send(signal.SIGHUP)
+    (site.folder / "go").touch()
+    done = quiet.wait()
     assert done.exit_code == 0, done.stderr
-    env = dict(line.split("=", 1) for line in (site.folder / "env-3").read_text().splitlines() if "=" in line)
-    assert int(env["SLURM_JOB_END_TIME"]) - int(env["SLURM_JOB_START_TIME"]) == 3600
-    assert (env["SLURM_JOB_NAME"], env["SLURM_CPUS_PER_TASK"], env["SLURM_MEM_PER_NODE"]) == ("theirs", "1", "16384")
-    assert (env["CUDA_VISIBLE_DEVICES"], env["SOURCE"]) == ("0,1", "my birds/july.csv")
-    assert env["SLURM_JOB_USER"] == pwd.getpwuid(os.getuid()).pw_name
+    seen = dict(line.split("=", 1) for line in (site.folder / "env-3").read_text().splitlines() if "=" in line)
+    assert int(seen["SLURM_JOB_END_TIME"]) - int(seen["SLURM_JOB_START_TIME"]) == 3600
+    assert (seen["SLURM_JOB_NAME"], seen["SLURM_CPUS_PER_TASK"], seen["SLURM_MEM_PER_NODE"]) == ("theirs", "1", "16384")
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["SOURCE"]) == ("0,1", "my birds/july.csv")
+    assert seen["SLURM_JOB_USER"] == pwd.getpwuid(os.getuid()).pw_name
     assert "without effect outside Slurm: --account, --mem" in done.stderr
     assert done.stderr.index("line 4 of the script calls srun, which does not work") < done.stderr.index("RUNNING")
     assert "not merged: the run folder of the script is not known" in done.stderr
@@ -370,7 +368,7 @@ def test_a_script_reads_the_project_file_itself_and_its_end_is_that_of_its_own_t
         f'[run]\nout = "{site.out}"\nengine = "demo"\ncpu_workers = 1\nemit_gpu_telemetry = false\nretries = 7\n'
         '[submit]\ncluster = "local"\ntasks = 9\ngpus_per_task = 4\nsetup = ["exit 9"]\n'
     )
-    head, run = "#SBATCH --array=0-1 --no-requeue", f"{PYTHON} run {site.manifest(4)}"
+    head, run = "#SBATCH --array=0-1 --no-requeue", f"{PYTHON} run {site.manifest(2)}"
     script = write_script(site, head, run, "exit $((75 + 62 * SLURM_ARRAY_TASK_ID))")
     done = site.badcjobs("submit", script)
     assert done.exit_code == 0, done.stdout + done.stderr
@@ -382,52 +380,3 @@ def test_a_script_reads_the_project_file_itself_and_its_end_is_that_of_its_own_t
         assert failed.exit_code == 1 and "did not complete, but every chunk is done" in failed.stdout, failed.stderr
         assert re.search(rf"^  {who}: FAILED, exit code 3; less ", failed.stdout, re.MULTILINE)
         assert "what is left" not in failed.stdout and "None" not in failed.stdout + failed.stderr
-
-
-def test_what_an_emulated_run_has_left_is_finished_by_the_command_that_is_named(site: Site) -> None:
-    stops = f"[ -e {site.folder}/well ] || case $BADCJOBS_CHUNK_ID in c001|c003) kill -TERM $PPID; sleep 5 ;; esac"
-    engine = site.script("engine", f'{stops}\necho start_time,end_time,label,score > "$2"')
-    work = ("--command", f"{engine} {{input}} {{output}}", "--cpu-workers", 1, "--no-emit-gpu-telemetry")
-    keys = ("submit.requeues=0", "submit.kill_wait_s=2", "run.grace_s=0.1")
-    wished = ("--tasks", 2, "--gpus-per-task", 0, "--time", 90, *(f"--config={key}" for key in keys))
-    first = site.badcjobs(*LOCAL, site.manifest(4), "--out", site.out, *wished, "--json", "--", *work)
-    assert first.exit_code == 75, first.stderr
-    proof = first.json["summary"]["completeness"]
-    (command,) = proof["finish"]
-    assert (proof["left_indices"], command.startswith("badcjobs submit /")) == ([1], True)
-    before, after = (set(shlex.split(part)) for part in command.split(" -- "))
-    assert {"--cluster=local", "--sbatch=--array=0-1", "--time=90", *(f"--config={key}" for key in keys)} <= before
-    assert "--cpu-workers=1" in after
-    (site.folder / "well").touch()
-    last = site.badcjobs("submit", "--json", *shlex.split(command)[2:])
-    assert (last.exit_code, last.json["summary"]["completeness"]["complete"]) == (0, True), last.stderr
-
-
-def test_a_filled_template_that_left_something_names_the_log_and_the_command_that_goes_on(site: Site) -> None:
-    program = site.script("badcjobs", f'exec {PYTHON} "$@"')
-    refuses = "[ -e well ] || [ $SLURM_ARRAY_TASK_ID = 0 ] || exit 9"
-    settings = (f"source={site.manifest(4)}", "array=0-1", "gpus-per-node=1", f"setup={refuses}", f"badcjobs={program}")
-    words = [f"--set={one}" for one in (*settings, *(f"args={word}" for word in ON_CPU))]
-    script = site.folder / "filled.sbatch"
-    assert site.badcjobs("template", "array", *words, "-o", script).exit_code == 0
-    asked = (script.name, "--out", site.out.name, "--gpus-per-task", 0, "--sbatch=--comment='two words'")
-    first = site.badcjobs(*LOCAL, *asked, "--json")
-    assert first.exit_code == 75, first.stderr
-    proof = first.json["summary"]["completeness"]
-    log = site.folder / f"badcjobs-{first.json['job_id']}_1.log"
-    assert (proof["missing_indices"], proof["missing_logs"], log.exists()) == ([1], [str(log)], True)
-    (command,) = proof["finish"]
-    assert shlex.split(command)[2:] == [
-        str(script), "--cluster=local", f"--out={site.out}", "--sbatch=--gres=", "--sbatch=--gpus=",
-        "--sbatch=--gpus-per-task=", "--sbatch=--gpus-per-node=0", "--sbatch='--comment=two words'",
-    ]  # fmt: skip
-    (site.folder / "well").touch()
-    last = site.badcjobs(*shlex.split(command)[1:], "--json")
-    assert (last.exit_code, last.json["summary"]["completeness"]["complete"]) == (0, True), last.stderr
-
-
-def test_ctrl_c_is_130_for_a_script_without_a_run_folder(site: Site) -> None:
-    program = site.start(*LOCAL, write_script(site, f"touch {site.folder}/up", "exec sleep 60"))
-    wait_for((site.folder / "up").exists, "it runs")
-    program.send(signal.SIGINT)
-    assert program.wait().exit_code == 130
