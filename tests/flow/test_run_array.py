@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from pathlib import Path
 
-import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.pages import Pages
 
 
-def chunks_of(site: Site, name: str) -> list[str]:
-    """Return the chunks in one task's database, done or not."""
-    return sorted(chunk for (chunk,) in rows(site.out / "tasks" / f"{name}.sqlite", "SELECT chunk_id FROM chunk"))
+def parts(site: Site) -> dict[str, str]:
+    """Return the chunks in each task's database, with what is not done marked."""
+    marked = "chunk_id || iif(status = 'done', '', ' ' || status)"
+    sql = f"SELECT group_concat({marked}, ', ') FROM (SELECT * FROM chunk ORDER BY chunk_id)"
+    return {path.stem: rows(path, sql)[0][0] or "" for path in site.task_databases()}
 
 
 ONE_TASK = {
@@ -67,23 +67,17 @@ def test_outside_slurm_one_task_does_all_and_its_rows_can_be_joined_and_nothing_
     pages({"rows.txt": "\n".join(said)})
 
 
-ODD = (1, 3, 5)  # sbatch --array=1-5:2
-
-
-def test_the_shards_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen(site: Site) -> None:
+def test_the_parts_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen(site: Site) -> None:
     """An array 1-5:2 of which only the first task ran; then ``--array=3,5``, a new job of another shape."""
     manifest = site.manifest(8)
-    first = site.run(manifest, *ON_CPU, env=array_task(1, ODD, step=2))
+    first = site.run(manifest, *ON_CPU, env=array_task(1, (1, 3, 5), step=2))
     assert first.exit_code == 0, first.stderr
     site.run_tasks(manifest, *ON_CPU, envs=[array_task(index, (3, 5), job_id=5000) for index in (3, 5)])
-    parts = {
-        "4821_1.r0.gpu-01": ["c000", "c003", "c006"],
-        "5000_3.r0.gpu-01": ["c001", "c004", "c007"],
-        "5000_5.r0.gpu-01": ["c002", "c005"],
-    }
-    assert {name: chunks_of(site, name) for name in parts} == parts
+    chunks = ("c000, c003, c006", "c001, c004, c007", "c002, c005")
+    names = [f"{name}.r0.gpu-01" for name in ("4821_1", "5000_3", "5000_5")]
+    assert parts(site) == dict(zip(names, chunks, strict=True))
     there = sorted(path.name for path in (site.out / "tasks").iterdir())
-    assert there == [f"{name}.{ending}" for name in parts for ending in ("log", "sqlite")]
+    assert there == [f"{name}.{ending}" for name in names for ending in ("log", "sqlite")]
     columns = "job_id, array_index, restart, node, shard_index, shard_count, verdict"
     assert site.rows(f"SELECT {columns} FROM task") == [
         ("4821", 1, 0, "gpu-01", 0, 3, "done"), ("5000", 3, 0, "gpu-01", 1, 3, "done"),
@@ -96,52 +90,48 @@ def test_the_shards_of_an_array_are_disjoint_and_complete_and_its_shape_is_froze
     assert sorted(site.out.rglob("*")) == before
 
 
-def test_an_array_that_cannot_be_shared_out_is_refused_with_a_line_to_paste_and_leaves_nothing(site: Site) -> None:
+def test_the_tasks_of_a_step_share_the_part_of_their_task_and_what_cannot_be_shared_out_is_refused(
+    site: Site,
+) -> None:
+    listed = site.folder / "manifests.txt"
+    manifests = [site.manifest(2, name=f"{name}.csv", prefix=name) for name in ("dawn", "dusk")]
+    listed.write_text("".join(f"{path}\n" for path in manifests))
     refused = site.run(site.manifest(3), *ON_CPU, env=array_task(5, (1, 2, 5)))
     assert_refused(refused, 2, "does not report the indices of a list to its tasks", "sbatch --array=0-2")
-    refused = site.run(list_of_manifests(site, "dawn", "noon", "dusk"), *ON_CPU, env=array_task(0, (0, 1)))
-    assert_refused(refused, 2, "3 manifests", "2 tasks", "sbatch --array=0-2")
+    refused = site.run(listed, *ON_CPU, env=array_task(0, (0,)))
+    assert_refused(refused, 2, "2 manifests", "1 task", "sbatch --array=0-1")
     for wrong in ("0", "1.5", "65"):
         refused = site.run(site.manifest(1), *ON_CPU, f"--workers-per-gpu={wrong}")
         assert_refused(refused, 2, f'--workers-per-gpu = "{wrong}" must be a whole number from 1 to 64, or auto')
     assert not site.out.exists()
-
-
-@pytest.mark.parametrize("listed", [False, True], ids=["one manifest", "a list"])
-def test_the_tasks_of_a_step_share_the_part_of_their_array_task(site: Site, listed: bool) -> None:
-    source = list_of_manifests(site, "dawn", "dusk") if listed else site.manifest(8)
     task = array_task(2, (1, 2))
-    site.run_tasks(
-        source, *ON_CPU, envs=[{**task, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(procid)} for procid in (0, 1)]
-    )
-    parts = [chunks_of(site, f"4821_2.r0.gpu-01.p{procid}") for procid in (0, 1)]
-    assert parts == ([["dusk000"], ["dusk001"]] if listed else [["c002", "c006"], ["c003", "c007"]])
-    assert site.rows("SELECT procid FROM task") == [(0,), (1,)]
+    steps = [{**task, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(procid)} for procid in (0, 1)]
+    for source, shares in ((listed, ("dusk000", "dusk001")), (site.manifest(8), ("c002, c006", "c003, c007"))):
+        site.run_tasks(source, *ON_CPU, envs=steps)
+        assert parts(site) == {f"4821_2.r0.gpu-01.p{procid}": shares[procid] for procid in (0, 1)}
+        assert site.rows("SELECT procid FROM task") == [(0,), (1,)]
+        shutil.rmtree(site.out)
 
 
 def test_a_requeued_task_does_only_what_is_left_and_does_not_look_into_its_siblings(site: Site) -> None:
     """It uses Slurm's own scratch folder, and its ``--shard`` wins over the array."""
-    manifest = site.manifest(4)
-    (site.out / "tasks").mkdir(parents=True)
-    (site.out / "tasks" / "4821_1.r0.gpu-02.sqlite").write_bytes(b"a sibling's: this must not even be opened")
-    (site.out / "tasks" / "4700_1.r0.gpu-02.sqlite").write_bytes(b"another job's: this is looked into")
-    scratch = site.folder / "slurm-tmpdir"
+    manifest, tasks, scratch = site.manifest(4), site.out / "tasks", site.folder / "slurm-tmpdir"
+    tasks.mkdir(parents=True)
+    sibling, of_another_job = tasks / "4821_1.r0.gpu-02.sqlite", tasks / "4700_1.r0.gpu-02.sqlite"
+    sibling.write_bytes(b"a sibling's: this must not even be opened")
+    of_another_job.write_bytes(b"another job's: this is looked into")
     scratch.mkdir()
     broken = site.folder / "audio" / "c002.wav"
     broken.write_bytes(b"not audio")
     env = {**array_task(0, (0, 1, 2)), "SLURM_TMPDIR": str(scratch)}
     first = site.run(manifest, *ON_CPU, "--shard", "0/2", env=env)
-    assert first.exit_code == 1
-    assert "4700_1.r0.gpu-02.sqlite cannot be read" in first.stderr
-    assert "4821_1.r0.gpu-02" not in first.stderr
-    assert f"{scratch}/" in first.stderr
-    assert list(scratch.iterdir()) == []
+    assert (first.exit_code, f"{scratch}/" in first.stderr, list(scratch.iterdir())) == (1, True, [])
+    assert f"{of_another_job.name} cannot be read" in first.stderr and sibling.name not in first.stderr
     broken.write_bytes((site.folder / "audio" / "c001.wav").read_bytes())
-    (site.out / "tasks" / "4700_1.r0.gpu-02.sqlite").unlink()
-    (site.out / "tasks" / "4821_1.r0.gpu-02.sqlite").unlink()
+    of_another_job.unlink()
+    sibling.unlink()
     assert site.run(manifest, *ON_CPU, "--shard", "0/2", env={**env, "SLURM_RESTART_COUNT": "1"}).exit_code == 0
-    requeued = site.out / "tasks" / "4821_0.r1.gpu-01.sqlite"
-    assert rows(requeued, "SELECT chunk_id, status FROM chunk") == [("c000", "skipped"), ("c002", "done")]
+    assert parts(site) == {"4821_0.r0.gpu-01": "c000, c002 failed", "4821_0.r1.gpu-01": "c000 skipped, c002"}
 
 
 def test_a_task_without_a_share_ends_well_and_an_array_over_a_run_without_one_is_refused(site: Site) -> None:
@@ -155,13 +145,5 @@ def test_a_task_without_a_share_ends_well_and_an_array_over_a_run_without_one_is
     assert_refused(refused, 2, "without an array")
     shutil.rmtree(site.out)
     done = site.run(site.folder / "audio", *ON_CPU, env=array_task(2, (0, 1, 2)))
-    assert (done.exit_code, chunks_of(site, "4821_2.r0.gpu-01")) == (0, [])
+    assert (done.exit_code, parts(site)) == (0, {"4821_2.r0.gpu-01": ""})
     assert site.rows("SELECT verdict, workers FROM task") == [("done", 0)]
-
-
-def list_of_manifests(site: Site, *names: str) -> Path:
-    """Write manifests of two chunks each, and the list of them."""
-    manifests = [site.manifest(2, name=f"{name}.csv", prefix=name) for name in names]
-    listed = site.folder / "manifests.txt"
-    listed.write_text("".join(f"{path}\n" for path in manifests))
-    return listed
