@@ -49,7 +49,6 @@ from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_e
 Progress = Callable[[int], None]
 
 _LOOKED_AT = 2000  # audio files; opening each of twenty million on Lustre would take an hour
-_OF_ONE_TASK = ("shard", "stop_after")
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # not --exclusive: srun, which starts the tasks, sees no GPU
 _WARNING_S = 180
 _SHORTEST_WARNING_S = 30  # Slurm checks time limits every 30 seconds
@@ -104,7 +103,7 @@ def make_plan(
     flags, project = command
     out, wrong = cwd / str(flags.get("out") or project.get("run", "out")), list(mistakes)
     settings = project.make(RunSettings, flags, "submit", wrong)
-    wrong += [f"[run] {key} is for one task, not for an array" for key in _OF_ONE_TASK if getattr(settings, key)]
+    wrong += ["[run] stop_after is for one task, not for an array"] if settings.stop_after else []
     chunks, looked_at, listed = 0, None, None
     if find and not again and (record := records.read_record(out)) is not None:
         chunks, listed = record.chunks, record.listed  # checked when the job was submitted

@@ -24,7 +24,7 @@ from rooms.devices import DeviceLocks, simulated_uuid
 from rooms.root import SystemClock
 from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
 from support.behaviour import FixedSite
-from support.login_node import FORGOTTEN, LoginNode, states
+from support.login_node import LoginNode
 from support.pages import Pages
 from support.waiting import wait_for
 
@@ -261,11 +261,11 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_
     (tmp_path / "go").touch()
     assert [first.wait().exit_code, second.wait().exit_code] == [0, 0], second.stderr
     assert site.badcjobs(*to_slurm, env=node.env()).exit_code == 0  # it has ended: nothing is in the way
-    running, has = states("4821_0 RUNNING 0"), "already has job 4821 of --cluster slurm"
+    running, has = "says '4821_0 RUNNING 0'", "already has job 4821 of --cluster slurm"
     unknown = "it is not known whether it has ended"
     for more, says, code, words in (
         ((), running, 2, has), (("--again",), running, 2, has), ((), "exit 7", 2, unknown),
-        (("--again",), "exit 7", 0, ""), ((), FORGOTTEN, 0, ""),
+        (("--again",), "exit 7", 0, ""), ((), "forgotten", 0, ""),
     ):  # fmt: skip
         done = site.badcjobs("submit", *more, *here[1:], env=node.env(STATES=says))
         assert (done.exit_code, words in done.stderr) == (code, True), done.stderr

@@ -1,7 +1,7 @@
 """``badcjobs submit`` at a login node: what it checks, hands to sbatch, finds again and says in the end; nothing twice.
 
-Each story is a few commands on a run folder of its own, and one page. sbatch, squeue and sacct are stand-ins that do
-what a step says; what a real Slurm makes of it is in tests/slurm.
+Each story is a few commands on a run folder of its own, and one page; they stand in tests/data/login_stories.txt.
+sbatch, squeue and sacct are stand-ins that do what a line says; what a real Slurm makes of it is in tests/slurm.
 """
 
 from __future__ import annotations
@@ -9,165 +9,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.badcjobs_program import ON_CPU, array_task
 from support.behaviour import FixedSite, pretty
-from support.login_node import (
-    FORGOTTEN,
-    HAS_BOTH,
-    HAS_IT,
-    HAS_OTHERS,
-    LOST,
-    REFUSES,
-    SILENT,
-    TAKES,
-    LoginNode,
-    hit,
-    states,
-)  # fmt: skip
+from support.login_node import LoginNode
 from support.pages import Pages
 from support.waiting import wait_for
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU, "--interval", "0.1")
-MERGED = "4822 COMPLETED 0"
-LATE = f"kill -KILL $PPID; sleep 1; touch $0.late; {TAKES}"
-HAS_LATE = f"[ ! -e $(dirname $0)/sbatch.late ] || {HAS_IT}"
-INSIDE = {**array_task(2, [0, 1, 2]), "CUDA_VISIBLE_DEVICES": "1", "SLURM_CONF": "/somewhere/slurm.conf"}
-AT_FIRST = states("4821_0 TIMEOUT 0", "4821_1 RUNNING 0")
-SEEN_ONCE = f"echo x >> $0.seen; case $(wc -l < $0.seen) in 1) {AT_FIRST} ;; *) echo '{MERGED}' ;; esac"
-Step = tuple[str, dict[str, Any]]
-
-
-def do(words: str, **does: Any) -> Step:
-    """Return a command: submit with the usual source and run options, unless ``plain``; and what Slurm does then."""
-    return words, does
-
-
-def edit(folder: Path, change: Callable[[Any], Any]) -> None:
-    file = folder / "submitted.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-
-
-def drop(*keys: str) -> Callable[[Path], None]:
-    return lambda folder: edit(folder, lambda record: {key: record[key] for key in record if key not in keys})
-
-
-def write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text) and None
-
-
-STORIES: dict[str, list[Step | Callable[[Path], None]]] = {
-    # --- interrupted, killed, left without an answer ---
-    "INT": [
-        do("--sbatch=--array=1-5:2 --wait", SBATCH=f"{TAKES}; {hit('INT')}"), do("--sbatch=--array=1-5:2"),
-    ],
-    "TERM": [do("--sbatch=--array=1-5:2 --wait", SBATCH=f"{TAKES}; {hit('TERM')}"), do("--sbatch=--array=1-5:2")],
-    "killed": [
-        do("--tasks 2", SBATCH=f"{TAKES}; {hit('KILL')}", SCRIPTS=HAS_IT), do("--tasks 2 --dry-run", SCRIPTS=HAS_IT),
-        do("--tasks 2"), do("--tasks 2 --again", SCRIPTS=HAS_IT), do("--tasks 3", SCRIPTS=HAS_IT),
-        do("--tasks 2", SCRIPTS=HAS_IT),
-    ],
-    "for-nothing": [do("", SBATCH=hit("KILL")), do("", SCRIPTS=HAS_OTHERS)],
-    "lost": [do("", SBATCH=LOST, SCRIPTS=HAS_OTHERS), do("", SCRIPTS=HAS_IT)],
-    "lost-and-found": [do("", SBATCH=LOST, SCRIPTS=HAS_IT)],
-    "late": [do("", SBATCH=LATE, SCRIPTS=HAS_LATE), do("", SCRIPTS=HAS_LATE)],
-    "looked-at": [
-        do("--tasks 3 --time 9", SBATCH=LOST), do("monitor --json --once OUT", plain=True),
-        do("check --json --out OUT -- --engine demo", plain=True), do("--tasks 3 --time 9", SCRIPTS=HAS_IT, MERGE=LOST),
-        do("monitor --json --once OUT", plain=True), do("--tasks 3 --time 9", SCRIPTS=HAS_BOTH),
-        do("monitor --json --once OUT", plain=True), do("check --json --out OUT -- --engine demo", plain=True),
-    ],
-    "other-wish": [
-        do("--time 5", SBATCH=LOST), do("--time 9 --dry-run", SCRIPTS=HAS_IT), do("--time 9 --dry-run"),
-        do("--time 9", SCRIPTS=HAS_IT), do("--time 5", SCRIPTS=HAS_IT), do("--time 5"),
-    ],
-    "merge-killed": [do("", MERGE=f"echo 4822; {hit('KILL')}"), do("", SCRIPTS=HAS_BOTH)],
-    "merge-lost-and-found": [do("", SCRIPTS=HAS_BOTH, MERGE=LOST)],
-    "merge-lost": [do("", MERGE=LOST), do("--json"), do("", SCRIPTS=HAS_BOTH)],
-    "merge-refused": [do("--json", MERGE=REFUSES), do("")],
-    "emulated": [
-        do("", SBATCH=LOST), do("--cluster local", SCRIPTS=HAS_IT), do("--cluster local"),
-        do("--cluster local --dry-run", SCRIPTS=HAS_IT), do("--cluster local --dry-run", SCRIPTS=HAS_OTHERS),
-        do("--cluster local --again --dry-run"),
-    ],
-    # --- found again ---
-    "found": [
-        do("--tasks 2 --json"), do("--tasks 2"), do("--tasks 2 --again"), do("--tasks 2 --config run.backoff_s=3"),
-        do("--tasks 2", STATES=SILENT), do("--tasks 2 --again", STATES=SILENT),
-        do("--tasks 2 --wait", STATES=FORGOTTEN), do("--tasks 2 --again", STATES=FORGOTTEN),
-    ],
-    "other-options": [
-        do("--time 12:00:00 --mem 16GB --account st-pi-1 --sbatch=--array=0-1%1"),
-        do("--time 720 --mem 16G --account=st-pi-1 --tasks=2 --parallel=1"),
-        do("--time 1-0 --mem 32G --sbatch=--array=0-3 --sbatch=--qos=high"),
-        do("--mem 32G --account st-pi-1 --sbatch=--array=0-1%1 --again", STATES=FORGOTTEN),
-    ],
-    "shown": [
-        do("--time 5"), do("--time 5 --dry-run --json"), do("--time 9 --dry-run"), do("--time 5 --again --dry-run"),
-    ],
-    "idle": [do("--tasks 9 --dry-run --json"), do("--tasks 9"), do("--tasks 9"), do("--tasks 9 --json")],
-    "earlier-version": [do(""), drop("asked", "listed"), do("--mem 9G --json")],
-    "damaged-record": [do(""), write("submitted.json", '{"job": 1}'), do("")],
-    "list": [do("LIST --tasks 3", plain=True), do("LIST --json", plain=True), do("LIST", plain=True)],
-    # --- what is handed over, what is refused ---
-    "inside-a-job": [do("", env=INSIDE)],
-    "own-variables": [do("", env={"SBATCH_ACCOUNT": "st-pi-1", "CUDA_VISIBLE_DEVICES": "0"})],
-    "arguments": [do("--root audio --config badc.toml", more=("--engine-arg=--burn-s=0.1", "--no-resume"))],
-    "elsewhere": [
-        do("--share-gpus"), do("--kill-wait 30"), do("--engine demo"), do("", more=("--shard", "0/2")), do("a.sbatch"),
-        do("--sbatch=--nodes=2"), do("--sbatch=-N2"), do("--cluster pbs"), do("submit m.csv", plain=True),
-        do("submit m.csv --out=", plain=True), do("submit --out OUT", plain=True), do("",
-        env={"BADCJOBS_POLL_S": "soon"}),
-        do("", env={"BADCJOBS_POLL_S": "0"}), do("", env={"BADCJOBS_POLL_S": "nan"}),
-        do("--time soon --mem much --sbatch=--array=1,2,5", more=("--engine", "crow", "--retries", "-1")),
-    ],
-    "bad-source": [do("GONE", plain=True), do("TWICE", plain=True)],
-    "no-slurm": [do("--account=st-pi-1", env={"PATH": "/nowhere"})],
-    "sbatch-refuses": [do("--sbatch=--partition=none", SBATCH=REFUSES)],
-    "project-file": [
-        do("PROJECT --dry-run --config submit.requeues=3 --mem 9G", plain=True), do("PROJECT --json", plain=True),
-        do("PROJECT", plain=True), do("PROJECT --tasks 3", plain=True),
-    ],
-    "large": [do("LARGE", plain=True)],
-    # --- the verdict: what its own tasks have done, not what an older job has left in the same folder ---
-    "old-fails-at-once": [
-        do("--wait", STATES=states("4821_0 FAILED 0", "4821_1 FAILED 0", MERGED)),
-        do("--wait --json", STATES=states("4821_0 FAILED 0", "4821_1 FAILED 0", MERGED)),
-    ],
-    "old-nobody-knows": [
-        lambda folder: (folder / "logs").mkdir(), write("logs/4821_1_0_log.out", "slurmstepd: error\n"),
-        do("--wait", STATES=FORGOTTEN),
-    ],
-    "old-accounting": [
-        do("--wait", STATES=states("4821_1 COMPLETED 0", MERGED), SACCT=states("4821_0|CANCELLED by 1000",
-        "4821_1|FAILED")),
-    ],
-    "old-seen-to-end": [do("--wait", STATES=SEEN_ONCE)],
-    "old-own-tasks": [
-        do("", STATES=states("4821_0 RUNNING 0")), lambda folder: as_job(folder, "4821"),
-        do("--wait", STATES=FORGOTTEN), do("--wait", STATES=states("4821_0 FAILED 0", "4821_1 NODE_FAIL 0", MERGED)),
-    ],
-    "old-again": [do("--again"), do("--again --json", more=("--no-resume",)), do("--again", more=("--no-resume",))],
-    "old-of-another-run": [do("", more=("--retries", "9")), do("--tasks 4"), do("--sbatch=--array=1")],
-    "begin-nobody": [
-        do("--tasks 2"), write("logs/4821_0_0_log.out", "module: command not found\n"),
-        do("--tasks 2 --wait", STATES=states("4821_0 FAILED 256 NonZeroExitCode", "4821_1 FAILED 256",
-        "4822 FAILED 256")),
-    ],
-    "half-again": [
-        do("--again --dry-run --json"), do("--again"), do("--json", STATES=states("4821_1 RUNNING 0")),
-    ],
-}  # fmt: skip
-
-
-def as_job(folder: Path, job_id: str) -> None:
-    """Let the tasks of the older job be those of this one."""
-    for path in [*(folder / "tasks").iterdir()]:
-        shutil.copy(Path(str(folder) + "-4821") / "tasks" / path.name.replace("4000", job_id), folder / "tasks")
+TEXT = (Path(__file__).parents[1] / "data" / "login_stories.txt").read_text()
+STORIES = {name: lines.split("\n\n")[0] for name, lines in re.findall(r"=== (.*)\n((?:(?!===).*\n)*)", TEXT)}
+SOURCES = {"old": "four.csv", "half": "nine.csv"}
 
 
 @pytest.fixture(scope="module")
@@ -204,21 +60,19 @@ def site() -> Iterator[FixedSite]:
     site.close()
 
 
-SOURCES = {"LIST": "list.txt", "GONE": "gone.csv", "TWICE": "twice.csv", "LARGE": "large.csv", "OTHER": "other.csv"}
+def command(words: list[str], name: str) -> list[str]:
+    if words[:1] == ["$"]:
+        return " ".join(words[1:]).replace("OUT", name).replace("RUN", " ".join(RUN)).split()
+    dashes = words.index("--") if "--" in words else len(words)
+    source = SOURCES.get(name.partition("-")[0], "manifest.csv")
+    return ["submit", source, *words[:dashes], "--out", name, *RUN, *words[dashes + 1 :]]
 
 
-def command(words: str, name: str, does: dict[str, Any]) -> list[str]:
-    first, *rest = words.split() or [""]
-    own = [word.replace("OUT", name) for word in words.split()]
-    if first == "PROJECT":
-        return ["submit", "--config", "project.toml", *rest]
-    if first in SOURCES:
-        return ["submit", SOURCES[first], "--out", name, *rest, *RUN]
-    if does.get("plain"):
-        return own
-    source = "four.csv" if name.startswith("old") else "nine.csv" if name.startswith("half") else "manifest.csv"
-    given = own if first.endswith(".sbatch") else [source, *own]
-    return ["submit", *given, "--out", name, *RUN, *does.get("more", ())]
+def environment(node: LoginNode, changes: list[str]) -> dict[str, str]:
+    given = dict(change.strip().split("=", 1) for change in changes if change.strip())
+    inside = array_task(2, [0, 1, 2]) if given.pop("INSIDE", None) else {}
+    does = {key: given.pop(key) for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT") if key in given}
+    return {**node.env(**does), **inside, **given}
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -227,17 +81,15 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
     shutil.rmtree(out, ignore_errors=True)  # of a first try
     if name.startswith(("old", "half")):
         shutil.copytree(site.folder / name.partition("-")[0], out)
-        if name == "old-own-tasks":
-            shutil.copytree(site.folder / "old-4821", f"{out}-4821", dirs_exist_ok=True)
     said = []
-    for step in STORIES[name]:
-        if callable(step):
-            step(out)
+    for line in STORIES[name].splitlines():
+        if line.startswith("!"):
+            subprocess.run(["bash", "-c", line[1:]], cwd=out, check=True)
             continue
-        words, does = step
-        env = {**node.env(**does), **does.get("env", {})}
-        done = site.badcjobs(*(argv := command(words, name, does)), env=env)
-        if does.get("SBATCH") != LATE:
+        words, *changes = f" {line} ".split(" | ")
+        argv = command(words.split(), name)
+        done = site.badcjobs(*argv, env=environment(node, changes))
+        if "hit" in line:
             wait_for(lambda: not site.processes("sbatch"), "the stand-in of sbatch has ended")
         said.append(
             f"$ badcjobs {' '.join(argv)}\nexit code {done.exit_code}\n{told(done.stdout)}--- stderr\n{done.stderr}"

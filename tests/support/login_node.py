@@ -1,39 +1,38 @@
-"""A login node: sbatch, srun and squeue as stand-ins on PATH, which do what the environment of a command says."""
+"""A login node: sbatch, srun, squeue and sacct as stand-ins on PATH, which do what the environment of a command says.
+
+They do lines of shell, in which these functions are known; $0 is the stand-in, whose caller is $PPID.
+"""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from support.badcjobs_program import Site
 
-TAKES = "echo '--> Checking allocation...OK'; echo Submitted batch job 4821"
-LOST = "echo 'Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
-REFUSES = "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
-SILENT = "echo Unable to contact slurm controller >&2; exit 1"
-FORGOTTEN = "echo Invalid job id specified >&2; exit 1"
-HAS_IT = 'echo "4821|$(cat $0.script)"'
-HAS_BOTH = HAS_IT + '; echo "4822|$(cat $0.merge)"'
-HAS_OTHERS = "echo '4821|/somebody/elses.sh'"
+FUNCTIONS = """
+says() { printf '%s\\n' "$@"; }
+fails() { echo "$1" >&2; exit 1; }
+takes() { echo '--> Checking allocation...OK'; echo Submitted batch job 4821; }
+lost() { fails 'Batch job submission failed: Socket timed out on send/recv operation'; }
+refuses() { fails 'sbatch: error: Batch job submission failed: Invalid account'; }
+silent() { fails 'Unable to contact slurm controller'; }
+forgotten() { fails 'Invalid job id specified'; }
+has_it() { echo "4821|$(cat $0.script)"; }
+has_both() { has_it; echo "4822|$(cat $0.merge)"; }
+has_others() { echo '4821|/somebody/elses.sh'; }
+late() { kill -KILL $PPID; sleep 1; touch $0.late; takes; }
+has_late() { [ ! -e $(dirname $0)/sbatch.late ] || has_it; }
+at_first() { [ ! -e $0.seen ] && touch $0.seen && says "$@"; }
+hit() { kill -$1 $PPID; sleep 0.1; }
+"""
 SBATCH = """
 { echo "$@"; env | grep -E '^(SLURM|SBATCH|CUDA|TMPDIR)' | sort; } >> $0.called
 case "$*" in *--parsable*) echo "$3" > $(dirname $0)/squeue.merge; eval "${TEST_MERGE:-echo 4822}"; exit ;; esac
 echo "$1" > $(dirname $0)/squeue.script
 eval "$TEST_SBATCH"
 """
-SQUEUE = """
-case "$*" in *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac
-"""
-
-
-def hit(name: str) -> str:
-    """Return what ends whoever has called sbatch, before that has ended itself."""
-    return f"kill -{name} $PPID; sleep 0.1"
-
-
-def states(*lines: str) -> str:
-    """Return what squeue does to say this."""
-    return f"printf '%s\\n' {' '.join(repr(line) for line in lines)}"
+SQUEUE = 'case "$*" in *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
+USUAL = {"SBATCH": "takes", "SCRIPTS": "silent", "STATES": "says '4821_0 PENDING 0 Resources'", "SACCT": "exit 1"}
 
 
 class LoginNode:
@@ -44,18 +43,17 @@ class LoginNode:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         for name, text in (("sbatch", SBATCH), ("srun", "exit 1"), ("squeue", SQUEUE), ("sacct", 'eval "$TEST_SACCT"')):
-            site.script(f"slurm-bin/{name}", text)
+            site.script(f"slurm-bin/{name}", FUNCTIONS + text)
 
     def env(self, **does: str) -> dict[str, str]:
         """Return the environment of a command on this node: what sbatch does (SBATCH), also with the merge job (MERGE),
         what squeue says about scripts (SCRIPTS) and states (STATES), and what sacct says (SACCT).
         """
-        usual = {"SBATCH": TAKES, "SCRIPTS": SILENT, "STATES": states("4821_0 PENDING 0 Resources"), "SACCT": "exit 1"}
-        done = {f"TEST_{name}": text for name, text in {**usual, **does}.items() if name.isupper()}
+        done = {f"TEST_{name}": text for name, text in {**USUAL, **does}.items()}
         return {"PATH": f"{self.folder}:/usr/bin:/bin", "BADCJOBS_POLL_S": "0.05", **done}
 
     @property
     def calls(self) -> str:
         """How sbatch was called, each time, and with which variables."""
-        log: Path = self.folder / "sbatch.called"
+        log = self.folder / "sbatch.called"
         return log.read_text() if log.exists() else ""
