@@ -206,7 +206,7 @@ def parse_minutes(text: str) -> int:
     """Return a time limit in minutes; raise ValueError if it is not one, or unlimited."""
     seconds = parse_limit(text)
     if seconds is None:
-        raise ValueError(text)
+        raise ValueError(f"--time={text} sets no limit; write minutes, H:M:S or D-H:M:S")
     return seconds // 60
 
 
@@ -364,7 +364,7 @@ def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
         if one is not None:
             found.append((one["type"], int(one["number"] or 1)))
         elif not gres:
-            raise ValueError(text)
+            raise ValueError(f"--time={text} sets no limit; write minutes, H:M:S or D-H:M:S")
     return found
 
 

@@ -1,7 +1,8 @@
-"""Values as short texts for pages: of a record only what differs from its defaults."""
+"""Values as short texts for pages, of a record only what differs from its defaults; and values from such texts."""
 
 from __future__ import annotations
 
+import ast
 import enum
 import json
 import re
@@ -44,3 +45,11 @@ def line(value: Any) -> str:
 def page(cases: Mapping[str, Any]) -> str:
     """Return what came of each case, each below its own text."""
     return "\n".join(f"{case}\n    → {line(found)}" for case, found in cases.items())
+
+
+def literal(text: str) -> Any:
+    """Return the value that a word stands for: a number, None, a tuple, or else the word itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -6,7 +6,6 @@ second, one GB less.
 
 from __future__ import annotations
 
-import ast
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from rooms import planning
 from rooms.cluster import Asked, BatchScript, Call, Mistake, parse_signal, parse_sinfo
 from rooms.planning import Site, check_facts, fine, problem, warning
+from support.brief import literal
 from support.pages import Pages
 
 FILE = Path(__file__).parents[2] / "data" / "check_facts.txt"
@@ -64,13 +64,6 @@ SBATCH = {  # exit code and words of sbatch --test-only, recorded with a real 22
 }
 
 
-def literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return WRONG if text == "WRONG" else text
-
-
 def parse_call(text: str) -> Call:
     """Return a call of badcjobs: the words before it, ``-`` for none, and its other fields behind semicolons."""
     before, *more = text.split("; ")
@@ -89,7 +82,9 @@ def parse(name: str, text: str) -> Any:
         return replace(SCRATCH, path=text, real=text)
     if name == "log_folders":
         return tuple(replace(SCRATCH, path=path, real=path, missing="gone" in path) for path in text.split(", "))
-    return CLUSTERS[text] if name == "cluster" else literal(text)
+    if name == "cluster":
+        return CLUSTERS[text]
+    return WRONG if text == "WRONG" else literal(text)
 
 
 def facts_of(line: str) -> planning.PreflightFacts:

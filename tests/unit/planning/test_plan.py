@@ -4,63 +4,84 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import planning
 from rooms.model import NO_CUTTING
-from rooms.planning import (
-    CampaignPlan,
-    LeftOut,
-    Lengths,
-    Planned,
-    PlanWish,
-    Site,
-    Speed,
-    Survey,
-    at_length,
-    check_wish,
-    make_margin,
-    make_plan,
-    plan_text,
-    round_up,
-    share_out,
-    speed_of,
-    to_dict,
-)
+from rooms.planning import Lengths, PlanWish, Site, Speed, Survey, check_wish, make_plan, share_out, speed_of
 from rooms.root import BadInput, PlanSettings, SubmitSettings
 from rooms.sources import Surveyor, read_header
 from rooms.store import JobFacts, StateTime, TaskFacts
+from support.brief import line, literal
 from support.pages import Pages
 from support.summaries import TASK, device
 
+CASES = Path(__file__).parents[2] / "data" / "plan_cases.txt"
 HOUR_S, HOUR_MS = 3600, 3_600_000
-SPEED = Speed(400.0, "from --rate")
-SLOW = replace(SPEED, audio_hours_per_gpu_hour=0.2)
-SOCKEYE = Site(
-    "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_h=168, files=10_000_000,
-    node_gpus=4, node_cpus=24, node_memory_gb=180, plan_time_h=24, bill_rule="max", bill_gpu=6, bill_cpu=1,
-)  # fmt: skip
-ANYWHERE = Site("")
-Runs = Sequence[tuple[int | None, int]]  # length in milliseconds, and how many of it
+SPEEDS = {
+    "from --rate": Speed(400.0, "from --rate"),
+    "probed": Speed(
+        250.0, "from a probe", curve=((30.0, 100.0), (60.0, 150.0), (240.0, 250.0)),
+        remedy="badcjobs probe AUDIO -- --engine=demo",
+    ),
+    "lean": Speed(
+        150.0, "from a probe", devices=("V100",), curve=((15.0, 50.0), (60.0, 150.0)),
+        lean_curve=((40.0, 80.0), (60.0, 90.0)), safe_s=18.0, lean_safe_s=60.0, best_s=17.0,
+    ),
+}  # fmt: skip
+SITES = {
+    "sockeye": Site(
+        "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_h=168, files=10_000_000,
+        node_gpus=4, node_cpus=24, node_memory_gb=180, plan_time_h=24, bill_rule="max", bill_gpu=6, bill_cpu=1,
+    ),
+    "x": Site("x"),
+}  # fmt: skip
 
 
-def survey_of(*runs: tuple[int | None, int], rows: int = 0, sources: int = 0, rows_alone: bool = False) -> Survey:
-    left_out = LeftOut(())
+def survey_of(*lengths_ms: int | None, rows: int = 0, sources: int = 0, rows_alone: bool = False) -> Survey:
+    left_out = planning.LeftOut(())
     left_out.rows, left_out.whole = rows, set(range(sources))
     survey = Survey(Surveyor(left_out, NO_CUTTING, read_header), left_out, rows_alone=rows_alone)
-    for length_ms, many in runs:
-        for _ in range(many):
-            survey.add(length_ms, f"r{survey.lengths.rows}.wav", f"c{survey.lengths.rows}")
+    for number, length_ms in enumerate(lengths_ms):
+        survey.add(length_ms, f"r{number}.wav", f"c{number}")
     return survey
 
 
-def plan_of(survey: Survey | Runs, speed: Speed = SPEED, site: Site = SOCKEYE, **wish: Any) -> CampaignPlan:
-    found = survey if isinstance(survey, Survey) else survey_of(*survey)
-    return make_plan(found, speed, PlanWish(**wish), site)
+def read_case(line: str) -> tuple[Survey, Speed, Site, dict[str, str]]:
+    """Return source, speed, site and wishes: ``9×30`` are chunks of 30 s, ``speed.x`` and ``site.x`` change these."""
+    lengths_ms: list[int | None] = []
+    speed, site, wish = SPEEDS["from --rate"], Site(""), dict[str, str]()
+    for name, _, text in (word.partition("=") for word in shlex.split(line)):
+        part, _, key = name.partition(".")
+        if "×" in name:
+            many, _, seconds = name.partition("×")
+            lengths_ms += [None if seconds == "?" else round(float(seconds) * 1000)] * int(many)
+        elif part == "speed":
+            speed = replace(speed, **{key.replace("rate", "audio_hours_per_gpu_hour"): literal(text)})
+        elif part == "site":
+            site = replace(site, **{key: literal(text)})
+        else:
+            speed, site = SPEEDS.get(name, speed), SITES.get(name, site)
+            wish[name] = text
+    counts = {"rows": int(wish.pop("left_out", 0)), "sources": int(wish.pop("whole", 0))}
+    survey = survey_of(*lengths_ms, **counts, rows_alone="rows_alone" in wish)
+    if "odd_rates" in wish:
+        survey.walk.rates_hz.update({48_000: 3, 44_100: 7})
+    return survey, speed, site, {name: value for name, value in wish.items() if value}
+
+
+def wish_of(words: dict[str, str]) -> PlanWish:
+    numbers: dict[str, Any] = {
+        name: int(words[name]) for name in ("parallel", "gpus_per_task", "cpus") if name in words
+    }
+    submit = SubmitSettings(time=words.get("time"), mem=words.get("mem"), **numbers)
+    return PlanWish.of(submit, PlanSettings(margin=float(words["margin"]) if "margin" in words else None))
 
 
 # --- for every source, speed and site ---------------------------------------------------------------------------------
@@ -123,7 +144,7 @@ def test_every_plan_covers_all_audio_once_within_the_limits_and_every_task_ends_
         check_wish(wish, site)
     except BadInput:
         return
-    plan = make_plan(survey_of(*((length_ms, 1) for length_ms in many)), Speed(rate, "x"), wish, site)
+    plan = make_plan(survey_of(*many), Speed(rate, "x"), wish, site)
     sizing, margin, waves = plan.sizing, plan.margin, plan.waves
     # all audio, in order, once
     assert [task for wave in waves for task in range(wave.first, wave.first + wave.tasks)] == list(range(plan.tasks))
@@ -158,161 +179,54 @@ def test_every_plan_covers_all_audio_once_within_the_limits_and_every_task_ends_
         fullest = [max(one.audio_ms for one in sizing.shares[w.first : w.first + w.tasks]) for w in waves]
         running = [n * (300 + ms / 1000 / rate / sizing.gpus) for n, ms in zip(rounds, fullest, strict=True)]
         assert plan.running_s == pytest.approx(sum(running))
-    assert json.loads(json.dumps(to_dict(plan)))["tasks"]["count"] == plan.tasks
+    assert json.loads(json.dumps(planning.to_dict(plan)))["tasks"]["count"] == plan.tasks
 
 
 def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others_their_part() -> None:
-    for runs, tasks, rows in (
-        ([(1_000, 900), (9_000, 100)], 2, [900, 100]), ([(10, 10), (100_000, 1), (10, 300)], 4, [10, 1, 150, 150]),
-        ([(10, 7)], 3, [2, 3, 2]), ([(100_000, 2), (10, 10)], 4, [1, 1, 5, 5]), ([(0, 5), (10, 2)], 2, [6, 1]),
-            ([(2**33, 1), (10, 3)], 2, [1, 3]),
-    ):  # fmt: skip
-        assert [share.rows for share in share_out(survey_of(*runs).lengths, tasks)] == rows
+    for lengths_ms, tasks, rows in (
+        ([1_000] * 900 + [9_000] * 100, 2, [900, 100]),
+        ([10] * 10 + [100_000] + [10] * 300, 4, [10, 1, 150, 150]),
+        ([10] * 7, 3, [2, 3, 2]),
+        ([100_000] * 2 + [10] * 10, 4, [1, 1, 5, 5]),
+        ([0] * 5 + [10] * 2, 2, [6, 1]),
+        ([2**33] + [10] * 3, 2, [1, 3]),
+    ):
+        assert [share.rows for share in share_out(survey_of(*lengths_ms).lengths, tasks)] == rows
 
 
 def test_times_are_rounded_up_to_five_minutes_and_from_three_hours_on_to_half_hours() -> None:
-    seconds = {
-        1: 300,
-        300: 300,
-        300.5: 600,
-        10_799: 10_800,
-        10_800: 10_800,
-        10_801: 12_600,
-        12_600: 12_600,
-        12_601: 14_400,
-    }
-    assert {one: round_up(one) for one in seconds} == seconds
+    asked = (1, 300, 300.5, 10_799, 10_800, 10_801, 12_600, 12_601)
+    assert [planning.round_up(one) for one in asked] == [300, 300, 600, 10_800, 10_800, 12_600, 12_600, 14_400]
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-
-def rates() -> Survey:
-    survey = survey_of((30_000, 5), (None, 23), (0, 1))
-    survey.walk.rates_hz.update({48_000: 3, 44_100: 7})
-    return survey
-
-
-CURVE = ((30.0, 100.0), (60.0, 150.0), (240.0, 250.0))
-PROBED = Speed(250.0, "from a probe", curve=CURVE, remedy="badcjobs probe AUDIO -- --engine=demo")
-LEAN = Speed(150.0, "from a probe", devices=("V100",), curve=((15.0, 50.0), (60.0, 150.0)),
-             lean_curve=((40.0, 80.0), (60.0, 90.0)), safe_s=18.0, lean_safe_s=60.0, best_s=17.0)  # fmt: skip
-FEW = [(30_000, 10)]
-DAY = {"time_s": 24 * HOUR_S}
-# name → source, speed, site, wishes
-PLANS: dict[str, tuple[Survey | Runs, Speed, Site, dict[str, Any]]] = {
-    "as long as the work needs": ([(30_000, 480)], SPEED, ANYWHERE, {}),
-    "one task is enough": ([(HOUR_MS, int(400 * (24 * HOUR_S - 600) / 1.5 / HOUR_S))], SPEED, ANYWHERE, DAY),
-    "one is just not": ([(HOUR_MS, int(400 * (24 * HOUR_S - 600) / 1.5 / HOUR_S) + 1)], SPEED, ANYWHERE, DAY),
-    "more GPUs, more tasks": ([(HOUR_MS, 4000)], SPEED, ANYWHERE, {"parallel": 8}),
-    "but not such short ones": ([(HOUR_MS, 4000)], SPEED, ANYWHERE, {"parallel": 800}),
-    "rounds of five": ([(HOUR_MS, 1000)], replace(SPEED, audio_hours_per_gpu_hour=10.0), ANYWHERE, {"parallel": 5,
-        "time_s": 12 * HOUR_S}),
-    "waves by GPU-hours": ([(36_000_000, 10_000)], replace(SPEED, audio_hours_per_gpu_hour=10.0), SOCKEYE, DAY),
-    "waves by Slurm's own limit": ([(HOUR_MS, 2500)], SLOW, ANYWHERE, {"time_s": 12 * HOUR_S}),
-    "waves by arrays": ([(HOUR_MS, 2500)], SLOW, Site("x", array_tasks=2000), {"time_s": 12 * HOUR_S}),
-    "waves by the queue, with the merge job": ([(HOUR_MS, 10)], SLOW, Site("x", array_tasks=50, queued_jobs=10),
-        {"time_s": 12 * HOUR_S}),
-    "a queue of one": ([(HOUR_MS, 2)], SLOW, Site("x", queued_jobs=1), {"time_s": 12 * HOUR_S}),
-    "GPUs of a site": ([(HOUR_MS, 4000)], SPEED, replace(SOCKEYE, plan_gpus=40), {}),
-    "few GPUs of a site": ([(HOUR_MS, 100)], SPEED, replace(SOCKEYE, plan_gpus=2, gpu_hours=None), {}),
-    "all tasks of a wave": ([(HOUR_MS, 1000)], replace(SPEED, audio_hours_per_gpu_hour=10.0), SOCKEYE,
-        {"time_s": 12 * HOUR_S}),
-    "two days": ([(HOUR_MS, 48)], replace(SPEED, audio_hours_per_gpu_hour=1.0), ANYWHERE, {"parallel": 1}),
-    "a time of the site": (FEW, SLOW, Site("", time_h=0.4, plan_time_h=0.35), {}),
-    "cores and memory measured": (FEW, replace(SPEED, memory_bytes_per_gpu=5 * 2**30, cores_per_gpu=3.0), ANYWHERE,
-        {"gpus_per_task": 4}),
-    "cores and memory of a node": (FEW, replace(SPEED, memory_bytes_per_gpu=100 * 2**30, cores_per_gpu=30.0), SOCKEYE,
-        {}),
-    "cores and memory wanted": (FEW, SPEED, SOCKEYE, {"cpus": 5, "mem_gb": 7.5, "gpus_per_task": 2, "margin": 2.0}),
-    "cores that cost nothing": (FEW, replace(SPEED, cores_per_gpu=5.0), replace(SOCKEYE, node_cpus=None), {}),
-    "a chunk too long for any task": ([(30_000, 100), (90 * HOUR_MS, 1)], replace(SPEED, audio_hours_per_gpu_hour=2.0),
-        SOCKEYE, DAY),
-    "rows too long": (survey_of((300_000, 10), rows_alone=True), replace(SPEED, audio_hours_per_gpu_hour=0.05),
-        ANYWHERE, {"time_s": HOUR_S}),
-    "rows too long for the site": (survey_of((300_000, 10), rows_alone=True), replace(SPEED,
-        audio_hours_per_gpu_hour=0.05), Site("", time_h=2), {"time_s": HOUR_S}),
-    "as long as can be": ([(100_000, 10)], replace(SPEED, audio_hours_per_gpu_hour=0.05), ANYWHERE, {"time_s": HOUR_S}),
-    "just too long": ([(100_050, 1), (100_000, 1)], replace(SPEED, audio_hours_per_gpu_hour=0.05), ANYWHERE,
-        {"time_s": HOUR_S}),
-    "odd files": (rates(), SPEED, SOCKEYE, {}),
-    "files over the quota": ([(HOUR_MS, 100)], Speed(0.2, "x", tasks=1, gpu_hours=0.01), replace(SOCKEYE, files=1223),
-        {"gpus_per_task": 1}),
-    "files of the quota": ([(HOUR_MS, 100)], Speed(0.2, "x", tasks=1, gpu_hours=0.5), replace(SOCKEYE, files=1224),
-        {"gpus_per_task": 1}),
-    "several models": ([(20_000, 100)], Speed(400.0, "measured", chunk_s=40.0, devices=("1 × A", "2 × B")), ANYWHERE,
-        {}),
-    "measured with longer chunks": ([(20_000, 100)], Speed(400.0, "measured", chunk_s=40.1), ANYWHERE, {}),
-    "measured with shorter chunks": ([(20_000, 100)], Speed(400.0, "measured", chunk_s=9.9, doubts=("the merge is old",
-        ), remedy="badcjobs merge x"), ANYWHERE, {}),
-    "as a probe has tried": ([(60_000, 50)], PROBED, ANYWHERE, {}),
-    "between trials": ([(120_000, 50)], PROBED, ANYWHERE, {}),
-    "longer than any trial": ([(900_000, 50)], PROBED, ANYWHERE, {}),
-    "shorter than any trial": ([(10_000, 50)], PROBED, ANYWHERE, {}),
-    "as long as is safe": ([(18_000, 50)], LEAN, ANYWHERE, {}),
-    "longer than is safe": ([(40_000, 50)], LEAN, ANYWHERE, {}),
-    "longer than is safe with one thread": (survey_of((500_000, 50), rows_alone=True), LEAN, ANYWHERE, {}),
-    "never with one thread": ([(20_000, 1), (10_000, 3)], replace(LEAN, lean_safe_s=9.0, safe_s=9.0, best_s=None),
-        ANYWHERE, {}),
-    "always with one thread": ([(20_000, 1), (10_000, 3)], replace(LEAN, lean_safe_s=None, safe_s=9.1), ANYWHERE, {}),
-}  # fmt: skip
-
-
-def test_a_plan_says_what_it_takes_why_and_what_is_odd(pages: Pages) -> None:
+def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages: Pages) -> None:
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
-    for name, (source, speed, site, wish) in PLANS.items():
-        plan = plan_of(source, speed, site, **wish)
-        document = to_dict(plan)
+    for case in CASES.read_text().splitlines():
+        said.append(f"## {case}")
+        survey, speed, site, words = read_case(case.partition(": ")[2])
+        try:
+            check_wish(wish_of(words), site)
+            plan = make_plan(survey, speed, wish_of(words), site)
+        except BadInput as error:
+            said.append(f"refused: {error.what}\n{error.why}\ntry: {error.fix}\n")
+            continue
+        document = planning.to_dict(plan)
+        tasks = document["tasks"]
+        source = {key: value for key, value in document["source"].items() if value}
+        keys = ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
         waves = f"{[wave.tasks for wave in plan.waves]}, {plan.parallel} tasks, {plan.gpus} GPUs ({plan.gpus_why})"
-        shares = " ".join(
-            str(document["tasks"][key]) for key in ("rows_least", "rows_most", "audio_hours_least", "audio_hours_most")
-        )
-        hours = " ".join(
-            str(document[key]) for key in ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
-        )
-        hours += f"; {document['source']}"
-        parts = re.split(r"\n(?=  \w|\n)", plan_text(Planned(plan, ("x",))))
-        said += [f"## {name}", *(part for part in parts if part not in seen), f"  {waves}; {shares}; {hours}\n"]
+        shares = [tasks[key] for key in ("rows_least", "rows_most", "audio_hours_least", "audio_hours_most")]
+        parts = re.split(r"\n(?=  \w|\n)", planning.plan_text(planning.Planned(plan, ("x",))))
+        said += [part for part in parts if part not in seen]
+        said.append(f"  {waves}; {shares}; {[document[key] for key in keys]}; {source}\n")
         seen |= {*parts}
     pages({"plans.txt": "\n".join(said)})
-
-
-REFUSED: dict[str, Callable[[], object]] = {
-    "no lengths": lambda: plan_of([(None, 2)]),
-    "one empty chunk": lambda: plan_of([(0, 1)]),
-    "no audio": lambda: plan_of([(0, 3)]),
-    "rows that cannot be used": lambda: plan_of(survey_of(rows=4)),
-    "sources that cannot be used": lambda: plan_of(survey_of(rows=1, sources=2)),
-    "no time for work": lambda: plan_of(FEW, time_s=600),
-    "no time for measured start-up": lambda: plan_of(FEW, replace(SPEED, start_up_s=1000.0), time_s=1200),
-    "all at once": lambda: check_wish(PlanWish(time_s=200 * HOUR_S, gpus_per_task=8, cpus=30, mem_gb=500), SOCKEYE),
-    "no GPU": lambda: check_wish(PlanWish(gpus_per_task=0), ANYWHERE),
-    "over the cap": lambda: check_wish(PlanWish(time_s=30 * HOUR_S), replace(SOCKEYE, gpu_hours=100.0)),
-    "far over the cap": lambda: check_wish(PlanWish(), replace(SOCKEYE, gpu_hours=1.0)),
-    "no such time": lambda: PlanWish.of(SubmitSettings(time="0"), PlanSettings()),
-    "no such memory": lambda: PlanWish.of(SubmitSettings(mem="much"), PlanSettings()),
-}
-
-
-def test_what_cannot_be_planned_is_refused_with_what_can(pages: Pages) -> None:
-    said = []
-    for name, make in REFUSED.items():
-        with pytest.raises(BadInput) as refused:
-            make()
-        said.append(f"## {name}\n{refused.value.what}\n{refused.value.why}\ntry: {refused.value.fix}\n")
-    pages({"refusals.txt": "\n".join(said)})
-    check_wish(PlanWish(time_s=168 * HOUR_S, gpus_per_task=4, cpus=24, mem_gb=180), SOCKEYE)
-    check_wish(PlanWish(time_s=25 * HOUR_S), replace(SOCKEYE, gpu_hours=100.0))
-    wish = PlanWish.of(
-        SubmitSettings(time="1:30:00", mem="512M", cpus=3, parallel=2, gpus_per_task=1), PlanSettings(margin=2.0)
-    )
-    assert wish == PlanWish(5400, 1, 2, 2.0, 3, 0.5)
 
 
 # --- what a job has measured ------------------------------------------------------------------------------------------
 
 
-def job_of(*tasks: TaskFacts, start_up_s: Sequence[float] = (300.0, 200.0)) -> JobFacts:
+def job_of(*tasks: TaskFacts, start_up_s: tuple[float, ...] = (300.0, 200.0)) -> JobFacts:
     devices = [
         replace(device(n, task.name), states={"start_up": StateTime(start_up_s[n], 0.0, None, None)})
         for task in tasks
@@ -325,44 +239,44 @@ def task_of(number: int, audio_s: float, **changes: Any) -> TaskFacts:
     return replace(TASK, name=f"4821_{number}.r0.gpu1", array_index=number, audio_s=audio_s, verdict="done", **changes)
 
 
-def test_the_speed_of_a_job_is_what_its_gpus_did_once_they_worked() -> None:
+def test_the_speed_of_a_job_is_what_its_gpus_did_once_they_worked_and_the_slowest_twentieth_is_its_margin(
+    pages: Pages,
+) -> None:
     measured = {"memory_peak_bytes": 10 * 2**30, "cpu_mean_cores": 6.0, "done": 100}
-    speed = speed_of(job_of(task_of(0, 670_000.0, **measured), task_of(1, 670_000.0, done=100)), "runs/first")
-    assert speed == Speed(
-        pytest.approx(100.0), "measured in runs/first", 300.0, 1.0, 2, pytest.approx(2 * 6700 / 3600),
-        ("4 × Tesla V100-SXM2-16GB",), 5 * 2**30, 3.0, 6700.0,
-    )  # fmt: skip
-    assert speed_of(job_of(task_of(0, 670_000.0, done=0)), "x").slowness is None, "one task has no spread"
-    for task, words in (
-        (task_of(0, 100.0, devices=0), "none of its tasks had a GPU"),
-        (task_of(0, 0.0), "nothing is done"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            speed_of(job_of(task), "x")
-
-
-def test_the_slowest_twentieth_decides_how_slow_a_task_may_be() -> None:
     tasks = [task_of(n, 670_000.0) for n in range(39)]
-    one = speed_of(job_of(*tasks, task_of(39, 67_000.0)), "x")
-    assert one.slowness == pytest.approx(1.0, abs=0.03), "one of forty may be a broken node"
-    two = speed_of(job_of(*tasks[:38], task_of(38, 335_000.0), task_of(39, 335_000.0)), "x")
-    assert two.slowness == pytest.approx(1.95, abs=0.01)
-    for wall_ms, slowness in ((309_990, 1.0), (310_000, 2.0)):  # a minute of work on two devices, less start-up
+    jobs = {
+        "two tasks, one measured": job_of(task_of(0, 670_000.0, **measured), task_of(1, 670_000.0, done=100)),
+        "one task has no spread": job_of(task_of(0, 670_000.0, done=0)),
+        "one of forty may be a broken node": job_of(*tasks, task_of(39, 67_000.0)),
+        "two of forty are not": job_of(*tasks[:38], task_of(38, 335_000.0), task_of(39, 335_000.0)),
+        "a slow start": job_of(*tasks, start_up_s=(100.0, 400.0)),
+        "no GPU": job_of(task_of(0, 100.0, devices=0)),
+        "nothing is done": job_of(task_of(0, 0.0)),
+    }
+    for wall_ms in (309_990, 310_000):  # a minute of work on two devices, less start-up
         brief = [task_of(n, 6_000.0, last_sign_ms=TASK.started_at_ms + wall_ms) for n in (10, 11)]
-        short = speed_of(job_of(*tasks[:10], *brief), "x")
-        assert short.slowness == pytest.approx(slowness, abs=0.1), "shorter tasks say little about their node"
-    assert [make_margin(speed, wanted).factor for speed, wanted in ((one, None), (two, None), (two, 3.0), (SPEED,
-        None))] == [
-        1.25, two.slowness, 3.0, 1.5,
-    ]  # fmt: skip
-    assert make_margin(one, None).why.endswith("and at least 1.25 is kept for slow nodes")
-    assert make_margin(one, None).start_up_measured and not make_margin(SPEED, None).start_up_measured
-    slow_start = speed_of(job_of(*tasks, start_up_s=(100.0, 400.0)), "x")
-    assert slow_start.start_up_s == 400.0
+        jobs[f"two slow tasks of {wall_ms} ms"] = job_of(*tasks[:10], *brief)
+    said = []
+    for name, job in jobs.items():
+        try:
+            speed = speed_of(job, "runs/first")
+            margins = [
+                f"{one.factor:.4g} {one.why}"
+                for one in (planning.make_margin(speed, None), planning.make_margin(speed, 3.0))
+            ]
+            said.append(f"{name}: {line(speed)}\n    {'; '.join(margins)}")
+        except ValueError as error:
+            said.append(f"{name}: {error}")
+    pages({"speeds.txt": "\n".join(said)})
+    assert [
+        planning.make_margin(one, None).start_up_measured
+        for one in (speed_of(jobs["a slow start"], ""), SPEEDS["from --rate"])
+    ] == [True, False]
 
 
 def test_of_one_trial_all_the_time_may_be_the_cost_of_a_chunk_and_shorter_ones_are_never_faster() -> None:
-    assert at_length(Speed(400.0, "x", curve=((300.0, 400.0),)), 30).audio_hours_per_gpu_hour == pytest.approx(40)
-    assert at_length(Speed(100.0, "x", curve=((60.0, 100.0), (120.0, 50.0))), 6).audio_hours_per_gpu_hour == 100.0
-    assert at_length(SPEED, 30) == SPEED
-    assert at_length(PROBED, 0) == PROBED
+    for curve, seconds, rate in ((((300.0, 400.0),), 30, 40), (((60.0, 100.0), (120.0, 50.0)), 6, 100)):
+        found = planning.at_length(Speed(curve[0][1], "x", curve=curve), seconds)
+        assert found.audio_hours_per_gpu_hour == pytest.approx(rate)
+    assert planning.at_length(SPEEDS["from --rate"], 30) == SPEEDS["from --rate"]
+    assert planning.at_length(SPEEDS["probed"], 0) == SPEEDS["probed"]
