@@ -7,52 +7,7 @@ from pathlib import Path
 import pytest
 from rooms.workers import HangTimeout, classify, describe_exit, read_oom_kills
 
-# Cut from real logs of HawkEars, PyTorch, the NVIDIA driver, Linux and Slurm.
-SAID = [
-    ("out_of_memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total"),
-    ("out_of_memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
-    ("out_of_memory", "RuntimeError: CUDA error: out of memory"),
-    ("out_of_memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ("out_of_memory", "Failed to load model from /root/data/ckpt/m1.ckpt: CUDA out of memory. Tried to allocate"),
-    ("out_of_memory", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 8.00 GiB."),
-    ("gpu_lost", "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system"),
-    ("gpu_lost", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."),
-    ("gpu_lost", "RuntimeError: CUDA error: no CUDA-capable device is detected"),
-    ("gpu_error", "RuntimeError: CUDA error: unspecified launch failure\nCUDA kernel errors might be"),
-    ("gpu_error", "RuntimeError: CUDA error: device-side assert triggered"),
-    ("gpu_error", "RuntimeError: CUDA error: an illegal memory access was encountered"),
-    ("gpu_error", "RuntimeError: CUDA error: unknown error"),
-    ("gpu_error", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-    ("no_space", "OSError: [Errno 28] No space left on device: '/scratch/x'"),
-    ("no_space", "OSError: [Errno 122] Disk quota exceeded"),
-    ("no_space", "Exception: Failed to write Audacity labels to /x/a_scores.txt: [Errno 28] No space left on device"),
-    ("host_memory", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate\nMemoryError"),
-    ("host_memory", "OSError: [Errno 12] Cannot allocate memory"),
-    ("host_memory", "RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-    ("host_memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
-    ("host_memory", "slurmstepd: error: Detected 1 oom_kill event in StepId=4821.batch."),
-    ("configuration", "Model checkpoint files not found. Run 'hawkears init' to initialize environment."),
-    ("configuration", "Exception: Error. No checkpoints found in /data/ckpt"),
-    ("configuration", "Error: no checkpoints found in data/ckpt"),
-    ("configuration", "Error: location XX-YY not found"),
-    ("configuration", "ValueError: No eBird county found for latitude=0.0, longitude=0.0."),
-    ("configuration", "Error: no eBird county found matching given region"),
-    ("configuration", "Error: No such option: --loudly"),
-    ("configuration", "Error: Invalid value for '--threads': 'x' is not a valid integer."),
-    ("configuration", "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'"),
-    ("configuration", "analyze.py: error: unrecognized arguments: --loudly"),
-    (
-        "bad_audio",
-        "Caught exception in audio load of /a.wav: [Errno 1094995529] Invalid data found when processing input",
-    ),
-    ("bad_audio", 'britekit.core.exceptions.InferenceError: Could not load recording "/a.wav": No audio samples found'),
-    ("bad_audio", 'britekit.core.exceptions.InferenceError: Recording "/a.wav" not found'),
-    ("bad_audio", "No predictions generated for /a.wav (length=0.00 seconds, audio_error=Invalid data)"),
-    ("bad_audio", "soundfile.LibsndfileError: Error opening '/x/a.flac': Format not recognised."),
-    ("bad_audio", "wave.Error: file does not start with RIFF id"),
-    ("engine_error", "RuntimeError: Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
-    ("engine_error", "No predictions generated for /a.wav (length=0.30 seconds, audio_error=None)"),
-]
+WORDS = Path(__file__).parents[2] / "data" / "engine_words.txt"
 ENDS = {
     -9: "worker_died", 137: "worker_died",  # a shell or a container in between
     -15: "terminated", 143: "terminated", -11: "engine_crash", -6: "engine_crash", 139: "engine_crash",
@@ -62,7 +17,9 @@ ENDS = {
 
 
 def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself() -> None:
-    assert [(classify(text), text) for _, text in SAID] == SAID
+    for part in WORDS.read_text().split("\n\n")[1:]:
+        kind, *said = part.splitlines()
+        assert {text: classify(text.replace("⏎", "\n")) for text in said} == dict.fromkeys(said, kind.strip("[]"))
     for text in ("", "Elapsed time = 00:12"):
         assert {exit_code: classify(text, exit_code) for exit_code in ENDS} == ENDS
 
@@ -73,20 +30,24 @@ def test_the_machine_explains_more_than_audio_and_settings_do() -> None:
     assert {text: classify(text, -6) for text in said} == said
     for text in ("Could not load recording /a.wav", "Error: No such option: -x"):  # a signal has other reasons
         assert classify(text, -11) == "engine_crash"
-    assert [describe_exit(code) for code in (-11, 139, 128 + 35, 1, None)] == [
-        "by SIGSEGV", "by SIGSEGV", "by signal 35", "with exit code 1", "with exit code None",
-    ]  # fmt: skip
+    words = {
+        -11: "by SIGSEGV",
+        139: "by SIGSEGV",
+        163: "by signal 35",
+        1: "with exit code 1",
+        None: "with exit code None",
+    }
+    assert {code: describe_exit(code) for code in words} == words
+
+
+V1 = "10:cpu,cpuacct:/x\n9:memory:/slurm/job_4821\n1:name=systemd:/x\n"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "file", "kills"),
     [
         ("0::/system.slice/job_4821/step_batch\n", "system.slice/job_4821/step_batch/memory.events", 2),
-        (
-            "10:cpu,cpuacct:/x\n9:memory:/slurm/job_4821\n1:name=systemd:/x\n",
-            "memory/slurm/job_4821/memory.oom_control",
-            2,
-        ),
+        (V1, "memory/slurm/job_4821/memory.oom_control", 2),
         ("0::/hidden\n", "elsewhere", None),
         ("", "elsewhere", None),
     ],
@@ -102,15 +63,12 @@ def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(
     assert read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == kills
 
 
-def test_silence_is_measured_by_the_engines_own_rate_and_the_length_of_the_audio() -> None:
-    hang_timeout = HangTimeout(start_s=900, least_s=120, slowest=2)
-    assert hang_timeout.limit_s(30) == 900 + 60, "nothing is known yet, and its models may be loading"
-    hang_timeout.learn(0.3, 30)
-    hang_timeout.learn(0.1, 30)
-    assert hang_timeout.limit_s(30) == 120, "no silence under two minutes is a hang"
-    assert hang_timeout.limit_s(3600) == pytest.approx(20 * 0.01 * 3600)
-    hang_timeout.learn(60, 30)
-    assert hang_timeout.limit_s(30) == pytest.approx(1200)
-    without_lengths = HangTimeout()
-    without_lengths.learn(30, None)
-    assert without_lengths.limit_s(None) == without_lengths.limit_s(5) == 600
+def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_length_of_the_audio() -> None:
+    limit = HangTimeout(start_s=100, least_s=10, slowest=2)
+    said = []
+    for took_s, audio_s in [(None, None), (0.1, None), (3, 30), (1, 30), (60, 30)]:
+        if took_s is not None:
+            limit.learn(took_s, audio_s)
+        said.append([limit.limit_s(length_s) for length_s in (30, 300, None)])
+    assert said == [[160, 700, 7300], [10, 10, 10], [60, 600, 60], [60, 600, 60], [1200, 12_000, 1200]]
+    assert (HangTimeout().limit_s(None), HangTimeout().start_s, HangTimeout().least_s) == (8100, 900, 120)
