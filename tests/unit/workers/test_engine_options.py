@@ -178,11 +178,12 @@ def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_le
     ]:  # fmt: skip
         lines.append(f"{cores} cores, {words or 'no options'}")
         for kind, plan in {"usual": GPU, "lean": replace(GPU, lean=True), "CPU": replace(GPU, device=None)}.items():
-            plan, args = replace(plan, threads=cores), words.split()
+            plan = replace(plan, threads=cores)
+            args = sized_arguments(words.split(), plan)
             env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, plan, args, tmp_path)
-            at_once = [chunks_at_once_of(engine, args, plan) for engine in ("hawkears", "hawkears1", "demo")]
+            at_once = [chunks_at_once_of(engine, words.split(), plan) for engine in ("hawkears", "hawkears1", "demo")]
             said = f"OMP {env['OMP_NUM_THREADS']}, sees '{env['CUDA_VISIBLE_DEVICES']}'; at once {at_once}"
-            lines.append(f"  {kind}: {' '.join(sized_arguments(args, plan))}; {said}")
+            lines.append(f"  {kind}: {' '.join(args)}; {said}")
     assert hawkears_environment({"OMP_NUM_THREADS": "7"}, GPU, (), tmp_path)["OMP_NUM_THREADS"] == "7"
     wants = [HawkEarsEngine(start(*args), None, Path(), allow_cpu=True).wants for args in ((), ("--threads", "5"))]
     assert [*wants, DemoEngine(start()).wants] == [5, 7, 2], "those in progress, and what waits"
