@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.model import TOO_LONG, Device, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
-from rooms.root import BadInput, RunSettings, SubprocessLauncher, SystemClock
+from rooms.root import BadInput, Project, RunSettings, SubprocessLauncher, SystemClock
 from rooms.workers import (
     DemoEngine,
     EngineStart,
@@ -26,8 +26,10 @@ from rooms.workers import (
     known_files,
     parse_probes,
     read_probes,
+    subject_of,
     to_toml,
 )
+from support.pages import Pages
 from support.probes import GIB, KEY, trial
 
 # --- learned by runs --------------------------------------------------------------------------------------------------
@@ -46,41 +48,43 @@ def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(
     assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "nonsense", "[]", '{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}', '{"version": 1}',
-        '{"version": 1, "lessons": []}', '{"version": 1, "lessons": {"demo": 3}}',
-        '{"version": 1, "lessons": {"demo": {"GPU": 3}}}', '{"version": 1, "lessons": {"demo": {"GPU": {"x": 3}}}}',
-    ],
-)  # fmt: skip
-def test_a_file_that_makes_no_sense_teaches_nothing_and_stays_usable(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "learned.json"
-    file.write_text(text)
-    assert Learned("demo", [file]).about("GPU") == Lesson()
-    Learned("command", [file]).note("GPU", workers=4)
-    assert json.loads(file.read_text())["version"] == 1
-    assert Learned("command", [file]).about("GPU").workers == 4
+NO_LESSONS = ["", "nonsense", "[]", '{"version": 1}', '{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}']
+NO_LESSONS += [
+    f'{{"version": 1, "lessons": {one}}}'
+    for one in ("[]", '{"demo": 3}', '{"demo": {"GPU": 3}}', '{"demo": {"GPU": {"x": 3}}}')
+]
 
 
-def test_a_file_that_cannot_be_written_is_no_harm_and_no_draft_remains(tmp_path: Path) -> None:
+def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
-    learned = Learned("demo", [tmp_path / "file" / "x.json", tmp_path / "folder.json", tmp_path / "good.json"])
-    learned.note("GPU", workers=2)
-    assert learned.about("GPU").workers == 2
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder.json", "good.json"]
+    good = tmp_path / "good.json"
+    for text in NO_LESSONS:
+        good.write_text(text)
+        assert Learned("demo", [good]).about("GPU") == Lesson()
+        learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
+        learned.note("GPU", workers=4)
+        assert (learned.about("GPU").workers, json.loads(good.read_text())["version"]) == (4, 1)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder.json", "good.json"], "and no draft"
+
+
+def test_programs_options_and_models_each_have_lessons_of_their_own() -> None:
+    flags: list[dict[str, object]] = [
+        {"command": "a {input} {output}"}, {"command": "b {input} {output}"}, {"engine": "demo"},
+        {"engine": "demo", "engine_arg": ["--room-s=20"]}, {"hawkears_root": "/models/old"}, {"hawkears_root": "/new"},
+    ]  # fmt: skip
+    assert [subject_of(Project().make(RunSettings, {"source": ["s.csv"], **one}, "run")) for one in flags] == [
+        "command a {input} {output}", "command b {input} {output}", "demo", "demo --room-s=20",
+        "hawkears /models/old", "hawkears /new",
+    ]  # fmt: skip
 
 
 # --- found by probes --------------------------------------------------------------------------------------------------
 
 TRIALS = [
-    trial(60, 400, peak_bytes=3 * GIB),
-    trial(100, 800),
-    Trial(105.0, False, TOO_LONG),
-    Trial(200.0, True, TOO_LONG),
+    trial(60, 400, peak_bytes=3 * GIB), trial(100, 800), Trial(105.0, False, TOO_LONG), Trial(200.0, True, TOO_LONG),
     trial(105, 1, lean=True),
-]
+]  # fmt: skip
 FOUND = KEY.probed(evaluate(TRIALS, 10.0), TRIALS)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -104,59 +108,55 @@ def test_what_is_written_is_read_again_whatever_the_names(
 
 def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry(tmp_path: Path) -> None:
     store = ProbeStore(tmp_path / "cache" / "probe.toml")
-    assert store.open() is None
-    store.put(Probed(KEY.key))  # nothing to forget
-    assert not store.file.exists()
-    assert store.find(KEY.key) == Probed(KEY.key)
+    assert (store.open(), store.find(KEY.key)) == (None, Probed(KEY.key))
     other = replace(FOUND, key=replace(KEY.key, gpu="H200"))
-    store.put(FOUND)
-    ProbeStore(store.file).put(other)
-    assert store.open() is None
-    assert set(store.find(KEY.key).trials) == set(TRIALS)
     half = replace(FOUND, trials=(trial(70, 1.0),), result=None, finished=False)
-    store.put(half)  # what another probe has finished meanwhile is not replaced by half of it
-    assert store.find(KEY.key).result == FOUND.result
-    store.put(replace(half, trials=(*FOUND.trials, trial(300, 1.0))))  # but by what goes on where it ended
-    assert len(store.find(KEY.key).trials) == len(TRIALS) + 1
-    store.put(replace(half, finished=True))
-    assert store.find(KEY.key).trials == half.trials
-    store.put(Probed(KEY.key))
-    assert [one.key.gpu for one in read_probes(store.file)] == ["H200"]
-    store.put(Probed(other.key))
-    assert store.file.exists() and read_probes(store.file) == []
-    assert [path.name for path in store.file.parent.glob("[!.]*")] == ["probe.toml"]
+    found = []
+    for new in [
+        Probed(KEY.key),  # nothing to forget
+        FOUND,
+        other,
+        half,  # does not replace what another probe has finished meanwhile
+        replace(half, trials=(*FOUND.trials, trial(300, 1.0))),  # but what goes on where that ended does
+        replace(half, finished=True),
+        Probed(KEY.key),
+        Probed(other.key),
+    ]:
+        ProbeStore(store.file).put(new)
+        found.append(
+            [(one.key.gpu, len(one.trials)) for one in read_probes(store.file)] if store.file.exists() else None
+        )
+    h200, v100 = ("H200", 5), "Tesla V100"
+    assert found == [
+        None, [(v100, 5)], [h200, (v100, 5)], [h200, (v100, 5)], [h200, (v100, 6)], [h200, (v100, 1)], [h200], [],
+    ]  # fmt: skip
+    assert (store.open(), [path.name for path in store.file.parent.glob("[!.]*")]) == (None, ["probe.toml"])
 
 
 def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    store = ProbeStore(tmp_path / "probe.toml")
-    children = []
-    for n in range(3):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                for k in range(4):
-                    store.put(replace(FOUND, key=replace(KEY.key, gpu=f"{n}-{k}")))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
-    assert len(read_probes(store.file)) == 12
+    def write(number: int) -> None:
+        for k in range(4):
+            ProbeStore(tmp_path / "probe.toml").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
+
+    children = [multiprocessing.get_context("fork").Process(target=write, args=(number,)) for number in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert len(read_probes(tmp_path / "probe.toml")) == 12
 
 
 GOOD = to_toml([FOUND])
 DAMAGED = [
-    "nonsense", "version = 2", "version = 1\ngpu = 3", "version = 1\n[[gpu]]\nengine = 'demo'", "\xff", GOOD[:-30],
+    "", "nonsense", "version = 2", "version = 1\ngpu = 3", "version = 1\n[[gpu]]\nengine = 'demo'", "\xff", GOOD[:-30],
     GOOD.replace("length_s = 60.0", "length_s = nan"), GOOD.replace("workers = 1", "workers = true"),
     GOOD.replace("workers = 1", "workers = 1.0"), GOOD.replace('gpu = "Tesla V100"\n', ""),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", *DAMAGED], ids=range(len(DAMAGED) + 1))
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_alone(tmp_path: Path, text: str) -> None:
-    raw = text.encode("latin-1")
-    file, mine = tmp_path / "probe.toml", tmp_path / "mine.toml"
+    raw, file, mine = text.encode("latin-1"), tmp_path / "probe.toml", tmp_path / "mine.toml"
     file.write_bytes(raw)
     with pytest.raises(ValueError):
         read_probes(file)
@@ -175,66 +175,52 @@ def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_a
     assert [(one, one.read_bytes()) for one in tmp_path.glob("mine*")] == [(mine, raw)]
 
 
-def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path) -> None:
-    environ = {"HOME": str(tmp_path)}
+def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path, pages: Pages) -> None:
     (tmp_path / "cache").symlink_to(tmp_path / ".cache")
-    said = [
-        describe_readers(tmp_path / name, environ)
-        for name in (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
-    ]
-    assert said == [
-        "later runs read it", "later runs read it", f"runs with --out {tmp_path / 'july'} read it",
-        "badcjobs plan --from FILE reads it; a run reads OUT/probe.toml, not this file",
-    ]  # fmt: skip
-    assert describe_readers(tmp_path / "probe.toml", {}).startswith("runs with --out")
+    names = (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
+    said = [f"{name}: {describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
+    said.append(f"without a home, probe.toml: {describe_readers(tmp_path / 'probe.toml', {})}")
+    pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
 
 
-def plans(count: int = 2, *, name: str = "Tesla V100", memory_bytes: int | None = 16 * GIB) -> list[WorkerPlan]:
-    device = Device("0", "because", name=name, memory_total_bytes=memory_bytes)
+def plans(count: int = 2, *, name: str = "Tesla V100", gib: float | None = 16) -> list[WorkerPlan]:
+    device = Device("0", "because", name=name, memory_total_bytes=None if gib is None else round(gib * GIB))
     return [WorkerPlan(slot, device, 7, threads=4) for slot in range(count)]
-
-
-def limits(folder: Path, workers: list[WorkerPlan], *probes: Probed) -> dict[str, MemoryLimit]:
-    engine = DemoEngine(EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
-    engine.version = "1.0"
-    (folder / "probe.toml").write_text(to_toml(probes))
-    files = [folder / "damaged.toml", *known_files("probe.toml", folder, {})]
-    files[0].write_text("version =")
-    return find_limits(files, workers, engine, RunSettings(folder, engine="demo", engine_args=("--x",)))
-
-
-ALONE = evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10)
-EASY = evaluate([trial(60, 400), trial(120, 800)], 10)
-SAFE = {"Tesla V100": MemoryLimit(crowded_s=90.001, alone_s=94.001)}
 
 
 def with_key(probed: Probed = FOUND, **facts: Any) -> Probed:
     return replace(probed, key=replace(KEY.key, **facts))
 
 
-@pytest.mark.parametrize(
-    ("workers", "probes", "found"),
-    [
-        (plans(), [FOUND], SAFE),
-        (plans(1), [FOUND], {}),  # one chunk at once; the probe had two
-        (plans(3), [FOUND], SAFE),
-        (plans(memory_bytes=round(15.8 * GIB)), [FOUND], SAFE),  # drivers keep a little for themselves
-        (plans(memory_bytes=round(15.6 * GIB)), [FOUND], {}),
-        (plans(memory_bytes=None), [FOUND], {}),
-        (plans(memory_bytes=None), [with_key(memory_bytes=None)], SAFE),
-        (plans(), [with_key(memory_bytes=None)], {}),
-        (plans(), [with_key(engine_version="2.0"), with_key(settings="demo"), with_key(gpu="V100")], {}),
-        (plans(), [with_key(engine="command"), replace(FOUND, result=None)], {}),
-        (plans(name="V100"), [FOUND], {}),
-        ([WorkerPlan(0, None, None, 4)], [with_key(gpu="cpu", memory_bytes=None, chunks_at_once=1)], {}),
-        # The most chunks at once that are not more than ours.
-        (plans(), [with_key(replace(FOUND, result=ALONE), chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),
-        (plans(1), [with_key(replace(FOUND, result=ALONE), chunks_at_once=1), FOUND],
-         {"Tesla V100": MemoryLimit(crowded_s=270.001)}),
-        (plans(), [replace(FOUND, result=EASY)], {}),  # everything fits
-    ],
-)  # fmt: skip
-def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(
-    tmp_path: Path, workers: list[WorkerPlan], probes: list[Probed], found: dict[str, MemoryLimit]
-) -> None:
-    assert limits(tmp_path, workers, *probes) == found
+ALONE = replace(FOUND, result=evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10))
+EASY = replace(FOUND, result=evaluate([trial(60, 400), trial(120, 800)], 10))
+SAFE = {"Tesla V100": MemoryLimit(crowded_s=90.001, alone_s=94.001)}
+LIMITS = [
+    (plans(), [FOUND], SAFE),
+    (plans(1), [FOUND], {}),  # one chunk at once; the probe had two
+    (plans(3), [FOUND], SAFE),
+    (plans(gib=15.8), [FOUND], SAFE),  # drivers keep a little for themselves
+    (plans(gib=15.6), [FOUND], {}),
+    (plans(gib=None), [FOUND], {}),
+    (plans(gib=None), [with_key(memory_bytes=None)], SAFE),
+    (plans(), [with_key(memory_bytes=None)], {}),
+    (plans(), [with_key(engine_version="2.0"), with_key(settings="demo"), with_key(gpu="V100")], {}),
+    (plans(), [with_key(engine="command"), replace(FOUND, result=None)], {}),
+    (plans(name="V100"), [FOUND], {}),
+    ([WorkerPlan(0, None, None, 4)], [with_key(gpu="cpu", memory_bytes=None, chunks_at_once=1)], {}),
+    # The most chunks at once that are not more than ours.
+    (plans(), [with_key(ALONE, chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),
+    (plans(1), [with_key(ALONE, chunks_at_once=1), FOUND], {"Tesla V100": MemoryLimit(crowded_s=270.001)}),
+    (plans(), [EASY], {}),  # everything fits
+]
+
+
+def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path: Path) -> None:
+    engine = DemoEngine(EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
+    engine.version = "1.0"
+    (tmp_path / "damaged.toml").write_text("version =")
+    files = [tmp_path / "damaged.toml", *known_files("probe.toml", tmp_path, {})]
+    settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
+    for workers, probes, found in LIMITS:
+        files[1].write_text(to_toml(probes))
+        assert find_limits(files, workers, engine, settings) == found, (workers, probes)
