@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -13,105 +14,14 @@ from rooms.model import Chunk
 from rooms.root import SystemClock
 from rooms.workers import Batch, WorkQueue
 from support.hand_clock import HandClock
+from support.pages import Pages
 
 
 def chunks(count: int, first: int = 0) -> list[Chunk]:
     return [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(first, first + count)]
 
 
-def filled(count: int, *, workers: int = 1, wants: int = 1) -> WorkQueue:
-    queue = WorkQueue(SystemClock(), workers=workers, wants=wants)
-    queue.add(chunks(count), complete=True)
-    return queue
-
-
-def taken(queue: WorkQueue) -> list[Chunk]:
-    batch = queue.take()
-    assert batch is not None
-    return batch.chunks
-
-
-# --- what comes, and in which order -----------------------------------------------------------------------------------
-
-
-@given(st.lists(st.one_of(st.none(), st.integers(1, 9)), max_size=40), st.integers(0, 50), st.integers(1, 9))
-def test_the_longest_come_first_and_can_be_seen_before_they_are_taken(
-    lengths: list[int | None], count: int, wants: int
-) -> None:
-    """A chunk of unknown length may be the longest; of equal ones the first of the source comes first."""
-    queue = WorkQueue(SystemClock(), workers=1, wants=wants)
-    source = [Chunk("r", str(n), "a", "/a", 500, s and 500 + s * 1000) for n, s in enumerate(lengths)]
-    queue.add(source, complete=True)
-    expected = sorted(source, key=lambda chunk: -99 if chunk.audio_s is None else -chunk.audio_s)
-    assert queue.upcoming(count) == expected[:count]
-    found = []
-    while (batch := queue.take()) is not None:
-        assert batch == Batch(batch.chunks)
-        found += batch.chunks
-        assert queue.upcoming(99) == expected[len(found) :]
-        queue.finish(len(batch.chunks))
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "workers", "wants", "shares"),
-    [
-        (10, 3, 1000, [4, 3, 3]), (2, 4, 1000, [1, 1]), (7, 1, 1000, [7]), (0, 3, 1000, []), (4, 4, 1000, [1] * 4),
-        (9, 2, 1000, [5, 4]), (23, 2, 5, [5, 5, 5, 5, 2, 1]), (5, 0, 2, [2, 2, 1]),
-    ],
-)  # fmt: skip
-def test_batches_are_fair_shares_up_to_what_a_worker_holds(
-    count: int, workers: int, wants: int, shares: list[int]
-) -> None:
-    queue, sizes = filled(count, workers=workers, wants=wants), []
-    while (batch := queue.take()) is not None:
-        sizes.append(len(batch.chunks))
-        queue.finish(len(batch.chunks))
-    assert sizes == shares
-
-
-def test_every_fresh_load_is_shared_out_anew() -> None:
-    queue = WorkQueue(SystemClock(), workers=2, wants=1000)
-    queue.add(chunks(4), complete=False)
-    assert len(taken(queue)) == 2
-    queue.add([], complete=False)
-    assert len(taken(queue)) == 2
-    queue.add(chunks(6, first=4), complete=False)
-    assert len(taken(queue)) == 3
-    queue.add(chunks(5, first=10), complete=True)
-    assert [len(taken(queue)) for _ in range(2)] == [4, 4]
-
-
-def test_the_queue_asks_for_more_when_it_is_half_empty_and_never_holds_a_million() -> None:
-    queue = WorkQueue(SystemClock(), workers=400, wants=1)
-    window = queue.room
-    assert window <= 20_000
-    queue.add(chunks(window // 2), complete=False)
-    assert queue.room == window // 2
-    queue.add(chunks(1), complete=False)
-    assert queue.room == 0
-    taken(queue)
-    assert queue.room == window // 2
-
-
-def test_near_the_end_nobody_hoards_and_nobody_is_idle() -> None:
-    queue = filled(20, workers=2, wants=4)
-    assert taken(queue) == chunks(4)
-    assert queue.more(3, idle=0) == chunks(3, first=4), "there is plenty: 16 for two that like to hold four"
-    assert queue.more(9, idle=0) == chunks(5, first=7), "beyond the eight that they may want"
-    assert queue.more(3, idle=0) == []
-    assert queue.more(3, idle=2) == chunks(2, first=12), "but who could begin at once may"
-    queue.change_workers(-1)
-    assert queue.more(3, idle=0) == chunks(2, first=14), "one worker less, four chunks more"
-    queue.change_workers(-5)  # there is always one
-    assert queue.more(9, idle=9) == chunks(4, first=16)
-    assert queue.more(1, idle=1) == [], "and an empty queue is no reason to wait"
-
-
-# --- what there is time for -------------------------------------------------------------------------------------------
-
-
-class Hours:
+class Room:
     """Room for so many seconds of audio in all."""
 
     def __init__(self, seconds: float) -> None:
@@ -123,89 +33,111 @@ class Hours:
         return fits
 
 
-def of_lengths(lengths_s: Sequence[int]) -> WorkQueue:
-    queue = WorkQueue(SystemClock(), workers=1, wants=100)
-    queue.add([Chunk("r", f"{n}", "a.wav", "/a.wav", 0, 1000 * s) for n, s in enumerate(lengths_s)], complete=True)
-    return queue
+# --- what comes, and in which order -----------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 300), st.booleans())
-def test_each_chunk_taken_is_the_longest_that_still_fits_and_nothing_that_fits_is_left(
-    lengths_s: list[int], seconds: int, at_work: bool
+@settings(max_examples=70)
+@given(
+    st.lists(st.none() | st.integers(1, 100), max_size=30), st.integers(0, 300) | st.just(math.inf), st.integers(1, 9),
+    st.booleans(),
+)  # fmt: skip
+def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
+    lengths_s: list[int | None], seconds: float, wants: int, at_work: bool
 ) -> None:
-    expected, left_s = [], seconds
-    for length_s in sorted(lengths_s, reverse=True):
-        if length_s <= left_s:
-            expected.append(length_s)
-            left_s -= length_s
-    queue, room, got = of_lengths(lengths_s), Hours(seconds), list[float | None]()
+    """A chunk of unknown length may be the longest; of equal ones the first of the source comes first."""
+    queue = WorkQueue(SystemClock(), workers=1, wants=wants)
+    source = [Chunk("r", str(n), "a", "/a", 500, s and 500 + s * 1000) for n, s in enumerate(lengths_s)]
+    queue.add(source, complete=True)
+    ordered = sorted(source, key=lambda chunk: -999 if chunk.audio_s is None else -chunk.audio_s)
+    assert [queue.upcoming(count) for count in (0, wants, 99)] == [[], ordered[:wants], ordered]
+    greedy, room, got = Room(seconds), Room(seconds), list[Chunk]()
+    expected = [chunk for chunk in ordered if greedy(chunk)]
     if at_work:
-        got = [chunk.audio_s for chunk in queue.more(99, idle=99, fits=room) or []]
-    else:
-        while (batch := queue.take(room)) is not None:
-            got += [chunk.audio_s for chunk in batch.chunks]
-            queue.finish(len(batch.chunks))
-    assert got == expected
-    rest = [chunk.audio_s or 0 for chunk in queue.more(99, idle=99) or []]
-    assert rest == sorted(rest, reverse=True), "who has more time gets what is left, the longest first"
-    assert len(got) + len(rest) == len(lengths_s)
+        got = queue.more(99, idle=99, fits=room) or []
+    while not at_work and (batch := queue.take(room)) is not None:
+        assert batch == Batch(batch.chunks) and len(batch.chunks) <= wants
+        got += batch.chunks
+        queue.finish(len(batch.chunks))
+    assert [chunk.audio_s for chunk in got] == [chunk.audio_s for chunk in expected]
+    assert seconds < math.inf or got == ordered
+    rest = [chunk for chunk in ordered if chunk not in got]
+    assert queue.upcoming(99) == (queue.more(99, idle=99) or []) == rest, "who has more time gets the longest first"
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_chunks_for_which_there_is_no_time_keep_nobody_waiting_for_those_in_flight(alone: bool) -> None:
-    queue = of_lengths([60, 50])
-    queue.put_back(taken(queue)[:1], alone=alone)
-    assert queue.take(Hours(40)) is None
-    assert queue.take(Hours(60)) is not None
+STORIES = """
+fair shares: 3 workers want 1000; add 10; take; take; take
+of little: 4 workers want 1000; add 2; take; take
+as much as a worker holds: 2 workers want 5; add 23; take; take; take; take; take; take
+no workers yet: 0 workers want 2; add 5; take; take; take
+every fresh load is shared out anew: 2 workers want 1000; begin 4; take; begin 0; take; begin 6; take; add 5; take;
+    take
+more when half empty: 400 workers want 1; room; begin 8192; room; begin 1; room; take; room
+nobody hoards, nobody is idle: 2 workers want 4; add 20; take; more 3 0; more 9 0; more 3 0; more 3 2; workers -1;
+    more 3 0; workers -5; more 9 9; more 1 1
+suspects together and alone, lean ones to lean engines: 1 workers want 1000; add 7; take; back 0 alone; back 1 lean;
+    back 2 alone; back 3 lean; back 4-6 alone; add 1; take lean; take lean; take lean; take lean; take; take
+for suspects one worker ends each time: 2 workers want 2; add 20; take; back 0-1 alone; more 1 1; more 1 1; take; back
+    0-1 alone; more 1 1; more 1 1; take; done 2; take; back 4-5 alone; take; more 1 1
+no worker ends for suspects that are taken: 2 workers want 1; add 9; take; back 0 alone; take; more 1 1; back 0 alone;
+    more 1 1
+rested ones first, and whose time comes first: 1 workers want 1; add 9; take; take; take; back 0 rest 5; back 1 rest
+    4; back 2; take; more 1 1; sleep 4; more 1 1; sleep 1; take
+no time for what is left: 1 workers want 9; lengths 60 50; take; back 0; take within 40; take within 60
+no time for suspects: 1 workers want 9; lengths 60 50; take; back 0 alone; take within 40; take within 60
+draining: 1 workers want 2; add 9; take; back 0 alone; drain; take; more 5 5; seen 5
+"""
 
 
-# --- what comes back --------------------------------------------------------------------------------------------------
+def play(story: str) -> list[str]:
+    """Give orders to a queue, and return its answers; chunks that come back are named by their numbers."""
+    clock, known, said = HandClock(), list[Chunk](), list[str]()
+    many, _, _, wants = story.split("; ")[0].split()
+    queue = WorkQueue(clock, workers=int(many), wants=int(wants))
+    for order in story.split("; ")[1:]:
+        verb, *words = order.split()
+        numbers = [int(word) for word in words if word.lstrip("-").isdecimal()]
+        answer: object = ""
+        if verb in ("add", "begin", "lengths"):
+            fresh = chunks(0 if verb == "lengths" else numbers[0], len(known))
+            fresh += [Chunk("r", f"c{n}", "a", "/a", 0, 1000 * s) for n, s in enumerate(numbers) if verb == "lengths"]
+            known += fresh
+            queue.add(fresh, complete=verb != "begin")
+        elif verb == "take":
+            batch = queue.take(Room(numbers[0] if numbers else math.inf), lean="lean" in words)
+            answer = batch and (batch.chunks, *(mark for mark in ("alone", "lean") if getattr(batch, mark)))
+        elif verb == "more":
+            answer = queue.more(numbers[0], idle=numbers[1])
+        elif verb == "back":
+            first, _, last = words[0].partition("-")
+            back = known[int(first) : int(last or first) + 1]
+            rest_s = numbers[-1] if "rest" in words else 0
+            queue.put_back(back, delay_s=rest_s, alone="alone" in words, lean="lean" in words)
+        elif verb == "seen":
+            answer = queue.upcoming(numbers[0])
+        elif verb == "room":
+            answer = queue.room
+        else:
+            deeds = {"sleep": clock.sleep, "workers": queue.change_workers, "done": queue.finish, "drain": queue.drain}
+            deeds[verb](*numbers)  # type: ignore[operator]
+        said.append(f"  {order} {'' if answer == '' else f'-> {named(answer)}'}".rstrip())
+    return said
 
 
-def test_suspects_stay_together_and_alone_and_lean_ones_go_to_lean_engines_first() -> None:
-    queue = filled(7, wants=1000)
-    one, two, three, four, *both = taken(queue)
-    queue.put_back([one], alone=True)
-    queue.put_back([two], lean=True)
-    queue.put_back([three], alone=True)
-    queue.put_back([four], lean=True)
-    queue.put_back(both, alone=True)
-    queue.add(chunks(1, first=9), complete=True)
-    assert queue.take(lean=True) == Batch([two], alone=True, lean=True)
-    assert queue.take(lean=True) == Batch([four], alone=True, lean=True)
-    assert [queue.take(lean=True) for _ in range(2)] == [Batch(both, alone=True), Batch([one], alone=True)]
-    assert queue.take() == Batch([three], alone=True)
-    assert queue.take() == Batch(chunks(1, first=9))
+def named(answer: object) -> str:
+    if isinstance(answer, tuple):
+        return " ".join([named(answer[0]), *answer[1:]])
+    if isinstance(answer, list):
+        names = [chunk.chunk_id for chunk in answer]
+        return " ".join(names if len(names) < 13 else [names[0], f"... {len(names)} ...", names[-1]]) or "nothing"
+    return str(answer)
 
 
-def test_for_suspects_one_worker_comes_to_an_end_each_time_and_only_one() -> None:
-    queue = filled(20, workers=2, wants=2)
-    for n in range(3):
-        suspects = taken(queue)
-        queue.put_back(suspects, alone=True)
-        assert queue.more(1, idle=1) is None
-        assert queue.more(1, idle=1) == chunks(1, first=3 * n + 2), "the other worker goes on"
-        assert queue.take() == Batch(suspects, alone=True)
-    suspects = taken(queue)
-    queue.put_back(suspects, alone=True)
-    assert queue.take() == Batch(suspects, alone=True), "a worker that was free has taken them"
-    assert queue.more(1, idle=1) == chunks(1, first=11)
-
-
-def test_what_has_rested_comes_before_fresh_chunks_and_whose_time_comes_first_is_first() -> None:
-    clock = HandClock()
-    queue = WorkQueue(clock, workers=1, wants=1)
-    queue.add(chunks(9), complete=True)
-    long, short, now = taken(queue), taken(queue), taken(queue)
-    queue.put_back(long, delay_s=5)
-    queue.put_back(short, delay_s=4)
-    queue.put_back(now)
-    assert taken(queue) == now
-    assert queue.more(1, idle=1) == chunks(1, first=3)
-    clock.sleep(4)
-    assert queue.more(1, idle=1) == short, "a worker at work gets it, too"
-    clock.sleep(1)
-    assert taken(queue) == long
+def test_what_a_queue_hands_out_in_each_story(pages: Pages) -> None:
+    said = []
+    for line in STORIES.strip().replace("\n    ", " ").splitlines():
+        name, _, story = line.partition(": ")
+        said += [f"# {name}: {story.split('; ')[0]}", *play(story)]
+    pages({"stories.txt": "\n".join(said)})
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -218,12 +150,7 @@ class Taker(threading.Thread):
         super().__init__(daemon=True)
         self.batch: Batch | None = None
         self._asked = threading.Event()
-
-        def look() -> bool:
-            self._asked.set()
-            return over()
-
-        self._take = lambda: queue.take(over=look)
+        self._take = lambda: queue.take(over=lambda: self._asked.set() or over())  # type: ignore[func-returns-value]
         self.start()
         assert self._asked.wait(60)
 
@@ -236,56 +163,38 @@ class Taker(threading.Thread):
         return None if self.batch is None else self.batch.chunks
 
 
-@pytest.mark.parametrize(
-    ("news", "answer"),
-    [
-        (lambda queue, first: queue.put_back(first), chunks(1)),
-        (lambda queue, first: queue.put_back(first, delay_s=0.02), chunks(1)),
-        (lambda queue, first: queue.put_back(first, alone=True), chunks(1)),
-        (lambda queue, first: queue.add(chunks(1, first=5), complete=True), chunks(1, first=5)),
-        (lambda queue, first: queue.finish(), None),
-        (lambda queue, first: queue.drain(), None),
-    ],
-    ids=["comes back", "comes back later", "comes back alone", "fresh", "settled", "drained"],
-)
-def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(
-    news: Callable[[WorkQueue, list[Chunk]], None], answer: list[Chunk] | None
-) -> None:
-    queue = filled(1)
-    first = taken(queue)
-    taker = Taker(queue)
+NEWS: dict[str, tuple[Callable[[WorkQueue, list[Chunk]], None], list[Chunk] | None]] = {
+    "comes back": (lambda queue, first: queue.put_back(first), chunks(1)),
+    "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), chunks(1)),
+    "comes back alone": (lambda queue, first: queue.put_back(first, alone=True), chunks(1)),
+    "fresh": (lambda queue, first: queue.add(chunks(1, first=5), complete=True), chunks(1, first=5)),
+    "settled": (lambda queue, first: queue.finish(), None),
+    "drained": (lambda queue, first: queue.drain(), None),
+}
+
+
+@pytest.mark.parametrize("name", NEWS)
+def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name: str) -> None:
+    queue, (news, answer) = WorkQueue(SystemClock(), workers=1, wants=1), NEWS[name]
+    queue.add(chunks(1), complete=True)
+    first, taker = (queue.take() or Batch([])).chunks, Taker(queue)
     assert taker.is_alive()
     news(queue, first)
     assert taker.answer() == answer
 
 
-def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_what_came_later_counts_as_well() -> None:
-    queue = filled(3)
-    assert [*taken(queue), *(queue.more(2, idle=2) or [])] == chunks(3)
-    takers = [Taker(queue) for _ in range(3)]
-    queue.finish(2)
-    assert all(taker.is_alive() for taker in takers)
-    queue.finish()
-    assert [taker.answer() for taker in takers] == [None] * 3
-
-
-def test_a_taker_waits_for_a_source_that_has_more_and_goes_home_when_it_is_told_to() -> None:
+def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once() -> None:
     queue, over = WorkQueue(SystemClock(), workers=2, wants=1), threading.Event()
-    told, waiting = Taker(queue, over.is_set), Taker(queue)
+    queue.add(chunks(2), complete=False)
+    assert [queue.take(), queue.more(1, idle=1)] == [Batch(chunks(1)), chunks(1, first=1)]
+    told, *takers = Taker(queue, over.is_set), Taker(queue), Taker(queue)
     over.set()
     queue.change_workers(-1)
     assert told.answer() is None
-    assert waiting.is_alive()
+    queue.finish(2)
+    assert all(taker.is_alive() for taker in takers), "the source has more"
     queue.add([], complete=True)
-    assert waiting.answer() is None
-
-
-def test_a_queue_that_drains_hands_out_nothing() -> None:
-    queue = filled(9, wants=2)
-    suspects = taken(queue)
-    queue.put_back(suspects[:1], alone=True)
-    queue.drain()
-    assert (queue.take(), queue.more(5, idle=5), queue.upcoming(5)) == (None, [], [])
+    assert [taker.answer() for taker in takers] == [None] * 2
 
 
 # --- in any order -----------------------------------------------------------------------------------------------------
