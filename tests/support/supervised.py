@@ -101,8 +101,8 @@ class Bench:
 def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: bool = False) -> Script:
     """Make a script of what happens at each try of a chunk; when its acts are over, ``usual``.
 
-    ok, an error class, "silent", "uncharged", or "!class": the session breaks when every chunk of the batch has begun
-    (``in_turn``: when those before it are done).
+    ok, an error class, "silent", "uncharged", "together" (the error of a batch does not say whose it is), or "!class":
+    the session breaks when every chunk of the batch has begun (``in_turn``: when those before it are done).
     """
     tried: Counter[str] = Counter()
 
@@ -119,6 +119,9 @@ def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: boo
             for chunk, act in deeds:
                 if act.startswith("!"):
                     raise SessionBroken(act[1:], f"broken by {chunk.name}")
+            if "together" in [act for _, act in deeds]:
+                yield from (failed(chunk, "exit_code", charged=len(batch) == 1) for chunk in batch)
+                continue
             for chunk, act in deeds:
                 if act == "ok":
                     yield done(chunk)
