@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.badcjobs_program import NOT_LATE, Program, Site, array_task, rows
@@ -14,27 +12,23 @@ from support.waiting import wait_for
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
 STATES = "SELECT status, count(*) FROM chunk GROUP BY status"
+RUNNING = "SELECT 1 FROM attempt WHERE ended_at_ms IS NULL"
+SAMPLES = "SELECT at_ms, device_id FROM sample"
+both_modes = pytest.mark.parametrize("mode", ["local", "shared"])  # the live files: on the node, or in the run folder
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path / "site")
-    yield site
-    site.close()
-
-
-def start(site: Site, chunks: int = 6, *options: object) -> Program:
+def start(site: Site, chunks: int = 6, *, mode: str = "local", publish_every_s: float = 0.1) -> Program:
     """Start a run on two devices and wait until both have a chunk and telemetry is written."""
-    program = site.start_run(site.manifest(chunks), *ENGINE, *options)
-    running = "SELECT 1 FROM attempt WHERE ended_at_ms IS NULL"
-    wait_for(lambda: live_rows(site, "SELECT 1 FROM sample") and len(live_rows(site, running)) == 2, "all is running")
+    config = ("--config", f"run.live_mode={mode}", "--config", f"run.publish_every_s={publish_every_s}")
+    program = site.start_run(site.manifest(chunks), *ENGINE, *config)
+    wait_for(lambda: live_rows(site, SAMPLES) and len(live_rows(site, RUNNING)) == 2, "all is running")
     return program
 
 
 def kill_the_recorder(site: Site) -> int:
     """Kill the recorder once it has written something, and return its process id."""
-    samples = site.count_now("sample")
-    wait_for(lambda: site.count_now("sample") > samples and site.recorders(), "the recorder is at work")
+    samples = len(live_rows(site, SAMPLES))
+    wait_for(lambda: len(live_rows(site, SAMPLES)) > samples and site.recorders(), "the recorder is at work")
     (recorder,) = site.recorders()
     recorder.kill()
     wait_for(lambda: recorder.pid not in [other.pid for other in site.recorders()], "it is dead")
@@ -44,11 +38,14 @@ def kill_the_recorder(site: Site) -> int:
 # --- the wrapper ------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(site: Site) -> None:
+@both_modes
+def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(
+    site: Site, mode: str
+) -> None:
     """Publishing is so rare that what is in the file afterwards can only be the recorder's work."""
-    program = start(site, 10, "--config", "run.publish_every_s=600")
-    running = "ended_at_ms IS NULL"
-    wait_for(lambda: site.count_now("chunk", "status = 'done'") >= 2 and site.count_now("attempt", running), "half way")
+    program = start(site, 10, mode=mode, publish_every_s=600)
+    done_now = "SELECT 1 FROM chunk WHERE status = 'done'"
+    wait_for(lambda: len(live_rows(site, done_now)) >= 2 and live_rows(site, RUNNING), "half way")
     program.kill()
     wait_for(lambda: not site.processes(), "recorder and workers are gone", timeout_s=40)
     database = site.task_database()
@@ -62,7 +59,7 @@ def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_wha
     assert rows(database, cut_short) == [("pending", None)]
     last = "SELECT count(DISTINCT device_id), max(at_ms) >= (SELECT max(started_at_ms) FROM attempt) FROM sample"
     assert rows(database, last) == [(2, 1)], "the telemetry up to the kill is in the same file"
-    assert list(site.local.iterdir()) == []
+    assert list(site.local.iterdir()) == live_folders(site) == []
     files = {path.name for path in site.out.rglob("*") if path.is_file()} - {"job.sqlite", "report.html"}
     assert files == {"run.toml", database.name, f"{database.stem}.log"}
 
@@ -103,80 +100,68 @@ def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site: Sit
     assert rows(site.merged(), STATES) == [("done", 4)]
 
 
-def test_a_wrapper_that_is_only_stopped_keeps_its_recorder(site: Site) -> None:
-    """A stopped wrapper (SIGSTOP, as in a suspended job) is not a dead one."""
-    program = start(site, 4)
-    program.send(signal.SIGSTOP)
-    before = site.count_now("sample")
-    wait_for(lambda: site.count_now("sample") > before + 6, "the recorder goes on")
-    program.send(signal.SIGCONT)
-    assert program.wait().exit_code == 0
-    assert site.rows("SELECT verdict FROM task") == [("done",)]
-
-
-@pytest.mark.parametrize("mode", ["local", "shared"])
+@both_modes
 def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site: Site, mode: str) -> None:
-    """All processes at once, and the node's disk with them; in the mode for shared filesystems nothing lies there."""
-    start(site, 12, "--config", f"run.live_mode={mode}")
+    """All processes at once, and the node's disk with them; what stays in the run folder is no task database."""
+    start(site, 8, mode=mode)
     wait_for(lambda: site.task_databases() and site.count("chunk", "status = 'done'") >= 2, "it is published")
     everybody = site.processes()
     for process in everybody:
         process.suspend()
-    sql = "SELECT at_ms, device_id FROM sample"
-    known = {row for folder in live_folders(site) for half in halves(folder) for row in committed(half, sql)}
+    known = {row for folder in live_folders(site) for half in halves(folder) for row in committed(half, SAMPLES)}
     for process in everybody:
         process.kill()
     wait_for(lambda: not site.processes(), "everybody is gone")
     for folder in site.local.iterdir():
         shutil.rmtree(folder)
+    assert len(live_folders(site)) == (mode == "shared")
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
-    lost = known - set(rows(site.task_database(), sql))
+    lost = known - set(rows(site.task_database(), SAMPLES))
     newest_ms = max(at_ms for at_ms, _ in known)
     assert newest_ms - min((at_ms for at_ms, _ in lost), default=newest_ms) < 5000, "published every 0.1 s"
+    assert rows(site.merged(), "SELECT count(*) FROM task") == [(1,)]
     again = site.run(site.folder / "manifest.csv", *ENGINE, "--config", f"run.live_mode={mode}")
     assert again.exit_code == 0, again.stderr
-    assert rows(site.merged(), STATES) == [("done", 12)]
+    assert rows(site.merged(), STATES) == [("done", 8)]
 
 
 # --- a worker, the recorder -------------------------------------------------------------------------------------------
 
 
-def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap(site: Site) -> None:
-    program = start(site)
+@both_modes
+def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped_wrapper_nothing(
+    site: Site, mode: str
+) -> None:
+    """A recorder that is killed a second time is given up, but never the run."""
+    program = start(site, 8, mode=mode, publish_every_s=600)
+    program.send(signal.SIGSTOP)  # as in a suspended job: it is not dead
+    before = len(live_rows(site, SAMPLES))
+    wait_for(lambda: len(live_rows(site, SAMPLES)) > before + 6, "the recorder goes on")
+    program.send(signal.SIGCONT)
     victim = site.workers()[0]
     victim.kill()
-    kill_the_recorder(site)
+    assert kill_the_recorder(site) != kill_the_recorder(site)
+    wait_for(lambda: "continues without telemetry" in program.stderr, "it was given up")
+    written = set(live_rows(site, SAMPLES))
     done = program.wait()
     assert done.exit_code == 0, done.stderr
-    assert site.rows(STATES) == [("done", 6)]
+    assert "restarting it" in done.stderr and "telemetry incomplete" in done.stdout
+    assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
+    assert site.rows(STATES) == [("done", 8)]
     ((chunk_id, *why),) = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
     assert why == [1, "worker_died"]
     assert site.rows("SELECT outcome FROM attempt WHERE chunk_id = ? AND try_number = 2", chunk_id) == [("done",)]
     assert site.rows("SELECT exit_code FROM worker WHERE pid = ?", victim.pid) == [(-9,)]
     assert site.count("worker") == 3, "a new worker has taken its place"
     assert site.rows("SELECT sum(detections) FROM chunk") == [(site.count("detection"),)]
-    assert "restarting it" in done.stderr
-    ((from_ms, to_ms, *what),) = site.rows(
-        f"SELECT from_ms, to_ms, reason, device_id, metric FROM gap WHERE {NOT_LATE}"
-    )
-    assert what == ["the recorder died and was restarted", None, None]
+    assert written <= set(site.rows(SAMPLES))
+    first, second = site.rows(f"SELECT from_ms, to_ms, device_id, metric, reason FROM gap WHERE {NOT_LATE} ORDER BY 1")
+    assert first[2:] == (None, None, "the recorder died and was restarted")
     around = "SELECT sum(at_ms <= ?1) > 0, sum(at_ms > ?1 AND at_ms < ?2), sum(at_ms >= ?2) > 0 FROM sample"
-    assert site.rows(around, from_ms, to_ms) == [(1, 0, 1)]
-
-
-def test_a_recorder_that_is_killed_twice_is_given_up_but_never_the_run(site: Site) -> None:
-    program = start(site)
-    assert kill_the_recorder(site) != kill_the_recorder(site)
-    done = program.wait()
-    assert done.exit_code == 0, done.stderr
-    assert "continues without telemetry" in done.stderr
-    assert "telemetry incomplete" in done.stdout
-    assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
-    assert site.rows(STATES) == [("done", 6)]
-    _, (from_ms, to_ms, reason) = site.rows(f"SELECT from_ms, to_ms, reason FROM gap WHERE {NOT_LATE} ORDER BY from_ms")
-    assert "recorder" in reason
+    assert site.rows(around, first[0], first[1]) == [(1, 0, 1)]
     last = "SELECT max(at_ms) = ?, (SELECT ended_at_ms FROM task) - ? < 1000 FROM sample"
-    assert site.rows(last, from_ms, to_ms) == [(1, 1)], "from the last reading to the end"
+    assert (site.rows(last, second[0], second[1]), "recorder" in second[4]) == ([(1, 1)], True), "to the end"
+    assert sorted(path.suffix for path in (site.out / "tasks").iterdir()) == [".log", ".sqlite"]
     assert list(site.local.iterdir()) == []
 
 

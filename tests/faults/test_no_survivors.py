@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -34,13 +33,7 @@ def strike(main):
 if "run" in sys.orig_argv:
     threading.Thread(target=strike, args=(threading.main_thread().ident,), daemon=True).start()
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path / "site")
-    yield site
-    site.close()
+ENDS = {"SIGTERM": (75, "stopped"), "SIGINT": (130, "stopped"), "SIGHUP": (75, "stopped"), "SIGKILL": (-9, "killed")}
 
 
 def start(site: Site, **env: str) -> Program:
@@ -53,37 +46,24 @@ def start(site: Site, **env: str) -> Program:
     return program
 
 
-def assert_nobody_is_left(site: Site) -> None:
-    wait_for(lambda: not site.processes(), f"everybody is gone: {site.processes()}", timeout_s=40)
-    assert rows(site.task_databases()[0], "PRAGMA integrity_check") == [("ok",)]
-    assert rows(site.task_databases()[0], "SELECT status, count(*) FROM chunk GROUP BY 1") == [("pending", 4)]
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_nobody_outlives_a_wrapper_that_is_told_to_end(site: Site, signum: signal.Signals) -> None:
-    program = start(site)
-    program.send(signum)
-    assert program.wait().exit_code == (130 if signum is signal.SIGINT else 75)
-    assert_nobody_is_left(site)
-
-
-def test_nobody_outlives_a_wrapper_that_is_killed(site: Site) -> None:
-    start(site).kill()
-    assert_nobody_is_left(site)
-
-
-def test_nobody_outlives_a_wrapper_with_a_bug(site: Site) -> None:
+@pytest.mark.parametrize("end", [*ENDS, "a bug"])
+def test_nobody_outlives_a_wrapper(site: Site, end: str) -> None:
     bug = site.folder / "bug"
     (site.folder / "edge").mkdir()
     (site.folder / "edge" / "sitecustomize.py").write_text(BUG.format(bug=str(bug)))
     paths = filter(None, [str(site.folder / "edge"), os.environ.get("PYTHONPATH")])
     program = start(site, PYTHONPATH=os.pathsep.join(paths))
-    bug.touch()
+    if end == "a bug":
+        bug.touch()
+    else:
+        program.send(signal.Signals[end])
     ended = program.wait()
-    assert ended.exit_code == 70, ended.stderr
-    assert "RuntimeError" in ended.stderr
-    assert_nobody_is_left(site)
-    assert site.rows("SELECT verdict FROM task") == [("killed",)]
+    exit_code, verdict = ENDS.get(end, (70, "killed"))
+    assert (ended.exit_code, "RuntimeError" in ended.stderr) == (exit_code, end == "a bug"), ended.stderr
+    wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
+    assert site.rows("PRAGMA integrity_check") == [("ok",)]
+    assert site.rows("SELECT verdict FROM task") == [(verdict,)]
+    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY 1") == [("pending", 4)]
 
 
 def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run_ends_the_rest(site: Site) -> None:
@@ -99,8 +79,7 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
                      "--simulate", 2, "--config", "run.grace_s=0")  # fmt: skip
     assert again.exit_code == 0, again.stderr
     wait_for(lambda: not site.processes(), "what they had started is ended, too", timeout_s=40)
-    first, _ = site.task_databases()
-    assert rows(first, "SELECT verdict FROM task") == [("killed",)]
+    assert rows(site.task_databases()[0], "SELECT verdict FROM task") == [("killed",)]
     assert list(site.local.iterdir()) == [], "and nothing of theirs stays on the node"
 
 
@@ -117,5 +96,4 @@ def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_
     python.chmod(0o755)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
     version, problem = query_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
-    assert version == "2.3.0", problem
-    assert killed.exists()
+    assert (version, killed.exists()) == ("2.3.0", True), problem

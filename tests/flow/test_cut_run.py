@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import wave
 from pathlib import Path
 
 import soundfile
 from rooms.workers import analyse
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused, rows
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused
 from support.fake_prefix import install_fake_prefix
 from support.waiting import wait_for
 
@@ -112,6 +111,10 @@ def test_every_sample_of_whole_recordings_is_in_the_chunks_that_were_asked_for(s
         covered[audio_path] = first + len(piece)
     assert covered == {path: len(samples_of(Path(path))) for path in covered}
     assert left_behind(site) == []
+    again = ("run", folder, "--out", site.out, "--command", command, "--cpu-workers", 2, "--chunk-length", 5)
+    changed, overlap = site.badcjobs_each([(*again, "--overlap", 2), (*again, "--overlap", 5)])
+    assert_refused(changed, 2, ": different from", "chunk_length was 7.0, now 5.0", "use the same settings")
+    assert_refused(overlap, 2, "--overlap 5 must be at least 1 s shorter than --chunk-length 5")
 
 
 def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_it_goes(site: Site) -> None:
@@ -178,31 +181,6 @@ def test_flac_without_a_decoder_is_told_with_the_line_to_paste(site: Site) -> No
     assert ended.exit_code == 1, ended.stderr
     assert {one["error_class"] for one in ended.json["failed"]} == {"no_program"}
     assert all("\npip install 'badcjobs[audio]'" in one["error"] for one in ended.json["failed"])
-
-
-def test_a_killed_run_goes_on_and_its_chunk_length_cannot_change_meanwhile(site: Site) -> None:
-    folder = site.folder / "rec"
-    for name in "abc":
-        record(folder / f"{name}.wav")
-    how = (*DEMO, "--engine-arg=--burn-s=0.05")
-    program = site.start_run(folder, *how, "--chunk-length", 4, "--overlap", 1)
-    wait_for(lambda: site.count("chunk", "status = 'done'") >= 3, "some chunks are done and published")
-    program.send(signal.SIGKILL)
-    program.wait()
-    changed, overlap = site.badcjobs_each(
-        [
-            ("run", folder, "--out", site.out, *how, "--chunk-length", 5, "--overlap", 1),
-            ("run", folder, "--out", site.out, *how, "--chunk-length", 5, "--overlap", 5),
-        ]
-    )
-    assert_refused(changed, 2, ": different from", "chunk_length was 4.0, now 5.0", "use the same settings")
-    assert_refused(overlap, 2, "--overlap 5 must be at least 1 s shorter than --chunk-length 5")
-    again = site.run(folder, *how, "--chunk-length", 4, "--overlap", 1)
-    assert again.exit_code == 0, again.stderr
-    job = site.merged()
-    assert rows(job, STATES) == [("done", 30)]
-    assert rows(job, "SELECT count(*) FROM attempt WHERE outcome = 'done'") == [(30,)], "each chunk was done once"
-    assert site.count("chunk", "status = 'skipped'") >= 3 and left_behind(site) == []
 
 
 def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_nothing_that_is_found(site: Site) -> None:

@@ -153,23 +153,6 @@ def environ(**others: str) -> dict[str, str]:
     return {**fake_package_environ(), "HOME": "/nonexistent", **others}  # the caches of a test are its own
 
 
-def test_poison_bad_audio_and_too_much_for_the_gpu_are_named_and_all_others_are_done(site: Site) -> None:
-    manifest = site.manifest(60)
-    words = {"c017": b"#fake SIGSEGV", "c023": b"no audio", "c031": b"", "c050": b"#fake oom"}
-    for name, content in words.items():
-        (site.folder / "audio" / f"{name}.wav").write_bytes(content)
-    done = site.run(manifest, *hawkears(site, "--threads=2"), "--json", env=environ())
-    assert done.exit_code == 1, done.stderr
-    assert {chunk["chunk_id"]: chunk["error_class"] for chunk in done.json["failed"]} == {
-        "c017": "engine_crash", "c023": "bad_audio", "c031": "bad_audio", "c050": "out_of_memory",
-    }  # fmt: skip
-    assert done.json["chunks"] == {"done": 56, "failed": 3, "poison": 1}
-    assert site.count("attempt", "outcome = 'failed' AND chunk_id = 'c017'") == 2, "twice alone, and no third time"
-    lost = site.rows("SELECT count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'lost'")
-    assert lost[0][0] <= 4, "only what was in progress beside the poison was tried again"
-    assert site.count("worker") <= 2 + 3 + 2, "a new process for each death, a lean one, and the usual one after it"
-
-
 def test_a_lost_device_costs_no_chunk_and_an_unknown_region_stops_the_task_at_once(site: Site) -> None:
     manifest = site.manifest(20)
     (site.folder / "audio" / "c004.wav").write_bytes(b"#fake lost")
