@@ -18,10 +18,10 @@ MOST_RETRIES = 2  # of a run: more than that is not a busy machine, but a test t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hear of a terminal that closes and of Ctrl-C, also where the suite itself was started with nohup and ``&``.
+    """Let HUP and Ctrl-C have their effect, even if the suite was started with nohup and ``&``.
 
-    What hypothesis tries is the same every time, so that a change is judged by itself alone; who looks for examples
-    that nobody has tried yet gives ``--hypothesis-profile default``.
+    Hypothesis tries the same examples in every run, so that a change is judged by itself alone. To look for new ones,
+    give ``--hypothesis-profile default``.
     """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first; give a second try to those that a busy machine can fail, and name them in the end."""
+    """Put the longest tests first; give a second try to those that watch real processes."""
     items.sort(key=by_folder)
     for item in filter(runs_against_the_clock, items):
         item.add_marker(pytest.mark.flaky(reruns=1))

@@ -12,7 +12,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _TESTS = Path(__file__).parents[1]
-_REAL_PROCESSES = ("slurm", "flow", "faults", "browser")
+_REAL_PROCESSES = ("slurm", "flow", "faults", "browser", "contract")
 _FOLDERS = ("slurm", "flow", "faults", "contract", "unit")  # the longest first, so that no worker ends alone with it
 
 
@@ -34,7 +34,7 @@ def by_folder(item: pytest.Item) -> int:
 
 
 def runs_against_the_clock(item: pytest.Item) -> bool:
-    """Return whether a test watches real processes, which others may keep from their work; a unit never waits."""
+    """Return whether a test watches real processes, which a busy machine may delay."""
     return ring(item) in _REAL_PROCESSES
 
 
