@@ -364,7 +364,7 @@ def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
         if one is not None:
             found.append((one["type"], int(one["number"] or 1)))
         elif not gres:
-            raise ValueError(f"--time={text} sets no limit; write minutes, H:M:S or D-H:M:S")
+            raise ValueError(text)
     return found
 
 
