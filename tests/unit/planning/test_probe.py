@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import math
-import os
+import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooms.devices import open_reader, simulated_uuid
-from rooms.model import FITS, NO_START, TOO_LONG, Chunk, ProbeResult, StandIn, Trial, WorkerPlan
-from rooms.planning import (
-    Bounds,
-    ProbeStep,
-    TrialEvents,
-    bracket,
-    choose_best,
-    count_rounds,
-    evaluate,
-    is_too_short,
-    measure,
-    next_step,
-    probe_page,
-    probe_text,
-    usual_is_over,
-    why_not_finished,
-)
-from rooms.root import SessionBroken
+from rooms import planning
+from rooms.devices import Grant
+from rooms.model import FITS, NO_START, TOO_LONG, Chunk, Device, Probed, Trial
+from rooms.planning import Bounds, ProbeStep
+from rooms.root import ProbeSettings, RunSettings, SessionBroken
 from rooms.task import StopRequest
-from rooms.workers import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, RetryPolicy, Supervisor, parse_arguments, take_memory
+from rooms.workers import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, BatchOver, ProbeStore
 from support.behaviour import page_text
-from support.hand_clock import HandClock
+from support.brief import line
 from support.pages import Pages
-from support.probes import GIB, KEY, trial
-from support.scripted_engine import CLOCK, News, Notebook, Script, ScriptedEngine, ScriptedSession, done, failed
+from support.probes import GIB, KEY
+from support.scripted_engine import ScriptedEngine, done, failed
 
-MIB = 2**20
-CHUNKS = [Chunk("r", name, f"{name}.wav", f"/{name}.wav") for name in ("a", "b")]
+
+def trials_of(text: str) -> list[Trial]:
+    """Return trials: 60=400@3 fits (× real time, GiB), 60! is too long, 60x does not start; 1:60 is with one thread."""
+    found = []
+    for lean, length, rate, peak, end in re.findall(r"(1:)?([\d.]+)(?:=([\d.?]+))?(?:@([\d.]+))?([!x]?)(?: |$)", text):
+        outcome = {"!": TOO_LONG, "x": NO_START}.get(end, FITS)
+        speed = float(rate) if rate not in ("", "?") else None
+        measured = {"chunks": 4, "work_s": 3.0, "times_real_time": speed} if outcome == FITS else {}
+        peak_bytes = int(float(peak) * GIB) if peak else None
+        found.append(Trial(float(length), bool(lean), outcome, peak_bytes=peak_bytes, **measured))
+    return found
+
+
+def steps_of(text: str) -> list[ProbeStep]:
+    return [ProbeStep(trial.lean, trial.length_s) for trial in trials_of(text)]
+
+
+def show(lean: bool, length_s: float) -> str:
+    return f"{'1:' * lean}{length_s:g}"
+
+
+def probed_of(text: str, *, finished: bool = True) -> Probed:
+    trials = trials_of(text)
+    result = planning.evaluate(trials, 10.0) if finished else None
+    return Probed(KEY.key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -51,11 +60,11 @@ def search(holds: Callable[[ProbeStep], bool], bounds: Bounds, devices: int = 1)
     trials: list[Trial] = []
     running: list[ProbeStep] = []
     while True:
-        while len(running) < devices and (step := next_step(trials, bounds, running)) is not None:
+        while len(running) < devices and (step := planning.next_step(trials, bounds, running)) is not None:
             assert step not in running
             running.append(step)
         if not running:
-            assert next_step(trials, bounds) is None
+            assert planning.next_step(trials, bounds) is None
             return trials
         step = running.pop(0)
         trials.append(Trial(step.length_s, step.lean, FITS if holds(step) else TOO_LONG))
@@ -71,7 +80,7 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
 ) -> None:
     bounds = Bounds(start_s, 3600.0, tolerance=tolerance)
     trials = search(lambda step: step.length_s <= limit_s * (helps if step.lean else 1), bounds, devices)
-    usual, lean = bracket(trials, lean=False), bracket(trials, lean=True)
+    usual, lean = planning.bracket(trials, lean=False), planning.bracket(trials, lean=True)
     for (fits_s, too_long_s), limit in ((usual, limit_s), (lean, limit_s * helps)):
         if limit >= 3600:
             assert (fits_s, too_long_s) == (3600, None) or usual[1] is None
@@ -88,187 +97,173 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
     assert devices > 1 or all(sum(one.lean is way for one in trials) <= most for way in (False, True))
 
 
-def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help() -> None:
-    def lengths(limit_s: float, bounds: Bounds, *, lean: bool = False) -> list[float]:
-        return [one.length_s for one in search(lambda step: step.length_s <= limit_s, bounds) if one.lean is lean]
+SEARCHES = """
+60 3600 1000
+60 3600 100
+60 3600 4
+60 3600 2
+60 3600 1e9
+60 150 1e9
+60 20 1e9
+"""
+# bounds | trials | in flight
+NEXT = """
+60 120 | 60 120 |
+60 1000 | 60 120 |
+60 3600 | 60 120 | 240
+60 3600 | 60 120 240! |
+60 3600 | 60 120 240! | 170
+60 3600 | 60x |
+60 3600 | 60x | 1:60
+60 3600 | 60x 1:60x |
+60 3600 | 60! | 30
+60 3600 | 60! 30! 15! 7.5! 3.75! |
+60 3600 | 60 120 240! 480 |
+60 3600 | 1:60! 30 |
+60 3600 | 1:60! 1:30 |
+60 3600 | 100 105! 1:105 1:200! |
+"""
 
-    usual = Bounds(60, 3600)
-    assert lengths(1000, usual) == [60, 120, 240, 480, 960, 1920, 1358, 1142, 1047, 1003]
-    assert (lengths(100, usual, lean=True), lengths(1e9, Bounds(60, 150))) == ([101], [60, 120, 150])
-    assert (lengths(1e9, Bounds(60, 20)), lengths(4, usual)[:5]) == ([20], [60, 30, 15, 7.5, 3.75])
-    assert (lengths(2, usual), lengths(2, usual, lean=True)) == ([60, 30, 15, 7.5, 3.75], [3.75])
-    assert lengths(2, Bounds(60, 3600, 3.75)) == [60, 30, 15, 7.5, 3.75]
-    tried = [Trial(60, False, FITS), Trial(120, False, FITS)]
-    assert next_step(tried, Bounds(60, 120)) is None
-    assert next_step(tried, Bounds(60, 1000)) == ProbeStep(False, 240), (
-        "a longer end goes on where a shorter one stopped"
-    )
-    assert next_step(tried, usual, [ProbeStep(False, 240)]) == ProbeStep(False, 480)
-    between = [*tried, Trial(240, False, TOO_LONG)]
-    assert next_step(between, usual) == ProbeStep(False, 170)
-    assert next_step(between, usual, [ProbeStep(False, 170.0)]) == ProbeStep(False, 143)
-    none = [Trial(60, False, NO_START)]
-    assert usual_is_over(none, usual) and next_step(none, usual) == ProbeStep(True, 60)
-    assert next_step(none, usual, [ProbeStep(True, 60)]) == ProbeStep(True, 120)
-    assert next_step([*none, Trial(60, True, NO_START)], usual) is None
-    assert next_step([Trial(60, False, TOO_LONG)], usual, [ProbeStep(False, 30)]) == ProbeStep(False, 15)
-    assert bracket([*between, Trial(480, False, FITS)], lean=False) == (120, 240), "what did not fit counts"
-    assert bracket([Trial(60, True, TOO_LONG), Trial(30, False, FITS)], lean=True) == (30, 60)
-    assert bracket([Trial(60, True, TOO_LONG), Trial(30, True, FITS)], lean=False) == (None, 60)
+
+def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help(pages: Pages) -> None:
+    said = []
+    for case in SEARCHES.strip().splitlines():
+        first_s, last_s, limit_s = map(float, case.split())
+        trials = search(lambda step, limit_s=limit_s: step.length_s <= limit_s, Bounds(first_s, last_s))  # type: ignore[misc]
+        said.append(f"{case}: {' '.join(show(one.lean, one.length_s) for one in trials)}")
+    for case in NEXT.strip().splitlines():
+        bounds, tried, running = (one.strip() for one in case.split("|"))
+        between, trials = Bounds(*map(float, bounds.split())), trials_of(tried)
+        step = planning.next_step(trials, between, steps_of(running))
+        known = [planning.bracket(trials, lean=lean) for lean in (False, True)]
+        over = " (usual is over)" * planning.usual_is_over(trials, between)
+        said.append(f"{case} → {step and show(*step)}{over} {known}")
+    pages({"steps.txt": "\n".join(said)})
 
 
 # --- what the trials mean ---------------------------------------------------------------------------------------------
 
+# trials | margin in percent
+RESULTS = """
+60=400 120=979 240=980 480=1000 960=999 | 10
+60=400 120=800 240=2000 270! 1:30=9000 | 26
+60=400 120=800 240=2000 240! | 10
+60=? 120! | 10
+60=400 100=800 105! 1:105=700 1:200! | 10
+60=400 100=800 105! 1:105=700 1:200! | 25
+60=400 120=800@7 | 10
+60=400 63! | 10
+10=400 11! | 12.5
+12.5=400 13! | 20
+60x 1:60x | 10
+"""
 
-def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_that_is_safe() -> None:
-    fast = [trial(60, 400), trial(120, 979), trial(240, 980), trial(480, 1000), trial(960, 999)]
-    mixed = [trial(60, 400), trial(120, 800), trial(240, 2000), trial(30, 9000, lean=True)]
-    for trials, at_most_s, best in ((fast, None, 240), (mixed, 200, 120), (mixed, 120, 120), (mixed[2:3], 200, 240)):
-        assert getattr(choose_best(trials, at_most_s), "length_s", None) == best
-    assert choose_best([trial(60, None), Trial(120, False, TOO_LONG)], None) is None
 
-
-def test_the_margin_is_taken_off_what_fits_where_there_is_an_edge() -> None:
-    edge = [
-        trial(60, 400),
-        trial(100, 800),
-        Trial(105, False, TOO_LONG),
-        trial(105, 700, lean=True),
-        Trial(200, True, TOO_LONG),
-    ]
-    starts = [Trial(60, False, NO_START), Trial(60, True, NO_START)]
-    for trials, margin, finished, expected in (
-        (edge, 10, True, ProbeResult(100, 105, 90, 60, 400, None, 105, 200, 94, 10)),
-        (edge, 25, False, ProbeResult(100, 105, 75, 60, 400, None, None, None, None, 25)),
-        ([trial(60, 400), trial(120, 800, peak_bytes=7)], 10, True, ProbeResult(120, None, 120, 120, 800, 7,
-            margin_percent=10)),
-        ([trial(60, 400), Trial(63, False, TOO_LONG)], 10, True, ProbeResult(60, 63, 54, 54, 400, margin_percent=10)),
-        ([trial(10, 400), Trial(11, False, TOO_LONG)], 12.5, True, ProbeResult(10, 11, 8.75, 8.75, 400,
-            margin_percent=12.5)),
-        ([trial(12.5, 400), Trial(13, False, TOO_LONG)], 20, True, ProbeResult(12.5, 13, 10, 10, 400,
-            margin_percent=20)),
-        (starts, 10, True, ProbeResult(None, None, None, None, None, margin_percent=10)),
-    ):  # fmt: skip
-        assert evaluate(trials, margin, finished=finished) == expected
+def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_kept_from_the_edge(pages: Pages) -> None:
+    said = []
+    for case in RESULTS.strip().splitlines():
+        trials, margin = case.split(" | ")
+        done, stopped = (planning.evaluate(trials_of(trials), float(margin), finished=one) for one in (True, False))
+        said.append(f"{case} → {line(done)}" + (f"; stopped: {line(stopped)}" if stopped != done else ""))
+    pages({"results.txt": "\n".join(said)})
 
 
 def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the_second_round_on() -> None:
     rounds = {None: 4, 600: 16, 60_000: 64, 30: 2, 8.1: 2, 8: 1, 5: 1}
-    assert {rate: count_rounds(60, 2, 3, rate) for rate in rounds} == rounds
-    first = replace(trial(60, 400), chunks=8)
-    assert [is_too_short(replace(first, work_s=s), 2, 3.0) for s in (1.49, 1.5, None)] == [True, False, True]
-    assert not is_too_short(replace(first, work_s=1.0), 4, 3.0) and not is_too_short(
-        replace(first, outcome=TOO_LONG), 2, 3.0
-    )
-    two = [KEY.result(60, began, ended) for began, ended in ((0, 5000), (0, 6000), (5000, 7000), (6000, 8000))]
-    late = [KEY.result(60, 0, 5000), KEY.result(60, 4994, 7000)]
-    batch = [KEY.result(60, 0, ended) for ended in (6000, 6000, 6001, 6000)]
-    for results, lanes, expected in (
-        (two, 2, (2.0, 60.0)), (two[:2], 2, (6.0, 20.0)), (two[:3], 2, (7.0, 25.71)), (late, 1, (7.0, 17.14)),
-        ([late[0], KEY.result(60, 4995, 7000)], 1, (2.0, 30.0)), (batch, 1, (6.001, 39.99)), ([KEY.result(60, 5, 5)],
-            1, (0.0, None)),
+    assert {rate: planning.count_rounds(60, 2, 3, rate) for rate in rounds} == rounds
+    first = replace(trials_of("60=400")[0], chunks=8)
+    short = [planning.is_too_short(replace(first, work_s=s), 2, 3.0) for s in (1.49, 1.5, None)]
+    assert short == [True, False, True]
+    assert not planning.is_too_short(replace(first, work_s=1.0), 4, 3.0)
+    assert not planning.is_too_short(replace(first, outcome=TOO_LONG), 2, 3.0)
+    for lanes, work, expected in (
+        (2, "0-5000 0-6000 5000-7000 6000-8000", (2.0, 60.0)),
+        (2, "0-5000 0-6000", (6.0, 20.0)),
+        (2, "0-5000 0-6000 5000-7000", (7.0, 25.71)),
+        (1, "0-5000 4994-7000", (7.0, 17.14)),
+        (1, "0-5000 4995-7000", (2.0, 30.0)),
+        (1, "0-6000 0-6000 0-6001 0-6000", (6.001, 39.99)),
+        (1, "5-5", (0.0, None)),
+    ):
+        results = [KEY.result(60, *map(int, one.split("-"))) for one in work.split()]
+        assert planning.measure(results, lanes) == expected
+
+
+def test_models_are_searched_apart_each_with_its_lanes_and_never_more_than_the_node_has_memory_for(
+    tmp_path: Path, pages: Pages
+) -> None:
+    sizes = (("V100", 16), ("V100", 32), ("V100", 16), ("A100", 40))
+    cards = [Device(str(n), "", name=name, memory_total_bytes=gib * GIB) for n, (name, gib) in enumerate(sizes)]
+    engine, said = ScriptedEngine(lambda session, batch: map(done, batch)), list[str]()
+    engine.name = "hawkears"
+    for devices, options, cores in (
+        (cards, {"workers_per_gpu": "2"}, 24), (cards[:1], {"engine_args": ("--threads=3",)}, 1),
+        ([], {"cpu_workers": 3}, 8),
     ):  # fmt: skip
-        assert measure(results, lanes) == expected
+        store = ProbeStore(tmp_path / f"{cores}.toml")
+        settings = RunSettings(source=("a.wav",), **{"engine": "demo", **options})  # type: ignore[arg-type]
+        order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
+        for search in planning.make_searches(order, Grant(tuple(devices), ""), engine, cores, store):
+            steps = steps_of("60 1:60")
+            said.append(f"{line(search.key)}: {search.threads} threads, {len(search.free)} devices")
+            for trials in ("", "60=400", "60=400 120=900 240=? 480!"):
+                search.trials = trials_of(trials)
+                chunks = [
+                    (search.lanes(step), search.chunks(step), round(search.expected_s(step), 2)) for step in steps
+                ]
+                said.append(f"  {trials}: {search.rate} {chunks} {line(search.probed.result)} {search.is_over}")
+            search.trials = [replace(one, host_peak_bytes=GIB) for one in trials_of("60=400 120=900")]
+            for gib in (400, 8, 2, 1):
+                said.append(f"  {gib} GiB: {line(search.next_step(gib * GIB))}; {search.host_words}")
+    for error_class in ("exit_code", "host_memory", "no_program"):
+        error = planning.explain(planning.Trouble(error_class, " it broke "), KEY.key, steps_of("90")[0])
+        said.append(f"{error_class}: {error.what}; {error.why}; try: {error.fix}; exit code {int(error.exit_code)}")
+    pages({"searches.txt": "\n".join(said)})
 
 
-# --- memory that does not exist, and what an engine said --------------------------------------------------------------
-
-
-def test_a_simulated_device_shows_what_living_processes_pretend_to_have(tmp_path: Path) -> None:
-    uuid = simulated_uuid(0)
-    for name, text in ((f"{uuid}.{os.getpid()}", str(5 * MIB)), (f"{uuid}.1", str(MIB)), (f"{uuid}.999999999", "7"),
-                       (f"{simulated_uuid(1)}.1", "9"), (f"{uuid}.{os.getppid()}", "half a num")):  # fmt: skip
-        (tmp_path / name).write_text(text)
-    clock = HandClock()
-    reader = open_reader(StandIn(2, ledger=str(tmp_path)), clock, clock.now_ms(), None)
-    assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [6 * MIB, 9]
-    plain = open_reader(StandIn(1), clock, clock.now_ms(), None)
-    assert (plain.read(uuid).memory_used_bytes or 0) > 100 * MIB
-
-
-def test_the_demo_engine_takes_memory_by_the_second_beside_those_that_live(tmp_path: Path) -> None:
-    place = ["--device=GPU-x", f"--device-bytes={100 * MIB}", f"--ledger={tmp_path}"]
-    usual, lean, slow = (parse_arguments([*place, *more]) for more in (
-        ["--memory-per-s=4"], ["--memory-per-s=4", "--lean"], ["--memory-per-s=1", "--lean"]))  # fmt: skip
-    assert take_memory(usual, 12.5) is take_memory(lean, 25) is None
-    assert (tmp_path / f"GPU-x.{os.getpid()}").read_text() == str(100 * MIB)
-    assert (take_memory(usual, 12.6) or "").startswith("CUDA out of memory. Tried to allocate 101 MiB.")
-    assert take_memory(lean, 25.5) is not None
-    ended = os.fork()
-    if not ended:
-        os._exit(0)
-    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)  # ended, but not yet waited for
-    for owner in (f"GPU-x.{os.getppid()}", f"GPU-y.{os.getppid()}", "GPU-x.999999999", f"GPU-x.{ended}"):
-        (tmp_path / owner).write_text(str(60 * MIB))
-    try:
-        assert "of which 40 MiB is free" in (take_memory(slow, 41) or "")
-        assert take_memory(slow, 40) is take_memory(slow, 40) is None, "the second time it has it already"
-    finally:
-        os.waitpid(ended, 0)
-
-
-def listen(script: Script, tmp_path: Path) -> tuple[TrialEvents, ScriptedEngine]:
-    watch, engine = TrialEvents(), ScriptedEngine(script, wants=2)
-    supervisor = Supervisor(
-        engine, [WorkerPlan(0, None, None, 1, lean=True)], Notebook(CHUNKS), clock=CLOCK,
-        policy=RetryPolicy(retries=0, backoff_s=0.0), scratch=tmp_path, listen=watch.note,
-    )  # fmt: skip
-    supervisor.start()
-    while supervisor.busy and watch.trouble is None:
-        supervisor.handle_events(timeout_s=0.02)
-    watch.closed = True
-    supervisor.kill()
-    while supervisor.busy:
-        supervisor.handle_events(timeout_s=0.02)
-    return watch, engine
-
-
-def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end(tmp_path: Path) -> None:
-    watch, engine = listen(lambda session, batch: map(done, batch), tmp_path)
-    assert ([one.chunk.chunk_id for one in watch.done], watch.trouble) == (["a", "b"], None)
-    assert [session.plan.lean for session in engine.sessions] == [True]
-
-    def fail(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-        yield failed(batch[0], BATCH_LOST, charged=False)
-        raise SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True)
-
-    trouble = listen(fail, tmp_path)[0].trouble
-    assert trouble is not None and trouble.is_out_of_memory and trouble.at_start
-    lost, final, late = TrialEvents(), TrialEvents(), TrialEvents()
-    lost.note(failed(CHUNKS[0], BATCH_LOST, charged=False))
-    final.note(failed(CHUNKS[0], EXIT_CODE))
-    late.closed = True
-    late.note(failed(CHUNKS[0], EXIT_CODE))
-    assert lost.trouble is late.trouble is None
-    assert final.trouble is not None and not final.trouble.is_out_of_memory
+def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end() -> None:
+    chunk = Chunk("r", "a", "a.wav", "/a.wav")
+    lost, final = failed(chunk, BATCH_LOST, charged=False), failed(chunk, EXIT_CODE)
+    full = BatchOver([], [], [], SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5)
+    for events, decides, at_start in (
+        ([done(chunk), BatchOver([], [], [], None, 5)], None, False), ([lost], None, False),
+        ([lost, final], EXIT_CODE, False), ([lost, final, full], OUT_OF_MEMORY, True),
+    ):  # fmt: skip
+        watch = planning.TrialEvents()
+        for event in events:
+            watch.note(event)
+        watch.closed = True
+        watch.note(final)
+        trouble = watch.trouble
+        assert (trouble and trouble.error_class, bool(trouble and trouble.at_start)) == (decides, at_start)
+        assert len(watch.done) == (events[0] is not lost)
+        assert trouble is None or trouble.is_out_of_memory is at_start
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
-TRIALS = [trial(60, 400, peak_bytes=3 * GIB), trial(120, 800, peak_bytes=5 * GIB), Trial(126.0, False, TOO_LONG)]
-LEAN = [*TRIALS, trial(126, 99.5, lean=True), Trial(200.0, True, TOO_LONG)]
+FOUND = "60=400@3 120=800@5 126!"
 SHOWN = {
-    "found": KEY.probed(evaluate(TRIALS, 10.0), TRIALS),
-    "with one thread": KEY.probed(evaluate(LEAN, 10.0), LEAN[::-1]),
-    "all fits": KEY.probed(evaluate(TRIALS[:2], 10.0), TRIALS[:2]),
-    "nothing fits": KEY.probed(evaluate([Trial(60, False, TOO_LONG)], 10.0), [Trial(60, False, TOO_LONG)]),
-    "no start": KEY.probed(evaluate([Trial(60, False, NO_START)], 10.0), [Trial(60, False, NO_START)]),
-    "not finished": KEY.probed(None, TRIALS[:1], finished=False),
-    "no memory, no speed": replace(
-        KEY.probed(None, [trial(60, None)], finished=False), key=replace(KEY.key, memory_bytes=None)
-    ),
+    "found": probed_of(FOUND),
+    "with one thread": probed_of(f"1:200! 1:126=99.5 {FOUND}"),
+    "all fits": probed_of("60=400@3 120=800@5"),
+    "nothing fits": probed_of("60!"),
+    "no start": probed_of("60x"),
+    "not finished": probed_of("60=400@3", finished=False),
+    "no memory, no speed": replace(probed_of("60=?", finished=False), key=replace(KEY.key, memory_bytes=None)),
 }
 
 
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages: Pages) -> None:
     pytest.importorskip("bokeh")
-    said = {f"{name}.txt": probe_text([one], "cache/probe.toml; later runs read it") for name, one in SHOWN.items()}
-    said["two.txt"] = probe_text([SHOWN["found"], SHOWN["not finished"]], "x", ["a note"])
-    page = probe_page([SHOWN["with one thread"], SHOWN["no memory, no speed"]], ["<b>a note</b>"])
+    kept = "cache/probe.toml; later runs read it"
+    texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in SHOWN.items()]
+    texts.append(f"## two\n{planning.probe_text([SHOWN['found'], SHOWN['not finished']], 'x', ['a note'])}")
+    page = planning.probe_page([SHOWN["with one thread"], SHOWN["no memory, no speed"]], ["<b>a note</b>"])
     assert 'id="chart-memory-0"' in page and 'id="chart-speed-0"' in page
     assert 'id="chart-memory-1"' not in page, "nothing was read of it, and nothing timed"
     assert "&lt;b&gt;a note" in page and "script-src 'sha256-" in page
-    pages({**said, "page.txt": page_text(page).partition("Made by")[0]})
+    pages({"texts.txt": "\n".join(texts), "page.txt": page_text(page).partition("Made by")[0]})
 
 
 def test_a_probe_that_is_not_finished_says_what_is_really_kept() -> None:
@@ -281,4 +276,4 @@ def test_a_probe_that_is_not_finished_says_what_is_really_kept() -> None:
         stop = StopRequest(lambda: 0.0)
         if came is not None:
             stop.receive(came)
-        assert why_not_finished(stop, kept) == words
+        assert planning.why_not_finished(stop, kept) == words
