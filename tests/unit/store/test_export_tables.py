@@ -16,12 +16,15 @@ import pyarrow.parquet
 import pytest
 from rooms.model import Reading
 from rooms.report import ExportedFile, ExportOrder, export
-from rooms.root import BadInput, DatabaseProblem, SystemClock
-from rooms.store import TABLES, DetectionFilter, MergeOrder, area_names, list_tables, merge, open_sealed, safe_name
-from support.task_files import START_MS, TaskFile, make_job
+from rooms.root import BadInput, DatabaseProblem
+from rooms.store import TABLES, DetectionFilter, area_names, list_tables, open_sealed, safe_name
+from support.databases import change
+from support.task_files import START_MS, TaskFile, make_job, merge_run
 
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
 FORMS = ("csv", "json", "jsonl", "parquet")
+ARROW = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
+COLUMNS = {table.name: {column.name: ARROW[column.sql.split()[0]] for column in table.columns} for table in TABLES}
 
 
 @pytest.fixture
@@ -29,23 +32,20 @@ def task(tmp_path: Path) -> Path:
     """A task database with odd words, and a number that JSON has no word for."""
     reading = Reading(utilization_percent=80, power_w=250.5)  # what else there is to know was not given
     path = TaskFile(tmp_path / "run", states={"a": "done", "b": "failed", "c": "pending"}, reading=reading).write()
-    change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
-    return path
-
-
-def change(database: Path, sql: str, *values: object) -> None:
-    with closing(sqlite3.connect(database)) as db, db:
-        db.execute(sql, values)
+    return change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
 
 
 def add_rows(database: Path, count: int) -> None:
-    change(database, "DELETE FROM host_sample WHERE task_id = 1")
+    change(database, "DELETE FROM host_sample")
     rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
     change(database, f"{rows} INSERT INTO host_sample SELECT 1, i, i / 7.0, i * 1000, NULL FROM n", count)
 
 
-def write(database: Path, form: str, output: Path | None, *tables: str, **more: Any) -> list[ExportedFile]:
-    return export(ExportOrder(database, "json" if form == "jsonl" else form, output, tables, **more), io.BytesIO())[0]
+def write(
+    database: Path, form: str, output: Path | None, *tables: str, wanted: DetectionFilter | None = None
+) -> tuple[list[ExportedFile], list[str]]:
+    more = {} if wanted is None else {"wanted": wanted}
+    return export(ExportOrder(database, "json" if form == "jsonl" else form, output, tables, **more), io.BytesIO())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -58,6 +58,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
 
 
+def types_of(path: Path) -> dict[str, str]:
+    return {field.name: str(field.type) for field in pyarrow.parquet.read_table(path).schema}
+
+
 def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
     with closing(open_sealed(database)) as db:
         db.row_factory = sqlite3.Row
@@ -67,25 +71,17 @@ def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_unknown(task: Path, form: str) -> None:
     before = (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir()))
+    infinite = None if form.startswith("json") else float("inf")
     for table in ("sample", "detection", "chunk", "alert"):  # the last one is empty
-        output = task.parents[1] / f"{table}.{form}"
-        wanted = rows_of(task, table)
-        assert write(task, form, output, table) == [ExportedFile(str(output), table, len(wanted))]
-        infinite = None if form.startswith("json") else float("inf")
+        output, wanted = task.parents[1] / f"{table}.{form}", rows_of(task, table)
+        assert write(task, form, output, table)[0] == [ExportedFile(str(output), table, len(wanted))]
         wanted = [{n: infinite if v == float("inf") else v for n, v in row.items()} for row in wanted]
         if form == "csv":
             wanted = [{n: "" if v is None else str(v) for n, v in row.items()} for row in wanted]
         assert read(output) == wanted
-    names = [column.name for column in next(table for table in TABLES if table.name == "alert").columns]
-    if form == "parquet":
-        arrow = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
-        for table in ("sample", "alert"):
-            columns = next(one for one in TABLES if one.name == table).columns
-            schema = pyarrow.parquet.read_table(output.with_name(f"{table}.parquet")).schema
-            assert {f.name: str(f.type) for f in schema} == {c.name: arrow[c.sql.split()[0]] for c in columns}
-    else:
-        empty = {"csv": ",".join(names) + "\r\n", "json": "[]\n", "jsonl": ""}
-        assert output.read_bytes().decode() == empty[form]
+        assert form != "parquet" or types_of(output) == COLUMNS[table]
+    empty = {"csv": ",".join(COLUMNS["alert"]) + "\r\n", "json": "[]\n", "jsonl": ""}
+    assert form == "parquet" or output.read_bytes().decode() == empty[form]
     assert (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir())) == before
 
 
@@ -94,38 +90,41 @@ def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_grou
     for view in ("device_summary", "task_summary", "job_summary"):
         write(job, "parquet", out, view)
         assert read(out) == rows_of(job, view)
-    schema = pyarrow.parquet.read_table(out).schema
-    assert [str(schema.field(name).type) for name in ("tasks", "audio_hours")] == ["int64", "double"]
+    assert [types_of(out)[name] for name in ("tasks", "audio_hours")] == ["int64", "double"]
     change(job, "CREATE VIEW odd AS SELECT 1 AS one, NULL AS none, 'x' AS word, 1.5 AS half, device_id FROM device")
     write(job, "parquet", out, "odd")
-    types = [str(kind) for kind in pyarrow.parquet.read_table(out).schema.types]
-    assert types == ["int64", "double", "string", "double", "int64"]
-    for count in (6_000, 65_536):  # longer than a batch of text, and than a row group
+    assert list(types_of(out).values()) == ["int64", "double", "string", "double", "int64"]
+    for count, forms in ((6_000, FORMS[:3]), (65_537, FORMS[3:])):  # longer than a batch of text, and than a row group
         add_rows(task, count)
-        for form in FORMS if count == 6_000 else ("parquet",):
-            assert write(task, form, tmp_path / f"long.{form}", "host_sample")[0].rows == count + 3
+        for form in forms:
+            assert write(task, form, tmp_path / f"long.{form}", "host_sample")[0][0].rows == count
     file = pyarrow.parquet.ParquetFile(tmp_path / "long.parquet")
-    assert (file.num_row_groups, file.metadata.num_rows) == (2, 65_539)
-    assert [len(read(tmp_path / f"long.{form}")) for form in FORMS[:3]] == [6_003] * 3
+    assert (file.num_row_groups, file.metadata.num_rows) == (2, 65_537)
+    assert [len(read(tmp_path / f"long.{form}")) for form in FORMS[:3]] == [6_000] * 3
 
 
 def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path: Path, task: Path) -> None:
     job, folder = make_job(tmp_path / "job"), tmp_path / "new" / "folder"
     for source in (tmp_path / "job", job):  # a run folder means its job database; without a name: the detections
         write(source, "csv", tmp_path / "out.csv")
-        heard = [(row["chunk_id"], row["species_code"]) for row in read(tmp_path / "out.csv")]
-        assert heard == [("a", "LOUD"), ("d", "LOUD"), ("e", "LOUD"), ("d", "SOFT"), ("e", "SOFT")]
-    exported = write(task, "json", folder, "chunk", "sample", "chunk")
-    assert [(Path(file.path).name, file.rows) for file in exported] == [("chunk.json", 3), ("sample.json", 3)]
+        heard = [row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")]
+        assert heard == ["aLOUD", "dLOUD", "eLOUD", "dSOFT", "eSOFT"]
     write(task, "csv", folder, "gap", "task")
-    assert sorted(p.name for p in folder.iterdir()) == ["chunk.json", "gap.csv", "sample.json", "task.csv"]
-    (file,) = write(task, "csv", folder, "device")  # into a folder that is there, under its own name
-    assert Path(file.path) == folder / "device.csv"
-    exported = write(job, "csv", tmp_path / "all", "all")
+    exported, _ = write(task, "json", folder, "chunk", "sample", "chunk")
+    assert [(Path(file.path).name, file.rows) for file in exported] == [("chunk.json", 3), ("sample.json", 3)]
+    write(task, "csv", folder, "device")  # into a folder that is there, under its own name
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "chunk.json",
+        "device.csv",
+        "gap.csv",
+        "sample.json",
+        "task.csv",
+    ]
+    exported, _ = write(job, "csv", tmp_path / "all", "all")
     with closing(open_sealed(job)) as db:
         assert [file.table for file in exported] == list_tables(db)
     assert {p.stem for p in (tmp_path / "all").iterdir()} == {file.table for file in exported}
-    assert write(task, "csv", Path("/dev/null"), "task")[0].rows == 1 and Path("/dev/null").is_char_device()
+    assert write(task, "csv", Path("/dev/null"), "task")[0][0].rows == 1 and Path("/dev/null").is_char_device()
 
 
 def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path: Path) -> None:
@@ -138,16 +137,11 @@ def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path
         ((), 0.51): loud, (("x",), None): [], (("x", "Loud Sound"), 0.5): loud,
     }  # fmt: skip
     for (species, score), wanted in cases.items():
-        order = ExportOrder(job, "csv", tmp_path / "out.csv", (), wanted=DetectionFilter(species, score))
-        notes = export(order, io.BytesIO())[1]
-        found = [row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")]
-        assert sorted(found) == sorted(wanted)
+        _, notes = write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
+        assert sorted(row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")) == sorted(wanted)
         assert ("no detections in this job: x" in notes) is ("x" in species)
         assert any("nothing to export: " in note for note in notes) is (not wanted)
         assert any("2 of 5 chunks" in note for note in notes), notes
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_what_contradicts_itself_or_cannot_be_written_is_refused_and_nothing_is_lost(
@@ -157,26 +151,26 @@ def test_what_contradicts_itself_or_cannot_be_written_is_refused_and_nothing_is_
     there.write_text("kept")
     (tmp_path / "link").symlink_to(task)
     (tmp_path / "tasks").mkdir()
-    several, folder = "several files, not to stdout", f"--out {there}-files"
-    cases: list[tuple[tuple[Any, ...], str, str | None]] = [
-        ((task, "csv", None, "all"), several, None), ((task, "csv", None, "chunk", "task"), several, None),
-        ((task, "badc", None), several, None), ((task, "badc", tmp_path / "x", "chunk"), "takes no --table", None),
-        ((task, "csv", there, "chunk", "task"), "several files, not one file", folder),
-        ((task, "csv", there, "all"), "several files, not one file", folder),
-        ((task, "badc", there), "several files, not one file", folder),
-        ((task, "csv", task, "chunk"), "is the database itself", None),
-        ((task, "csv", tmp_path / "link", "chunk"), "is the database itself", None),
-        ((task, "csv", tmp_path / "x", "nope", "chunk", "sqlite_master"), "has no table nope, sqlite_master", None),
-        ((task, "csv", tmp_path / "no" / "x.csv", "chunk"), "cannot be written", f"mkdir -p {tmp_path / 'no'}"),
-        ((task, "csv", there / "x.csv", "chunk"), "cannot be written", f"ls -ld {there} {there / 'x.csv'}"),
-        ((task, "csv", Path("/dev/full"), "chunk"), "cannot be written", "df -h /dev"),
-        ((task, "csv", tmp_path / "x"), "has no detections in the time of the recordings", None),
-        ((tmp_path, "csv", tmp_path / "x"), "does not exist", f"badcjobs merge {tmp_path}"),
+    to_stdout, to_a_file, folder = "several files, not to stdout", "several files, not one file", f"--out {there}-files"
+    cases: list[tuple[str, Path | None, str, str, str | None]] = [
+        ("csv", None, "all", to_stdout, None), ("csv", None, "chunk task", to_stdout, None),
+        ("badc", None, "", to_stdout, None), ("badc", tmp_path / "x", "chunk", "takes no --table", None),
+        ("csv", there, "chunk task", to_a_file, folder), ("csv", there, "all", to_a_file, folder),
+        ("badc", there, "", to_a_file, folder), ("csv", task, "chunk", "is the database itself", None),
+        ("csv", tmp_path / "link", "chunk", "is the database itself", None),
+        ("csv", tmp_path / "x", "nope chunk sqlite_master", "has no table nope, sqlite_master", None),
+        ("csv", tmp_path / "no" / "x.csv", "chunk", "cannot be written", f"mkdir -p {tmp_path / 'no'}"),
+        ("csv", there / "x.csv", "chunk", "cannot be written", f"ls -ld {there} {there / 'x.csv'}"),
+        ("csv", Path("/dev/full"), "chunk", "cannot be written", "df -h /dev"),
+        ("csv", tmp_path / "x", "", "has no detections in the time of the recordings", None),
     ]  # fmt: skip
-    for words, what, fix in cases:
+    for form, output, tables, what, fix in cases:
         with pytest.raises((BadInput, DatabaseProblem), match=what) as refused:
-            write(*words)
+            write(task, form, output, *tables.split())
         assert fix is None or refused.value.fix == fix
+    with pytest.raises(DatabaseProblem, match="does not exist") as unmerged:
+        write(tmp_path, "csv", tmp_path / "x")
+    assert unmerged.value.fix == f"badcjobs merge {tmp_path}"
     assert there.read_text() == "kept" and rows_of(task, "task") and not (tmp_path / "x").exists()
 
 
@@ -214,25 +208,18 @@ def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(task: Path, 
 
 def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path: Path) -> None:
     task = TaskFile(tmp_path, states={"a": "done"}, ended_at_ms=None).write()
-    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
-
-    def notes(source: Path, form: str, *tables: str) -> list[str]:
-        return export(ExportOrder(source, form, tmp_path / "exported", tables), io.BytesIO())[1]
-
-    orders = [("csv", "detection"), ("parquet", "detection"), ("csv",), ("badc",)]
-    assert (
-        [notes(tmp_path, *order) for order in orders[:2]] == [[], []] == [notes(task, *order) for order in orders[:2]]
-    )
+    merge_run(tmp_path)
+    for source in (tmp_path, task):
+        assert write(source, "csv", tmp_path / "x.csv", "detection")[1] == []
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
-    for order in orders:
-        (tmp_path / "exported").unlink(missing_ok=True)
-        (note,) = notes(tmp_path, *order)
+    for number, order in enumerate([("csv", "detection"), ("parquet", "detection"), ("csv",), ("badc",)]):
+        (note,) = write(tmp_path, order[0], tmp_path / str(number), *order[1:])[1]
         assert note.startswith("merged: as of ")
         assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
 
 
 def test_names_of_files_stay_in_their_folder_and_differ() -> None:
-    long = "ü" * 200
+    wide, long = "ü" * 120, "ü" * 200
     names = {
         "a/b": "a%2Fb",
         "..": "%2E%2E",
@@ -241,7 +228,7 @@ def test_names_of_files_stay_in_their_folder_and_differ() -> None:
         "%2F": "%252F",
         "50%": "50%",
         "x": "x",
-        "ü" * 120: "ü" * 120,
+        wide: wide,
     }
     assert {name: safe_name(name) for name in names} == names
     assert len(safe_name(long).encode()) <= 240 and safe_name(long) != safe_name(long + "x")
