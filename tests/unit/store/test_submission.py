@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import fcntl
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from rooms import store
 from rooms.model import ArrayOrder, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database
 from rooms.root import BadInput, DatabaseProblem, SystemClock
-from rooms.store import (
-    MergeOrder,
-    Record,
-    asked_of,
-    differences,
-    emulated_command,
-    emulation_lock,
-    find_trace,
-    find_unbegun,
-    folder_lock,
-    forget_intent,
-    is_emulated_now,
-    is_emulation_over,
-    last_submission,
-    lock_file_in,
-    merge,
-    read_intent,
-    read_record,
-    refuse_during_emulation,
-    submit_command,
-    undo_on_error,
-    write_intent,
-    write_record,
-)
-from support.hand_clock import HandClock
-from support.task_files import START_MS, TaskFile
-
-ASKED = {"--sbatch=--array": "0-2", "--gpus-per-task": 1}
+from rooms.store import MergeOrder, Record, emulation_lock, find_trace, write_intent, write_record
+from support.databases import names_in
+from support.pages import Pages
+from support.task_files import START_MS, TaskFile, merge_run
 
 
 def record_in(out: Path, job_id: str = "4821", **more: Any) -> Record:
     words = ("run", "/data/m.csv", f"--out={out}", "--config=run.grace_s=2")
-    return Record("slurm", Submitted(job_id, None, (0, 1, 2)), words, 6, START_MS, ASKED, **more)
+    asked = {"--sbatch=--array": "0-2", "--gpus-per-task": 1}
+    return Record("slurm", Submitted(job_id, None, (0, 1, 2)), words, 6, START_MS, asked, **more)
 
 
 def line_for(out: Path) -> str:
     return f"badcjobs submit /data/m.csv --out={out} --config=run.grace_s=2 --cluster=slurm --sbatch=--array=0-2"
 
 
-# --- no task has left anything yet ------------------------------------------------------------------------------------
-
-
-def refusals(run: Path) -> set[tuple[str | None, str | None]]:
-    """Return what report and merge answer, of the run and of its tasks/: why, and what helps."""
+def refusal(run: Path) -> str:
+    """Return what report and merge answer alike, of the run and of its tasks/: why, and what helps."""
     with pytest.raises(DatabaseProblem, match=r"job\.sqlite does not exist") as unreported:
         find_job_database(run)
     errors = [unreported.value]
@@ -62,33 +38,26 @@ def refusals(run: Path) -> set[tuple[str | None, str | None]]:
         with pytest.raises(DatabaseProblem, match="no task database in ") as unmerged:
             finish_job(MergeOrder([given], run / "job.sqlite"), SystemClock())
         errors.append(unmerged.value)
-    return {(error.why, error.fix) for error in errors}
+    (told,) = {f"why: {error.why}\ntry: {error.fix}\n" for error in errors}
+    return told.replace(str(run), "RUN")
 
 
-def test_before_any_task_report_and_merge_name_what_was_submitted_and_the_command_that_helps(tmp_path: Path) -> None:
+def test_before_any_task_report_and_merge_name_what_was_submitted_and_the_command_that_helps(
+    tmp_path: Path, pages: Pages
+) -> None:
     (tmp_path / "tasks").mkdir()
-    assert find_unbegun(tmp_path) is None
-    record, monitor = record_in(tmp_path), f"badcjobs monitor {tmp_path}"
-    write_intent(tmp_path, tmp_path / "job.sh", record)
-    why = "a submit was interrupted here, or is still running; the same command finds its job"
-    assert refusals(tmp_path) == {(why, line_for(tmp_path))}
-    write_record(tmp_path, record)
-    why = "the submit of job 4821 was interrupted, or is still running; the same command does the rest"
-    assert refusals(tmp_path) == {(why, line_for(tmp_path))}
-    forget_intent(tmp_path)
-    why = "job 4821 was submitted; none of its tasks has published anything yet"
-    assert refusals(tmp_path) == {(why, monitor)}
+    assert store.find_unbegun(tmp_path) is None
+    write_intent(tmp_path, tmp_path / "job.sh", record_in(tmp_path))
+    said = ["a submit that was killed", refusal(tmp_path)]
+    write_record(tmp_path, record_in(tmp_path))
+    said += ["with a job number", refusal(tmp_path)]
+    store.forget_intent(tmp_path)
+    said += ["a submit", refusal(tmp_path)]
     (tmp_path / "submitted.json").unlink()
     with emulation_lock(tmp_path, ["badcjobs", "submit", "m.csv", f"--out={tmp_path}"]):
-        assert refusals(tmp_path) == {
-            ("an emulation is running; none of its tasks has published anything yet", monitor)
-        }
-    why = "no task is running and none will start: the emulation is over"
-    assert refusals(tmp_path) == {(why, f"badcjobs submit m.csv --out={tmp_path}")}
-    TaskFile(tmp_path).write()
-    with pytest.raises(DatabaseProblem) as unmerged:
-        find_job_database(tmp_path)
-    assert unmerged.value.fix == f"badcjobs merge {tmp_path}"
+        said += ["an emulation", refusal(tmp_path)]
+    said += ["that is over", refusal(tmp_path)]
+    pages({"said.txt": "\n".join(said)})
 
 
 def test_a_run_its_tasks_and_its_job_database_stand_for_the_same_job(
@@ -96,115 +65,97 @@ def test_a_run_its_tasks_and_its_job_database_stand_for_the_same_job(
 ) -> None:
     for run in (tmp_path / "run", tmp_path / "tasks"):  # a run folder may be called tasks itself
         tasks, job = TaskFile(run).write().parent, run / "job.sqlite"
-        with pytest.raises(DatabaseProblem, match="does not exist") as unmerged:
-            find_job_database(tasks)
-        assert unmerged.value.fix == f"badcjobs merge {run}"
-        merge(MergeOrder([run], job), SystemClock())
+        for given in (run, tasks):
+            with pytest.raises(DatabaseProblem, match="does not exist") as unmerged:
+                find_job_database(given)
+            assert unmerged.value.fix == f"badcjobs merge {run}"
+        merge_run(run)
         monkeypatch.chdir(tasks)
         for given in (run, job, tasks, Path()):
             assert find_job_database(given).samefile(job)
     (run / "run.toml").write_text("[run]" + " " * 4096)
-    with pytest.raises(DatabaseProblem) as refused:
-        summarize_database(run / "run.toml")
-    assert refused.value.fix == f"the same command with {job}"
-    job.write_bytes(bytes(4096))
-    with pytest.raises(DatabaseProblem) as damaged:
-        summarize_database(job)
-    assert damaged.value.fix == f"badcjobs merge {run}"
+    for given, fix in ((run / "run.toml", f"the same command with {job}"), (job, f"badcjobs merge {run}")):
+        if given == job:
+            job.write_bytes(bytes(4096))
+        with pytest.raises(DatabaseProblem) as refused:
+            summarize_database(given)
+        assert refused.value.fix == fix
 
 
 def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "july", tmp_path / "elsewhere.sqlite"
     TaskFile(run, states={"a": "done", "b": "pending"}).write()
     write_intent(run, run / "logs" / "job.sh", record_in(run, ""))
-    merge(MergeOrder([run], elsewhere), HandClock(START_MS))
-    summary = summarize_database(elsewhere)
-    assert summary.cut_short is not None
-    assert summary.cut_short.what.startswith("a submit was interrupted here")
-    assert summary.cut_short.command == line_for(run)
-    forget_intent(run)
+    merge_run(run, target=str(elsewhere))
+    cut_short = summarize_database(elsewhere).cut_short
+    assert cut_short is not None and cut_short.what.startswith("a submit was interrupted here")
+    assert cut_short.command == line_for(run)
+    store.forget_intent(run)
     assert summarize_database(elsewhere).cut_short is None
 
 
-# --- the record of a submission ---------------------------------------------------------------------------------------
-
-
 def test_a_record_comes_back_as_it_was_written_and_a_damaged_one_is_refused_with_what_helps(tmp_path: Path) -> None:
-    assert read_record(tmp_path) is read_intent(tmp_path) is None
-    record = record_in(tmp_path, listed=3, left=5)
+    assert store.read_record(tmp_path) is store.read_intent(tmp_path) is None
+    record, path = record_in(tmp_path, listed=3, left=5), tmp_path / "submitted.json"
     write_record(tmp_path, record)
     write_intent(tmp_path, Path("job.sh"), record)
-    assert (read_record(tmp_path), read_intent(tmp_path)) == (record, (Path("job.sh"), record))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".submitting.json", "submitted.json"]
+    assert (store.read_record(tmp_path), store.read_intent(tmp_path)) == (record, (Path("job.sh"), record))
+    assert names_in(tmp_path) == [".submitting.json", "submitted.json"]
     for text in ("", "[]", "{}", '{"job": 1}', json.dumps({"job": {"indices": [1]}})):
-        (tmp_path / "submitted.json").write_text(text)
+        path.write_text(text)
         (tmp_path / ".submitting.json").write_text(text)
         with pytest.raises(BadInput, match="is damaged") as refused:
-            read_record(tmp_path)
-        path = tmp_path / "submitted.json"
+            store.read_record(tmp_path)
         assert refused.value.fix == f"mv {path} {path}.old   (badcjobs then forgets that job)"
-        assert read_intent(tmp_path) is None
+        assert store.read_intent(tmp_path) is None
 
 
 def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path: Path) -> None:
-    def found(numbers: dict[str, str]) -> str | None:
-        record = last_submission(tmp_path, lambda script: numbers.get(str(script)))
+    def found(**numbers: str) -> str | None:
+        record = store.last_submission(tmp_path, lambda script: numbers.get(script.stem))
         return record and record.job.job_id
 
-    old, new = record_in(tmp_path, "1"), record_in(tmp_path, "")
-    assert found({}) is None
-    write_intent(tmp_path, Path("job.sh"), Record(**{**vars_of(new), "submitted_at_ms": START_MS + 1}))
-    assert (found({}), found({"job.sh": "2"})) == (None, "2")
+    old, new = record_in(tmp_path, "1"), replace(record_in(tmp_path, ""), submitted_at_ms=START_MS + 1)
+    assert found() is None
+    write_intent(tmp_path, Path("job.sh"), new)
+    assert (found(), found(job="2")) == (None, "2")
     write_record(tmp_path, old)
-    assert (found({}), found({"job.sh": "2"})) == ("1", "2")
+    assert (found(), found(job="2")) == ("1", "2")
     write_intent(tmp_path, Path("job.sh"), old)
-    assert found({"job.sh": "2"}) == "1", "it was written"
+    assert found(job="2") == "1", "it was written"
 
 
-def vars_of(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__slots__}
-
-
-def test_the_command_of_a_submission_has_the_options_that_are_not_defaults_and_differences_name_both_values() -> None:
+def test_the_command_of_a_submission_has_the_options_that_are_not_defaults_and_differences_name_both_values(
+    pages: Pages,
+) -> None:
     order = ArrayOrder(
         Path("/out"), (), tasks=2, gpus_per_task=2, cpus=7, mem="9G", time_min=90, account="a",
         extra_sbatch=("--qos=x",), setup=("module load x",), requeues=5,
     )  # fmt: skip
-    asked = asked_of(order)
-    words = ("run", "m.csv", "--out=/out", "--engine=demo", "--config=a.b=1")
-    command = submit_command("slurm", words, asked)
-    assert command == (
-        "badcjobs", "submit", "m.csv", "--out=/out", "--config=a.b=1", "--cluster=slurm",
-        *(word for word in command if word.startswith("--sbatch=--array")), "--gpus-per-task=2", "--cpus=7",
-        "--mem=9G", "--time=90", "--account=a", "--sbatch=--qos=x",
-        *(word for word in command if "job-name" in word), *(word for word in command if "submit.setup" in word),
-        "--config=submit.requeues=5", "--", "--engine=demo",
-    )  # fmt: skip
-    assert differences(asked, asked) == []
-    assert differences(asked, {**asked, "--account": None, "--sbatch": [], "--cpus": 8}) == [
-        "--cpus was 7, now 8", "--account was a, now not given", "--sbatch was --qos=x, now not given",
-    ]  # fmt: skip
-
-
-# --- an emulation -----------------------------------------------------------------------------------------------------
+    asked, words = store.asked_of(order), ("run", "m.csv", "--out=/out", "--engine=demo", "--config=a.b=1")
+    plain = store.asked_of(ArrayOrder(Path("/out"), (), tasks=2))
+    said = [*store.submit_command("slurm", words, asked), "", *store.submit_command("slurm", words, plain), ""]
+    assert store.differences(asked, asked) == []
+    pages({"said.txt": "\n".join([*said, *store.differences(asked, plain)])})
 
 
 def test_one_emulation_at_a_time_works_on_a_run_and_asking_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not is_emulated_now(tmp_path) and not is_emulation_over(tmp_path, "")
-    assert (list(tmp_path.iterdir()), emulated_command(tmp_path)) == ([], ())
+    def state(job: str = "") -> tuple[bool, bool]:
+        return store.is_emulated_now(tmp_path), store.is_emulation_over(tmp_path, job)
+
+    assert (state(), names_in(tmp_path), store.emulated_command(tmp_path)) == ((False, False), [], ())
     with emulation_lock(tmp_path, ["badcjobs", "submit"]):
-        assert is_emulated_now(tmp_path) and not is_emulation_over(tmp_path, "")
+        assert state() == (True, False)
         with pytest.raises(BadInput, match=r"another emulation, process .*, is working on"):
-            refuse_during_emulation(tmp_path)
+            store.refuse_during_emulation(tmp_path)
         with pytest.raises(BadInput, match="is working on"), emulation_lock(tmp_path, ["another"]):
             pass
-    refuse_during_emulation(tmp_path)
-    assert not is_emulated_now(tmp_path) and is_emulation_over(tmp_path, "")
-    assert not is_emulation_over(tmp_path, "1794"), "of another job"
-    assert emulated_command(tmp_path) == ("badcjobs", "submit")
-    looker, real = lock_file_in(tmp_path).open(), fcntl.flock
+    store.refuse_during_emulation(tmp_path)
+    assert (state(), state("1794")) == ((False, True), (False, False)), "that is another job"
+    assert store.emulated_command(tmp_path) == ("badcjobs", "submit")
+    looker, real = store.lock_file_in(tmp_path).open(), fcntl.flock
     real(looker, fcntl.LOCK_SH)  # who only looks does not stop an emulation
 
     def flock(file: IO[str], kind: int) -> None:
@@ -215,24 +166,23 @@ def test_one_emulation_at_a_time_works_on_a_run_and_asking_changes_nothing(
     monkeypatch.setattr(fcntl, "flock", flock)
     with emulation_lock(tmp_path, ["x"]):
         assert looker.closed
-    assert emulated_command(tmp_path) == ("x",)
+    assert store.emulated_command(tmp_path) == ("x",)
 
 
 def test_new_folders_of_a_run_are_removed_when_its_start_fails_but_never_what_is_in_them(tmp_path: Path) -> None:
-    for keeps in (None, "tasks/x", "logs/x.out", "x"):
-        out = tmp_path / str(keeps).replace("/", "-")
-        with pytest.raises(ZeroDivisionError), undo_on_error(out), folder_lock(out), emulation_lock(out, ["x"]):
+    def fail(out: Path, keeps: str = "") -> bool:
+        with pytest.raises(ZeroDivisionError), store.undo_on_error(out), store.folder_lock(out):
             if keeps:
                 (out / keeps).parent.mkdir(exist_ok=True)
                 (out / keeps).touch()
-            raise ZeroDivisionError
-        assert out.exists() is bool(keeps)
-        assert keeps is None or (out / keeps).exists()
+            with emulation_lock(out, ["x"]):
+                raise ZeroDivisionError
+        return (out / keeps).exists()
+
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(ZeroDivisionError), undo_on_error(there):
-        raise ZeroDivisionError
-    assert there.exists()
+    assert (fail(tmp_path / "new"), fail(there)) == (False, True)
+    assert all(fail(tmp_path / keeps.replace("/", "-"), keeps) for keeps in ("tasks/x", "logs/x.out", "x"))
 
 
 def test_the_traces_of_a_job_are_for_the_folder_in_which_they_are_found(
@@ -244,13 +194,10 @@ def test_the_traces_of_a_job_are_for_the_folder_in_which_they_are_found(
         return ("badcjobs", "submit", "m.csv", f"--out={out}", "--cluster=local")
 
     with emulation_lock(old, command(old)):
-        logs = (old / "logs" / "1794_0.out", tmp_path / "own.log", tmp_path / "gone.log")
-        states = ("PENDING", "RUNNING", "FAILED")
-        rows = [
-            {"index": n, "state": state, "log": str(log)}
-            for n, (state, log) in enumerate(zip(states, logs, strict=True))
-        ]
-        rows.append({"index": 3, "state": "FAILED", "log": "x", "note": "exit code 4"})
+        logs = [old / "logs" / "1794_0.out", tmp_path / "own.log", tmp_path / "gone.log", Path("x")]
+        states = ("PENDING", "RUNNING", "FAILED", "FAILED")
+        rows: list[dict[str, Any]] = [{"index": n, "state": states[n], "log": str(logs[n])} for n in range(4)]
+        rows[3]["note"] = "exit code 4"
         (old / "logs" / "1794.json").write_text(json.dumps({"tasks": rows}))
         for log in logs[:2]:
             log.touch()
@@ -259,24 +206,19 @@ def test_the_traces_of_a_job_are_for_the_folder_in_which_they_are_found(
     trace = find_trace(old, "1794")
     killed = {0: "never started: the emulation was killed", 1: "had started when the emulation was killed"}
     assert (trace.emulated, trace.notes, trace.command) == (True, goes_on | killed, command(old))
-    assert is_emulation_over(old, "1794")
+    assert store.is_emulation_over(old, "1794")
     old.rename(new)
     trace = find_trace(new, "1794")
-    assert (trace.command, find_trace(new, "").command) == (command(new), command(new))
-    assert [trace.log_of(index) for index in range(5)] == [
-        str(new / "logs" / "1794_0.out"),
-        str(logs[1]),
-        None,
-        None,
-        None,
-    ]
+    assert trace.command == find_trace(new, "").command == command(new)
+    found = [new / "logs" / "1794_0.out", logs[1], None, None, None]
+    assert [trace.log_of(index) for index in range(5)] == [log and str(log) for log in found]
     old.symlink_to(new)
     assert find_trace(new, "1794").command == command(old), "it is the same folder: its own words are kept"
     write_record(new, record_in(Path("/gone/july")))
     write_intent(new, Path("/gone/july/logs/job.sh"), record_in(Path("/gone/july")))
     monkeypatch.chdir(new)
-    found, trace = find_unbegun(Path()), find_trace(Path(), "4821")
-    assert found is not None and found.command == trace.line() == line_for(new)
+    unbegun, trace = store.find_unbegun(Path()), find_trace(Path(), "4821")
+    assert unbegun is not None and unbegun.command == trace.line() == line_for(new)
     assert trace.line("--resume").endswith(" --resume") and not trace.emulated
     assert trace.logs == {index: Path("logs") / f"4821_{index}_0_log.out" for index in (0, 1, 2)}
     assert find_trace(Path(), "4822").line() == "", "another job"
