@@ -11,33 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rooms.model import Allocation, ChunkResult, HostReading, Reading, TaskKey, UsageReading
-from rooms.root import SystemClock
-from rooms.store import (
-    CHUNK_STATES,
-    DERIVED,
-    LONGEST_STEP_MS,
-    Cumulated,
-    MergeOrder,
-    Span,
-    StateTime,
-    TaskWriter,
-    busy_steps,
-    columns_of,
-    distribution,
-    make_spans,
-    merge,
-    power_steps,
-    publish,
-    read_job,
-    state_seconds,
-    sum_by_state,
-)
-from rooms.telemetry import TelemetryWriter
+from rooms import store
+from rooms.model import ChunkResult, HostReading, Reading, TaskKey, UsageReading
+from rooms.store import CHUNK_STATES, Cumulated, Span, StateTime, busy_steps, make_spans, power_steps, sum_by_state
 from support.behaviour import some_rows
 from support.databases import query
 from support.pages import Pages
-from support.task_files import START_MS, TaskFile, make_chunk, make_device
+from support.task_files import START_MS, LiveTask, TaskFile, make_chunk, merge_run
 
 END_MS = 100_000
 STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000)).map(lambda s: (s[0], s[0] + s[1]))
@@ -71,7 +51,7 @@ def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives
         assert sorted(span.attempt_ids) == [one[0] for one in flying]
         seconds[span.state] += span.seconds
     total: Counter[str] = Counter()
-    for number, part in state_seconds(spans, 7, width_ms).items():
+    for number, part in store.state_seconds(spans, 7, width_ms).items():
         whole_s = min(width_ms, END_MS - 7 - number * width_ms) / 1000
         assert sum(part.values()) == pytest.approx(whole_s), "stretches have no holes"
         total += part
@@ -101,10 +81,10 @@ def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points
     known = [(at, value) for at, value in points if value is not None]
     near = [(a, b) for a, b in pairwise(known) if b[0] - a[0] <= 15_000]
     joules = [(a[0], b[0], pytest.approx((a[1] + b[1]) / 2 * (b[0] - a[0]) / 1000)) for a, b in near]
-    assert list(power_steps(points, LONGEST_STEP_MS)) == joules
+    assert list(power_steps(points, store.LONGEST_STEP_MS)) == joules
     busy = [(a[0], b[0], pytest.approx(b[1] / 100 * (b[0] - a[0]) / 1000)) for a, b in near]
-    assert list(busy_steps(points, LONGEST_STEP_MS)) == busy
-    total = Cumulated(power_steps(points, LONGEST_STEP_MS)).total
+    assert list(busy_steps(points, store.LONGEST_STEP_MS)) == busy
+    total = Cumulated(power_steps(points, store.LONGEST_STEP_MS)).total
     assert total == (pytest.approx(sum(part[2].expected for part in joules)) if joules else None)
 
 
@@ -114,7 +94,7 @@ def test_mean_and_percentiles_are_those_of_the_sorted_values(values) -> None:
     ordered = sorted(values)
     p50, p95 = (ordered[-(-len(values) * share // 100) - 1] for share in (50, 95))  # nearest rank
     mean = pytest.approx(sum(values) / len(values))
-    assert distribution(Counter(values)) == (len(values), ordered[0], mean, p50, p95, ordered[-1])
+    assert store.distribution(Counter(values)) == (len(values), ordered[0], mean, p50, p95, ordered[-1])
 
 
 def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was() -> None:
@@ -134,8 +114,6 @@ def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was() -> 
     assert Cumulated([]).total is None
 
 
-# --- as they are published --------------------------------------------------------------------------------------------
-
 KEY = TaskKey("4821", 0, 0, "gpu1")
 ALERT = {"kind": "thermal", "severity": "warning", "started_at_ms": START_MS + 2000, "peak": 90.0, "threshold": 83.0}
 
@@ -145,14 +123,10 @@ def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = F
 
     One device is read every second, with a hole of 16 s at the end; a second one is never read.
     """
-    wrapper, recorder, devices = run / "wrapper.sqlite", run / "recorder.sqlite", [make_device(0), make_device(1)]
-    with closing(TaskWriter(wrapper, KEY)) as writer:
-        allocation = Allocation(True, "4821", "gpu1", array_index=0)
-        writer.begin_task(allocation, started_at_ms=START_MS, pid=1, version="1", engine="demo", telemetry=True)
-        writer.add_devices(devices)
+    with closing(LiveTask(run / "live", KEY, devices=2)) as live:
+        writer, telemetry, on = live.wrapper, live.recorder, live.device_ids[0]
         writer.update_task(devices=2, workers=1)
         writer.fill([make_chunk("a"), make_chunk("b")], lambda rows: None)
-        on = writer.device_id(devices[0])
         worker = writer.worker_started(device_id=on, pid=7, engine="demo", at_ms=START_MS + 1000)
         result = ChunkResult(make_chunk("a"), START_MS + 2000, START_MS + 4000, (), 30.0)
         writer.attempt_ended(result, status="done", try_number=1, worker_id=worker, device_id=on)
@@ -162,34 +136,30 @@ def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = F
             writer.worker_ended(worker, at_ms=START_MS + 8000, exit_code=-9)
         for at_ms, cores, memory, read in ((1000, None, 10, None), (2000, 1.0, 30, 10.0), (4000, 4.0, 20, 70.0)):
             writer.add_usage(UsageReading(cores, memory, read, 3, "pss"), START_MS + at_ms)
-        with closing(TelemetryWriter(recorder, KEY.task_id)) as telemetry:
-            for second in (*range(11), 27):
-                reading = Reading(
-                    utilization_percent=min(100, 8 * second), power_w=100.0 + second,
-                    throttle_reasons=0x41 if second % 2 else 0,
-                    energy_j=1000.0 + 90 * second if second % 5 == 0 else None, temperature_c=40 + second,
-                    memory_used_bytes=2**30 + second,
-                )  # fmt: skip
-                telemetry.write_tick(START_MS + second * 1000, [(on, reading)], HostReading(5.0 * second, 2**30, 2**33))
-            telemetry.write_alert({**ALERT, "device_id": on, "ended_at_ms": None, "message": "at 85 °C"})
-            telemetry.write_alert({**ALERT, "device_id": on, "ended_at_ms": START_MS + 3000, "severity": "critical",
-                                   "message": "at 95 °C", "peak": 95.0})  # fmt: skip
-        (run / "tasks").mkdir(parents=True)
+        for second in (*range(11), 27):
+            reading = Reading(
+                utilization_percent=min(100, 8 * second), power_w=100.0 + second, temperature_c=40 + second,
+                throttle_reasons=0x41 if second % 2 else 0, memory_used_bytes=2**30 + second,
+                energy_j=1000.0 + 90 * second if second % 5 == 0 else None,
+            )  # fmt: skip
+            telemetry.write_tick(START_MS + second * 1000, [(on, reading)], HostReading(5.0 * second, 2**30, 2**33))
+        hotter = {"severity": "critical", "peak": 95.0, "ended_at_ms": START_MS + 3000, "message": "at 95 °C"}
+        for more in ({"ended_at_ms": None, "message": "at 85 °C"}, hotter):
+            telemetry.write_alert({**ALERT, "device_id": on, **more})
         target = run / "tasks" / f"{KEY.name}.sqlite"
-        publish([wrapper, recorder], target, closing=None if verdict is None else {"verdict": verdict})
+        target.parent.mkdir(parents=True)
+        store.publish(live.paths, target, closing=None if verdict is None else {"verdict": verdict})
     return target
 
 
 def test_figures(tmp_path: Path, pages: Pages) -> None:
     """All that is computed at a publication, of a task that runs."""
     path = publish_task(tmp_path)
-    numbers = {
-        str(row[0]): f"device{n}" for n, row in enumerate(query(path, "SELECT device_id FROM device ORDER BY token"))
-    }
-    numbers |= {str(KEY.task_id): "task", str(START_MS)[:-5]: "T"}
+    devices = [str(row[0]) for row in query(path, "SELECT device_id FROM device ORDER BY token")]
+    numbers = {devices[0]: "device0", devices[1]: "device1", str(KEY.task_id): "task", str(START_MS)[:-5]: "T"}
     said = {}
-    for table in DERIVED:
-        text = some_rows(list(columns_of(table)), query(path, f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+    for table in store.DERIVED:
+        text = some_rows(list(store.columns_of(table)), query(path, f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
         for number, name in numbers.items():
             text = text.replace(number, name)
         said[f"{table}.txt"] = text
@@ -210,8 +180,8 @@ def test_what_a_task_is_at_is_work_while_it_runs_and_lost_when_it_or_its_worker_
     path = publish_task(tmp_path, verdict=verdict, worker_died=worker_died)
     times = "SELECT state, total_s FROM device_time JOIN device USING (device_id) WHERE device_index = 0"
     assert dict(query(path, times)) == STATES[verdict, worker_died]
-    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
-    job = read_job(tmp_path / "job.sqlite")
+    merge_run(tmp_path)
+    job = store.read_job(tmp_path / "job.sqlite")
     device, blind = job.devices
     runs = verdict is None and not worker_died
     assert (device.work.done, device.work.lost, device.under_way.tries) == (1, int(not runs), int(runs))

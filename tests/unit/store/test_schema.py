@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from rooms.cli import read_topic
-from rooms.model import METRICS, HostReading, Reading, TaskKey, stable_id
-from rooms.root import DatabaseProblem, SystemClock
+from rooms.model import METRICS, HostReading, Reading
+from rooms.root import DatabaseProblem
 from rooms.store import (
     JOB_TABLES,
     JOB_VIEWS,
     SCHEMA_VERSION,
-    MergeOrder,
-    TaskWriter,
     create_live,
-    join_files,
-    merge,
     open_job_database,
     open_sealed,
     read_job,
     read_only_uri,
 )
 from rooms.telemetry import TelemetryWriter
-from support.databases import query
+from support.databases import change, query
 from support.pages import Pages
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, merge_run
 
 UNITS = ("_ms", "_s", "_bytes", "_percent", "_c", "_w", "_j", "_mhz", "_ns", "_bytes_per_s", "_cores", "_hz", "_id")
 PLAIN = {  # what has no unit: names, numbers, counts
@@ -43,7 +38,7 @@ PLAIN = {  # what has no unit: names, numbers, counts
 def databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     run = tmp_path_factory.mktemp("run")
     task = TaskFile(run, states={"a": "done", "b": "failed"}).write()
-    merge(MergeOrder([task], run / "job.sqlite"), SystemClock())
+    merge_run(run)
     return {"task": task, "job": run / "job.sqlite"}
 
 
@@ -118,7 +113,7 @@ def test_views(tmp_path: Path, pages: Pages) -> None:
         gaps=[(1000, 3000, "the recorder was late")],
     ).write()  # fmt: skip
     TaskFile(tmp_path, index=1, states={"d": "done", "e": "pending"}, ended_at_ms=None, samples=0).write()
-    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
+    merge_run(tmp_path)
     said = {}
     for view in ("task_summary", "device_summary", "chunk_summary", "job_summary", "recording_detection"):
         names = [name for name, _, _ in columns(tmp_path / "job.sqlite", view) if name not in ("task_id", "device_id")]
@@ -129,34 +124,6 @@ def test_views(tmp_path: Path, pages: Pages) -> None:
             "\n".join(f"{name} = {value!r}" for name, value in zip(names, row, strict=True)) for row in rows
         )
     pages(said)
-
-
-def test_a_sample_takes_at_most_97_bytes_of_the_published_file(tmp_path: Path) -> None:
-    """Take a quarter of an hour at 1 Hz with the readings of busy cards, and of the machine."""
-    key, chance, devices, seconds = TaskKey("48213377", 127, 0, "se512"), random.Random(1), 4, 900
-    local = [tmp_path / "wrapper.sqlite", tmp_path / "recorder.sqlite"]
-    TaskWriter(local[0], key).close()
-    writer = TelemetryWriter(local[1], key.task_id)
-    join_files(local, tmp_path / "empty.sqlite")
-    ids = [stable_id(key.name, "device", f"GPU-{number}") for number in range(devices)]
-    with writer.batch():
-        for second in range(seconds):
-            host = HostReading(chance.randint(0, 1000) / 10, 90 * 2**30 + 4096 * second, 192 * 2**30)
-            readings = [(device_id, busy_reading(second, chance)) for device_id in ids]
-            writer.write_tick(START_MS + second * 1000 + chance.randint(0, 3), readings, host)
-    writer.close()
-    join_files(local, tmp_path / "joined.sqlite")
-    grown = (tmp_path / "joined.sqlite").stat().st_size - (tmp_path / "empty.sqlite").stat().st_size
-    assert grown / (seconds * devices) <= 97
-
-
-def busy_reading(second: int, chance: random.Random) -> Reading:
-    return Reading(
-        utilization_percent=chance.randint(60, 100), memory_utilization_percent=chance.randint(20, 60),
-        memory_used_bytes=13 * 2**30 + chance.randint(0, 2**28), temperature_c=chance.randint(50, 70),
-        power_w=chance.randint(180_000, 290_000) / 1000, sm_clock_mhz=1380, memory_clock_mhz=877, throttle_reasons=0,
-        energy_j=(9_123_456_789 + 250_000 * second) / 1000 if second % 5 == 0 else None,
-    )  # fmt: skip
 
 
 def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is_named(tmp_path: Path) -> None:
@@ -170,8 +137,7 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
     merged = f"badcjobs merge {tmp_path}"
     newer, other, empty, text = (tmp_path / f"{name}.sqlite" for name in ("newer", "other", "empty", "text"))
     newer.write_bytes(path.read_bytes()[:60] + (99).to_bytes(4, "big") + path.read_bytes()[64:])
-    with closing(sqlite3.connect(other)) as db, db:
-        db.execute("CREATE TABLE x (y)")
+    change(other, "CREATE TABLE x (y)")
     empty.touch()
     text.write_text("text" * 2000)
     cases = {
@@ -181,11 +147,10 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
         empty: ("the file is empty", merged),
         text: ("file is not a database", merged),
     }
-    for with_job in (False, True):
-        if with_job:
-            (tmp_path / "job.sqlite").touch()
+    hint = f"the same command with {tmp_path / 'job.sqlite'}"
+    for hints in ((), (other, empty, text)):
         for given, (words, fix) in cases.items():
             with pytest.raises(DatabaseProblem, match=words) as refused:
                 read_job(given)
-            hint = f"the same command with {tmp_path / 'job.sqlite'}"
-            assert refused.value.fix == (hint if with_job and given in (other, empty, text) else fix)
+            assert refused.value.fix == (hint if given in hints else fix)
+        (tmp_path / "job.sqlite").touch()

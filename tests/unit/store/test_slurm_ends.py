@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rooms.model import TaskKey
-from rooms.root import SystemClock
-from rooms.store import MergeOrder, merge, read_end_beside
+from rooms.store import read_end_beside
 from rooms.task import NOTES_VARIABLE, SPOOL_VARIABLE, announce
-from support.databases import query
-from support.task_files import START_MS, TaskFile
+from support.databases import change, query
+from support.task_files import START_MS, TaskFile, merge_run
 
 START_S = START_MS // 1000
 UNTOLD = (None, None, None)
@@ -23,19 +20,13 @@ UNTOLD = (None, None, None)
 
 def merged(run: Path) -> list[tuple[Any, ...]]:
     """Merge, and return what the tasks say of their end, in the order of their index and start."""
-    merge(MergeOrder([run], run / "job.sqlite"), SystemClock())
+    merge_run(run)
     columns = "slurm_state, slurm_exit_code, slurm_reason"
     return query(run / "job.sqlite", f"SELECT {columns} FROM task ORDER BY array_index, started_at_ms")
 
 
-# --- the record beside a task database --------------------------------------------------------------------------------
-
 RECORDS: dict[str, tuple[Any, ...]] = {
-    "": UNTOLD,
-    "{": UNTOLD,
-    "[]": UNTOLD,
-    "7": UNTOLD,
-    "\0\xff": UNTOLD,
+    **dict.fromkeys(("", "{", "[]", "7", "\0\xff"), UNTOLD),
     '7\n{"a": 1}': ("ENDED", None, None),
     '{"exit_code": {"a": 1}, "written_by": 4, "state": ""}': ("ENDED", None, None),
     '{"exit_code": "0:9", "written_by": "epilog"}': ("ENDED", "0:9", "epilog"),
@@ -67,9 +58,6 @@ def test_a_record_that_comes_later_is_news_and_what_is_known_stays_without_it(tm
     assert query(tmp_path / "job.sqlite", "SELECT status FROM chunk") == [("done",)]
 
 
-# --- what the controller has written ----------------------------------------------------------------------------------
-
-
 class Spool:
     """A shared folder, and tasks that have asked for their job's ends there."""
 
@@ -79,9 +67,7 @@ class Spool:
 
     def write(self, **task: Any) -> Path:
         database = TaskFile(self.run, samples=0, **task).write()
-        with closing(sqlite3.connect(database)) as db, db:  # unsealed by that, and read all the same
-            db.execute("INSERT INTO meta VALUES ('slurm_spool', ?)", (str(self.folder),))
-        return database
+        return change(database, "INSERT INTO meta VALUES ('slurm_spool', ?)", str(self.folder))  # unsealed by that
 
     def end(self, state: str, start_s: int, end_s: int, **more: object) -> None:
         told = {"array_index": 0, "state": state, "exit_code": "0:0", "start_s": start_s, "end_s": end_s, **more}
@@ -92,16 +78,6 @@ class Spool:
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path)
-
-
-def test_each_attempt_of_a_requeued_task_has_the_end_of_its_own_run(spool: Spool) -> None:
-    for restart in range(3):
-        spool.write(restart=restart, started_at_ms=START_MS + restart * 100_000)
-    spool.end("NODE_FAIL", START_S - 1, START_S + 90)
-    spool.end("PREEMPTED", START_S + 99, START_S + 190)
-    assert merged(spool.run) == [("NODE_FAIL", "0:0", "jobcomp"), ("PREEMPTED", "0:0", "jobcomp"), UNTOLD]
-    spool.end("COMPLETED", START_S + 199, START_S + 290)
-    assert merged(spool.run)[2] == ("COMPLETED", "0:0", "jobcomp")
 
 
 def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own_and_clocks_may_differ_by_five_seconds(
@@ -118,11 +94,18 @@ def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own_and_clocks_may_d
         6: ([(-99, -6)], None),
         7: ([(-1, 60), (-3, 60)], 0),
     }
+    for restart in range(3):  # each attempt of a requeued task has the end of its own run
+        spool.write(index=9, restart=restart, started_at_ms=START_MS + restart * 100_000)
+    for number, (from_s, to_s) in enumerate(((-1, 90), (99, 190))):
+        spool.end(f"RUN{number}", START_S + from_s, START_S + to_s, array_index=9)
     for index, (known, _) in runs.items():
         spool.write(index=index)
         for number, (from_s, to_s) in enumerate(known):
             spool.end(f"RUN{number}", START_S + from_s, START_S + to_s, array_index=index)
-    assert [state and int(state[3:]) for state, _, _ in merged(spool.run)] == [own for _, own in runs.values()]
+    wanted = [own for _, own in runs.values()]
+    assert [state and int(state[3:]) for state, _, _ in merged(spool.run)] == [*wanted, 0, 1, None]
+    spool.end("COMPLETED", START_S + 199, START_S + 290, array_index=9)
+    assert merged(spool.run)[-1] == ("COMPLETED", "0:0", "jobcomp")
 
 
 def test_the_controller_knows_the_state_and_the_node_the_exit_code_and_lines_without_sense_are_passed_over(
@@ -145,8 +128,6 @@ def test_the_controller_knows_the_state_and_the_node_the_exit_code_and_lines_wit
     spool.write(index=5)
     assert merged(spool.run) == [*ends, ("DEADLINE", "0:0", "jobcomp")]
 
-
-# --- what a task announces --------------------------------------------------------------------------------------------
 
 KEY = TaskKey("4821", 7, 0, "gpu1")
 DATABASE = Path("/scratch/run/tasks/4821_7.r0.gpu1.sqlite")
