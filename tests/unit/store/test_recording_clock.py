@@ -29,31 +29,24 @@ def db() -> Iterator[sqlite3.Connection]:
 
 def add(db: sqlite3.Connection, recording: str, heard: Heard, status: str = "done", end_known: bool = True) -> None:
     """Write chunks of a recording as merge leaves them, and what was heard in them."""
+    columns = "task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s, status, attempts"
+    insert = f"INSERT INTO chunk ({columns}) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)"
     for number, (stretch, found) in enumerate(heard):
-        start_ms, end_ms = round(stretch[0] * 1000), round(stretch[1] * 1000)
-        chunk = f"{status}{number:03d}"
-        db.execute(
-            """INSERT INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
-                                  status, attempts) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)""",
-            (recording, chunk, start_ms, end_ms if end_known else None, (end_ms - start_ms) / 1000, status),
-        )
+        start_ms, end_ms, chunk = round(stretch[0] * 1000), round(stretch[1] * 1000), f"{status}{number:03d}"
+        length_s = (end_ms - start_ms) / 1000
+        db.execute(insert, (recording, chunk, start_ms, end_ms if end_known else None, length_s, status))
         rows = [(1, recording, chunk, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in found]
         db.executemany("INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def on_its_clock(db: sqlite3.Connection, recording: str = "rec") -> list[Detection]:
-    rows = db.execute(
-        "SELECT start_ms, end_ms, label, score, label_name FROM recording_detection WHERE recording_id = ?",
-        (recording,),
-    )
+    columns = "start_ms, end_ms, label, score, label_name"
+    rows = db.execute(f"SELECT {columns} FROM recording_detection WHERE recording_id = ?", (recording,))
     return in_order([Detection(*row) for row in rows])
 
 
 def in_order(found: Sequence[Detection]) -> list[Detection]:
-    def key(d: Detection) -> tuple[object, ...]:
-        return (d.start_ms, d.end_ms, d.label, -1.0 if d.score is None else d.score, d.label_name or "")
-
-    return sorted(found, key=key)
+    return sorted(found, key=lambda d: (d.start_ms, d.end_ms, d.label, d.score or -1.0, d.label_name or ""))
 
 
 def clear(db: sqlite3.Connection) -> None:
@@ -95,14 +88,11 @@ def test_a_sound_that_goes_on_through_several_chunks_is_one(
     loud = {t for start, length in sounds for t in range(start, start + length) if t < stretches[-1][1]}
 
     def detect(first: int, last: int) -> list[Detection]:
-        found: list[Detection] = []
-        for tenth in sorted(t for t in loud if first <= t < last):
-            start_ms = (tenth - first) * 100
-            if found and found[-1].end_ms == start_ms:
-                found[-1] = Detection(found[-1].start_ms, start_ms + 100, "LOUD", 1.0)
-            else:
-                found.append(Detection(start_ms, start_ms + 100, "LOUD", 1.0))
-        return found
+        there = [t for t in range(first, last) if t in loud]
+        starts, ends = ([t for t in there if t + step not in loud or not first <= t + step < last] for step in (-1, 1))
+        return [
+            Detection((a - first) * 100, (b + 1 - first) * 100, "LOUD", 1.0) for a, b in zip(starts, ends, strict=True)
+        ]
 
     heard = [((first / 10, last / 10), detect(first, last)) for first, last in stretches]
     add(db, "rec", heard)
