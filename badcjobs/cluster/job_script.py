@@ -1,8 +1,8 @@
 """Parse a job script: its ``#SBATCH`` lines and the lines that call ``badcjobs``. Pure; nothing is run.
 
-This is not a shell. It also understands plain assignments (``OUT=results``, ``: "${OUT:=results}"``, ``ARGS=(...)``),
-``module load`` and ``source .../bin/activate``. A word with any other variable is unknown, and a call that cannot be
-parsed is listed in ``unread``. ``badcjobs check`` checks the result, the emulation runs it.
+This is not a shell. It understands what our templates use: plain assignments (``OUT=results``,
+``: "${OUT:=results}"``, ``ARGS=(...)``), ``module load``, ``source .../bin/activate`` and calls of badcjobs, each as a
+line of its own. A word with any other variable is unknown; other lines that name badcjobs are listed in ``unread``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "p
 KEEPING = {"timeout", "time", "setsid", "flock", "xargs", "strace", "conda", "mamba", "micromamba"}
 _PLAINLY = {"exec", "command", "nohup", "python", "-m"}
 _LAUNCHING = CONTAINERS | SPREADING | KEEPING | _PLAINLY | {"env", "nice", "stdbuf", "uv", "pixi"}
-_KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "(", ")", "}"}
 
 # Options that sbatch reads from its environment; they override the lines of the script.
 _INPUT_VARIABLES = {
@@ -43,13 +42,10 @@ _COMMAND = re.compile(r"^[ \t]*[^#\s].*", re.M)
 _NEXT_JOB = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\s*$.*", re.M | re.S)
 _OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)")
 
-_NEAR = "sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a line"
-
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
-_PIECE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\\.|\$\([^()]*\)|`[^`]*`|[<>]&|&>|>\||[^;&|"'\\])+""", re.S)
+_OTHER_SHELL = re.compile(r"[;&|`]|\$\(")  # a line with several commands, or with the output of one
 _REDIRECTION = re.compile(r"(?:(?<=\s)|^)(?:\d|&)?(?:>>|>\||<<<|<|>)(?:&\d|\s*[^\s<>()]+)")
-_OPAQUE = re.compile(r"\$\(+[^()]*\)+|`[^`]*`|\$\{\w+[#%/^,][^}]*\}")
 _ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^(\n].*|)$", re.M)
 _DEFAULTED = re.compile(r'^[ \t]*:[ \t]+"?\$\{(\w+):?=(.*)\}"?[ \t]*$', re.M)
 _ARRAY = re.compile(r"^[ \t]*(\w+)=\((.*?)\)", re.M | re.S)
@@ -103,7 +99,6 @@ class Call:
     values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out, if it has no unknown variable
     named: frozenset[str] = frozenset()  # all options, also those with an unknown value
     hidden: bool = False  # a variable may have more options
-    within: str | None = None  # a pipeline or the background: a subshell, which exec replaces instead of the script
     sources: tuple[str, ...] | None = None  # None: one of them has an unknown variable
 
     def may_set(self, key: str) -> bool:
@@ -114,7 +109,7 @@ class Call:
     @property
     def by_exec(self) -> bool:
         """Whether it replaces the shell of the job."""
-        return self.before[:1] == ("exec",) and self.within is None
+        return self.before[:1] == ("exec",)
 
     @property
     def by_srun(self) -> bool:
@@ -147,8 +142,8 @@ class BatchScript:
     asked: sbatch.Asked = field(default_factory=sbatch.Asked)
     signal: sbatch.EarlySignal | None = None
     calls: tuple[Call, ...] = ()
-    mistakes: tuple[Mistake, ...] = ()  # options that sbatch would refuse or ignore
-    near_options: tuple[Mistake, ...] = ()  # comments that look like options
+    mistakes: tuple[Mistake, ...] = ()  # options that sbatch would refuse
+    ignored: tuple[Mistake, ...] = ()  # lines that look like options, but are comments for sbatch
     wrong_calls: tuple[Mistake, ...] = ()  # calls that badcjobs would refuse
     unread: tuple[int, ...] = ()  # lines with the word badcjobs, if no call could be parsed
     modules: tuple[str, ...] = ()
@@ -207,7 +202,7 @@ def read_script(
     values = sbatch.read_values(given, said)
     asked = sbatch.read_asked(given, values, said)
     is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
-    plain = _HERE_DOCUMENT.sub(lambda one: "<<_\n" + "\n" * one[2].count("\n"), text)
+    plain = _HERE_DOCUMENT.sub(lambda one: "\n" * one[0].count("\n"), text)
     variables = Variables(plain, _exported(environ, given.get("export", "ALL")), cwd, given.get("chdir", ""))
     found = list(_read_calls(plain, variables, parse)) if is_shell else []
     calls = tuple(one for one in found if isinstance(one, Call))
@@ -220,12 +215,8 @@ def read_script(
         asked=asked,
         signal=values.get("signal"),
         calls=calls,
-        mistakes=(*_form_mistakes(text, name), *_option_mistakes(text, plain, name, said)),
-        near_options=tuple(
-            Mistake(f" line {number}: {_NEAR}", f"#SBATCH {line}   (or ##SBATCH for a comment)")
-            for number, line in _option_lines(text, near=True)
-            if line.startswith("-")
-        ),
+        mistakes=(*_form_mistakes(text, name), *(_option_mistake(one, text, name) for one in said)),
+        ignored=tuple(_ignored_options(plain)),
         wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
         unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
         modules=tuple(
@@ -262,12 +253,24 @@ def find_srun(text: str) -> int | None:
 # --- the options of sbatch ------------------------------------------------------------------------------------------
 
 
-def _option_lines(text: str, *, near: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each ``#SBATCH`` line before the first command; with ``near``, of similar comments."""
+def _option_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each ``#SBATCH`` line before the first command."""
     first = _COMMAND.search(text)
     for found in _SBATCH.finditer(text, 0, first.start() if first else len(text)):
-        if near != found[0].startswith("#SBATCH"):
+        if found[0].startswith("#SBATCH"):
             yield _line_of(text, found.start()), found["words"]
+
+
+def _ignored_options(text: str) -> Iterator[Mistake]:
+    """Yield the lines that look like options, but are not at the beginning of a line or before the first command."""
+    read = dict(_option_lines(text))
+    for found in _SBATCH.finditer(text):
+        if (number := _line_of(text, found.start())) not in read and found["words"].startswith("-"):
+            yield Mistake(
+                f" line {number}: sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a"
+                " line, before the first command",
+                f"#SBATCH {found['words']}   (or ##SBATCH for a comment)",
+            )
 
 
 def _split(line: str) -> list[str]:
@@ -281,8 +284,9 @@ def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
     """Yield the mistakes that keep sbatch from reading the options of a script."""
     file = shlex.quote(name)
     if not text.startswith("#!"):
-        without = ": its first line is not #! with an interpreter, so sbatch refuses it"
-        yield Mistake(without, f"sed -i '1i #!/bin/bash' {file}")
+        yield Mistake(
+            ": its first line is not #! with an interpreter, so sbatch refuses it", f"sed -i '1i #!/bin/bash' {file}"
+        )
     if "\r\n" in text:
         yield Mistake(": it has Windows line ends (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
     for number, line in _option_lines(text):
@@ -291,35 +295,18 @@ def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
             yield Mistake(f" line {number}: a quotation mark is not closed", f"#SBATCH {closed}")
 
 
-def _option_mistakes(text: str, plain: str, name: str, said: Sequence[str]) -> Iterator[Mistake]:
-    """Yield the mistakes in the options (``said``), and the options that sbatch would ignore."""
-    file = shlex.quote(name)
-    yield from (_option_mistake(one, text, file) for one in said)
-    first = _COMMAND.search(plain)
-    behind = _SBATCH.finditer(plain, first.end()) if first else ()
-    late = [(_line_of(plain, one.start()), one[0].rstrip()) for one in behind if one[0].startswith("#SBATCH")]
-    if late:
-        numbers = [str(number) for number, _ in late]
-        moved = " ".join(f"-e {shlex.quote(f'1a {line}')}" for _, line in late)
-        unseen = f" line {', '.join(numbers)}: sbatch ignores #SBATCH after the first command"
-        yield Mistake(unseen, f"sed -i -e '{'d;'.join(numbers)}d' {moved} {file}   (moves it above)")
-
-
-def _option_mistake(said: str, text: str, file: str) -> Mistake:
-    """Return the mistake in an option, with its corrected line."""
+def _option_mistake(said: str, text: str, name: str) -> Mistake:
+    """Return the mistake in an option, with its corrected line if there is an example."""
     found = _OPTION.search(said)
     option, word = (found["name"], found["word"].rstrip(":;,")) if found else ("?", "?")
     number, line = next(((n, one) for n, one in _option_lines(text) if word in one), (0, ""))
-    example = example_of(option.removeprefix("--"))
-    fix = f"sbatch --test-only {file}   (shows the message of sbatch)"
-    if said.startswith("sbatch has no option") and number:
-        known = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
-        right = line.replace(option, f"--{known}", 1) if known else " ".join(line.replace(word, "", 1).split())
-        fix = f"#SBATCH {right}" if right else f"sed -i {number}d {file}"
-    elif "needs --ntasks" in said and number:
-        fix = f"#SBATCH {line} --ntasks=1"
-    elif example is not None:
-        fix = f"#SBATCH {line.replace(word, f'{option}={example}') if number else f'{option}={example}'}"
+    right = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
+    if said.startswith("sbatch has no option"):
+        right = line.replace(option, f"--{right}", 1) if right else None
+    else:
+        example = example_of(option.removeprefix("--"))
+        right = line.replace(word, f"{option}={example}") or f"{option}={example}" if example else None
+    fix = f"#SBATCH {right}" if right else f"sbatch --test-only {shlex.quote(name)}   (shows the message of sbatch)"
     return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
 
 
@@ -333,14 +320,14 @@ class Variables:
         self._known = {name: value for name, value in environ.items() if not name.startswith(_OWN_TO_THE_JOB)}
         self._known |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
         self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
-        self._arrays = {name: _split(_OPAQUE.sub("$?", body)) for name, body in _ARRAY.findall(text)}
+        self._arrays = {name: _split(body) for name, body in _ARRAY.findall(text)}
         for name, default in _DEFAULTED.findall(text):
             if not self._known.get(name):
                 unquoted = re.sub(r"\\(.)", r"\1", default).replace('"\'"', "'")
                 self._assign(name, self.value_of(unquoted) if re.search(r"(?<!\\)[$`]", default) else unquoted)
         seen: dict[str, str | None] = {}
         for name, raw in _ASSIGNED.findall(text):
-            words = _split(_OPAQUE.sub("$?", raw)) or [""]
+            words = _split(raw) or [""]
             value = self.value_of(words[0]) if len(words) == 1 else None
             self._assign(name, value if seen.setdefault(name, value) == value else None)  # two values: unknown
         for name, raw in _READ_ARRAY.findall(text):
@@ -363,12 +350,12 @@ class Variables:
         return None if "$" in expanded or "`" in expanded else expanded
 
     def words_of(self, text: str) -> list[str]:
-        """Return the words of a command: arrays expanded, known variables replaced, redirections left out."""
+        """Return the words of a command: arrays expanded, known variables replaced."""
         words: list[str] = []
-        for word in _split(_REDIRECTION.sub("", _OPAQUE.sub("$?", text))):
+        for word in _split(text):
             array = _ALL_OF_ARRAY.fullmatch(word)
             words += self._arrays.get(array[1], [word]) if array else [word]
-        while words and (words[0] in _KEYWORDS or re.match(r"\w+=", words[0])):
+        while words and re.match(r"\w+=", words[0]):
             words.pop(0)
         return [word if (value := self.value_of(word)) is None else value for word in words]
 
@@ -385,19 +372,13 @@ def _read_calls(
     """Yield each call of badcjobs, and its mistakes."""
     text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
     for found in _LOGICAL_LINE.finditer(text):
-        if found[0].lstrip().startswith("#"):
-            continue
-        line, number, operator = re.sub(r"\s*\\\r?\n\s*", " ", found[0]), _line_of(text, found.start()), ""
-        for piece in _PIECE.finditer(line):
-            before, operator = operator, line[piece.end() : piece.end() + 2].strip()
-            piped = "|" in before.replace("||", "") or "|" in operator.replace("||", "")
-            within = "a pipeline" if piped else "the background" if operator == "&" else None
-            words = variables.words_of(piece[0])
-            at = _place_of_badcjobs(words, parse)
-            if at is not None:
-                call = Call(number, piece[0].strip(), before=tuple(map(_program, words[:at])), within=within)
-                made = _MADE.findall(text, 0, found.start())
-                yield from _read_words(call, words[at + 1 :], variables, parse(words[at + 1 :]), made)
+        line = _REDIRECTION.sub("", re.sub(r"\s*\\\r?\n\s*", " ", found[0])).strip()
+        words = [] if line.startswith("#") or _OTHER_SHELL.search(line) else variables.words_of(line)
+        at = _place_of_badcjobs(words, parse)
+        if at is not None:
+            call = Call(_line_of(text, found.start()), line, before=tuple(map(_program, words[:at])))
+            made = _MADE.findall(text, 0, found.start())
+            yield from _read_words(call, words[at + 1 :], variables, parse(words[at + 1 :]), made)
 
 
 def _place_of_badcjobs(words: Sequence[str], parse: Callable[[Sequence[str]], ParsedWords]) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from badcjobs.cluster.job_script import CONTAINERS, SPREADING
 from badcjobs.planning.findings import (
     Advice,
     Cases,
@@ -31,7 +30,7 @@ def check_script(facts: PreflightFacts) -> Iterator[Remark]:
     """Check everything in the script itself."""
     if (script := facts.script) is not None:
         yield from (problem("script", f"{script.name}{one.text}", one.fix) for one in script.mistakes)
-        yield from (warning("script", f"{script.name}{one.text}", one.fix) for one in script.near_options)
+        yield from (warning("script", f"{script.name}{one.text}", one.fix) for one in script.ignored)
         yield from (problem("call", f"{script.name}{one.text}", one.fix) for one in script.wrong_calls)
         yield from apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
 
@@ -43,11 +42,8 @@ def _start(facts: PreflightFacts) -> Cases:
     script, start = facts.script, facts.start
     if script is None or start is None:
         return
-    signal, keeper = script.signal, start.keeper or ""
-    behind = rf"(?:\S*/)?\b{re.escape(keeper)}\b.*?(?=\b(?:{'|'.join(CONTAINERS | SPREADING)})\b|\S*badcjobs)"
-    without = re.sub(behind, "", start.text, count=1) if keeper else start.text
-    hints = {"timeout": "   (the time limit is #SBATCH --time)"}
-    hints |= {name: f"   (behind a line with {name} activate)" for name in ("conda", "mamba", "micromamba")}
+    signal = script.signal
+    behind = rf"(?:\S*/)?\b{start.keeper}\b.*?(?=\b(?:srun|apptainer)\b|\S*badcjobs)"
     in_shell = [one for one in script.starts if not one.by_exec]
     name = signal.signum.name.removeprefix("SIG") if signal else ""
     to_script = signal is not None and signal.to_script
@@ -62,9 +58,8 @@ def _start(facts: PreflightFacts) -> Cases:
         "keeper_fate": f"is killed by {name} and does not pass it on"
         if signal
         else "does not pass on the early warning",
+        "without_keeper": f"exec {re.sub(behind, '', start.text, count=1).removeprefix('exec ')}",
         "without_exec": start.text.removeprefix("exec "),
-        "keeper_hint": hints.get(keeper, ""),
-        "without_keeper": without if without.startswith(("exec", "srun")) else f"exec {without}",
     }
 
 
@@ -91,8 +86,8 @@ _STARTED = (
         Advice(
             "{keeper_severity}",
             "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
-            "{without_keeper}{keeper_hint}",
-            lambda f: f.start.keeper and f.start.within is None,
+            "{without_keeper}   (without {start.keeper} before it)",
+            lambda f: f.start.keeper,
         ),
         fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
         fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
@@ -100,11 +95,6 @@ _STARTED = (
             "{script.name} starts badcjobs more than once (line {lines:list}), and a shell waits for each: it {fate}",
             "exec badcjobs run SOURCE… --out DIR   (all sources in one run; or one job for each)",
             lambda f: f.to_script and len(f.in_shell) > 1,
-        ),
-        problem_if(
-            "{where} starts badcjobs in {start.within}, where exec does not reach the job's own shell: it {fate}",
-            "exec {without_exec}   (outside of {start.within}; its output is in Slurm's log)",
-            lambda f: f.to_script and f.start.within,
         ),
         Advice("{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"),
     ),

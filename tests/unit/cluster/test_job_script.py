@@ -5,16 +5,14 @@ The inputs stand here, what is understood of them in the pages.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 from rooms.cli import app, make_parser
 from rooms.cluster import find_srun, is_job_script, read_request, read_script
 from rooms.root import BadInput, folder
-from support.brief import brief, line, page
+from support.brief import brief, page
 from support.pages import Pages
 
 PARSE = make_parser(typer.main.get_command(app))
@@ -128,24 +126,3 @@ def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages: Pages)
         texts[path.name] = requested(path.read_text())
     texts["no interpreter"] = requested("echo hello\n")
     pages({"requests.txt": page(texts)})
-
-
-# --- mistakes are mended by the line that is named --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#SBATCH --mem=1G\nbadcjobs run x\n", "#!/bin/bash\r\n#SBATCH --mem=1G\r\nbadcjobs run x\r\n",
-        "#!/bin/bash\n#SBATCH --birds\nls\n", "#!/bin/bash\n#SBATCH --mem=1G\ncd .\n#SBATCH --qos=x\nls\n",
-    ],
-    ids=["no interpreter", "DOS", "no such option", "too late"],
-)  # fmt: skip
-def test_a_program_that_mends_a_script_really_does(tmp_path: Path, text: str) -> None:
-    job = tmp_path / "job.sbatch"
-    job.write_text(text, newline="")
-    (mistake,) = read_script(text, "job.sbatch", {}).mistakes
-    subprocess.run(["bash", "-c", mistake.fix.partition("   (")[0]], cwd=tmp_path, check=True)
-    mended = job.read_bytes().decode()
-    assert mended != text
-    assert read_script(mended, "job.sbatch", {}).mistakes == (), line(mended)
