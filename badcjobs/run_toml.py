@@ -53,7 +53,7 @@ class FrozenRun:
         if (
             isinstance(shape, dict)
             and {*shape} == {"first", "step", "count"}
-            and _are_whole(shape)
+            and all(type(value) is int for value in shape.values())
             and shape["step"] > 0
         ):
             array = ArrayShape(**shape)
@@ -100,10 +100,6 @@ class FrozenRun:
         if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
             return whole
         return line(f"--config={out / 'run.toml'}", values=others)
-
-
-def _are_whole(values: Mapping[str, Any]) -> bool:
-    return all(type(value) is int for value in values.values())
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:

@@ -108,7 +108,7 @@ def serve(
     """
     from contextlib import closing
 
-    from badcjobs.live.documents import LiveSource, open_run
+    from badcjobs.live.hub import LiveSource, open_run
     from badcjobs.live.serve import bind, check_installed, with_token
     from badcjobs.live.serve import serve as serve_view
 

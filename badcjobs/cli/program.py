@@ -152,13 +152,11 @@ class Commands(TyperGroup):
         assert isinstance(command, Command)
         command.usage = usage
         if cmd_name in _RUN_OPTIONS_AFTER_DASHES:
-            command.parse_run_options = partial(self._parse_run_options, cmd_name)
+            from badcjobs.cli.options import parse_run_options
+
+            run = partial(self.get_command, None, "run")  # loaded only if there are such options
+            command.parse_run_options = lambda words: parse_run_options(run(), cmd_name, words)
         return command
-
-    def _parse_run_options(self, command: str, words: Sequence[str]) -> Mapping[str, Any]:
-        from badcjobs.cli.options import parse_run_options
-
-        return parse_run_options(self.get_command(None, "run"), command, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write ``badcjobs --help``."""

@@ -274,7 +274,7 @@ def init(
       badcjobs init --site sockeye
     """
     from badcjobs.cluster.templates import write_new
-    from badcjobs.planning.init import find_here, project_text
+    from badcjobs.planning.site import find_here, project_text
     from badcjobs.project import NAME
 
     found, values = find_here(environ(), Path.cwd(), site)

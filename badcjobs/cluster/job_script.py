@@ -67,6 +67,7 @@ _TRAP = re.compile(r"^[^#\n]*\btrap\b", re.M)
 _TMPDIR = re.compile(r"^[^#\n]*(?:\bTMPDIR=|\bunset\b.*\bTMPDIR\b)", re.M)
 _SRUN = re.compile(r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:exec|time)[ \t]+)?(?:\S*/)?srun\b", re.M)
 _OWN_TO_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
+_ALWAYS_EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
 _PATHS = ("out", "root", "hawkears_root")
 
 
@@ -203,7 +204,9 @@ def read_script(
     asked = sbatch.read_asked(given, values, said)
     is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
     plain = _HERE_DOCUMENT.sub(lambda one: "\n" * one[0].count("\n"), text)
-    variables = Variables(plain, _exported(environ, given.get("export", "ALL")), cwd, given.get("chdir", ""))
+    names, exports = sbatch.parse_export(given.get("export", "ALL"))  # the variables that sbatch passes on to the job
+    passed = {name: value for name, value in environ.items() if "ALL" in names or name in (*_ALWAYS_EXPORTED, *names)}
+    variables = Variables(plain, passed | exports, cwd, given.get("chdir", ""))
     found = list(_read_calls(plain, variables, parse)) if is_shell else []
     calls = tuple(one for one in found if isinstance(one, Call))
     start = next((call for call in reversed(calls) if call.command == "run"), None)
@@ -231,13 +234,6 @@ def read_script(
         traps_signals=_TRAP.search(plain) is not None,
         sets_tmpdir=_TMPDIR.search(plain) is not None,
     )
-
-
-def _exported(environ: Mapping[str, str], export: str) -> dict[str, str]:
-    """Return the variables that sbatch passes on to the job."""
-    names, values = sbatch.parse_export(export)
-    always = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
-    return {name: value for name, value in environ.items() if "ALL" in names or name in (*always, *names)} | values
 
 
 def _line_of(text: str, at: int) -> int:

@@ -7,6 +7,39 @@ makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 
 from __future__ import annotations
 
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadInput
+from badcjobs.model import ArrayOrder
+from badcjobs.model import ArrayShape
+from badcjobs.model import Submitted
+from badcjobs.model import default_cpus
+from badcjobs.model import default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.project import Project
+from badcjobs.project import is_config_file
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.run_toml import FrozenRun
+from badcjobs.run_toml import check_against
+from badcjobs.seams import Clock
+from badcjobs.seams import Unanswered
+from badcjobs.settings import AUTO
+from badcjobs.settings import SETTINGS
+from badcjobs.settings import RunSettings
+from badcjobs.settings import SubmitSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder
+from badcjobs.store.merge import merge
+from badcjobs.store.run_lock import check_writable
+from badcjobs.store.run_lock import folder_lock
+from badcjobs.store.run_lock import refuse_during_emulation
+from badcjobs.store.run_lock import undo_on_error
+from badcjobs.cluster import sbatch_options as sbatch
+from badcjobs.cluster import slurm
+
 import re
 import shlex
 import shutil
@@ -16,35 +49,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import (
-    ArraySpec,
-    extra_options,
-    parse_array,
-    parse_minutes,
-    suggest_range,
-)
-from badcjobs.cluster.slurm import (
-    SlurmRefused,
-    SlurmScheduler,
-    SubmissionUnknown,
-    cancel_line,
-    has_ended,
-    rename_script,
-)
-from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.project import Project, is_config_file
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun, check_against
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, SETTINGS, RunSettings, SubmitSettings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder, merge
-from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 
@@ -197,7 +201,7 @@ def make_order(
     minutes = {}
     for key, text in times.items():
         try:
-            minutes[key] = parse_minutes(text)
+            minutes[key] = sbatch.parse_minutes(text)
         except ValueError:
             wrong.append((f"{_place(key)} {text} is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00", None))
     if "\n" in str(out):
@@ -249,14 +253,14 @@ def _memory(text: str | None) -> str | None:
 
 def _choose_array(
     options: SubmitSettings, array: str | None, frozen: FrozenRun | None, listed: int | None, wrong: Wrong
-) -> tuple[ArraySpec | None, ArrayShape, tuple[int, ...]]:
+) -> tuple[sbatch.ArraySpec | None, ArrayShape, tuple[int, ...]]:
     """Return the parsed --array, the shape of the array and, if only a part is requested, its indices."""
     begun = None if frozen is None else frozen.array
     shape = begun or ArrayShape(0, 1, max(options.tasks or listed or 1, 1))
-    spec: ArraySpec | None = None
+    spec: sbatch.ArraySpec | None = None
     only: tuple[int, ...] = ()
     try:
-        spec = None if array is None else parse_array(array)
+        spec = None if array is None else sbatch.parse_array(array)
     except ValueError as error:
         wrong.append((str(error), None))
     if spec is not None:
@@ -265,9 +269,10 @@ def _choose_array(
         shape = begun or ArrayShape(spec.indices[0], spec.step, len(spec.indices))
         only = () if len(spec.indices) == shape.count else spec.indices
         if any(shape.position_of(index) is None for index in spec.indices):
-            new = f"a new run needs a range, because Slurm does not pass a list to its tasks: {suggest_range(spec)}"
+            instead = sbatch.suggest_range(spec)
+            new = f"a new run needs a range, because Slurm does not pass a list to its tasks: {instead}"
             said = f"not in this run's array {shape}" if begun else new
-            right = None if begun else f"--sbatch=--array={suggest_range(spec)}"
+            right = None if begun else f"--sbatch=--array={instead}"
             wrong.append((f"--sbatch=--array={array}: {said}", right))
     if spec is not None and begun is None and options.tasks not in (None, shape.count):
         wrong.append((f"--tasks {options.tasks} and --sbatch=--array={array} differ", None))
@@ -289,7 +294,7 @@ def _check_options(options: SubmitSettings, wrong: Wrong) -> dict[str, str | boo
         if value is not None and (not value or not value.isprintable()):
             wrong.append((f"{_place(key)} {value!r} cannot be written in a line of a script", None))
     try:
-        return extra_options(options.sbatch)
+        return sbatch.extra_options(options.sbatch)
     except ValueError as error:
         wrong.append((f"--sbatch: {error}", None))
         return {}
@@ -369,7 +374,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
 
     try:
         record = replace(record, job=scheduler.submit(order, about_to))
-    except SubmissionUnknown:
+    except slurm.SubmissionUnknown:
         raise  # the intent stays: the next submit looks for the job
     except BadcjobsError:
         records.forget_intent(order.out)
@@ -393,7 +398,7 @@ def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
         records.forget_intent(out)
         return False
     records.write_record(out, record)
-    rename_script(script, record.job.job_id)
+    slurm.rename_script(script, record.job.job_id)
     return True
 
 
@@ -403,7 +408,7 @@ def _check_same(record: records.Record, plan: ArrayPlan) -> None:
     if then != now:
         differing += [f"then: {shlex.join(then)}", f"now: {shlex.join(now)}"]
     if differing:
-        ending = f"once it has ended ({cancel_line(record.job)} ends it)"
+        ending = f"once it has ended ({slurm.cancel_line(record.job)} ends it)"
         raise BadInput(
             f"{plan.order.out} already has job {record.job.job_id}, which was submitted with other options",
             why="\n".join([*differing, "the options of a submitted job cannot be changed"]),
@@ -413,9 +418,9 @@ def _check_same(record: records.Record, plan: ArrayPlan) -> None:
 
 def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:
     try:
-        ended = has_ended(scheduler.states(record.job))
+        ended = slurm.has_ended(scheduler.states(record.job))
     except Unanswered as error:
-        raise SlurmRefused(
+        raise slurm.SlurmRefused(
             f"it is not known whether job {record.job.job_id} has ended",
             why=f"Slurm does not answer: {error}",
             fix=f"squeue -j {record.job.job_id}   (when it answers, the same command)",
@@ -424,5 +429,5 @@ def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:
         raise BadInput(
             f"job {record.job.job_id} has not ended yet",
             why="a second job would process the same chunks",
-            fix=f"{cancel_line(record.job)}   (or the same command with --wait, without --again)",
+            fix=f"{slurm.cancel_line(record.job)}   (or the same command with --wait, without --again)",
         )

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs import paths as resources
-from badcjobs.cluster.sbatch_options import (
-    count_gpus,
-    parse_array,
-    parse_limit,
-    parse_memory,
-    parse_signal,
-    suggest_range,
-)
+from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.errors import BadInput
 from badcjobs.project import Project
 from badcjobs.store.atomic_write import cannot_write
@@ -226,15 +219,15 @@ _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
     "partition": ("names of partitions, separated by commas", "gpu", re.compile(r"[\w.,-]+").fullmatch),
     "qos": (_NAME[0], "normal", _NAME[1]),
     "constraint": ("features of a node, without spaces", "gpu_mem_32", re.compile(r"[^\s<>]+").fullmatch),
-    "array": ("indices of an array", "0-9, 1-20:2 or 0-99%10", parse_array),
-    "time": ("a time limit", "12:00:00 or 1-00:00:00", parse_limit),
-    "mem": ("an amount of memory", "16G", lambda text: parse_memory(text) >= 0),
-    "gpus-per-node": ("a number of GPUs", "4 or v100:4", lambda text: count_gpus({"gpus-per-node": text})),
+    "array": ("indices of an array", "0-9, 1-20:2 or 0-99%10", sbatch.parse_array),
+    "time": ("a time limit", "12:00:00 or 1-00:00:00", sbatch.parse_limit),
+    "mem": ("an amount of memory", "16G", lambda text: sbatch.parse_memory(text) >= 0),
+    "gpus-per-node": ("a number of GPUs", "4 or v100:4", lambda text: sbatch.count_gpus({"gpus-per-node": text})),
     "nodes": ("a number of nodes", "2", _is_range_of_nodes),
     "ntasks": _COUNT,
     "ntasks-per-node": _COUNT,
     "cpus-per-task": _COUNT,
-    "signal": ("a signal and its seconds before the end", "B:USR1@180", parse_signal),
+    "signal": ("a signal and its seconds before the end", "B:USR1@180", sbatch.parse_signal),
     "open-mode": ("append or truncate", "append", re.compile("append|truncate").fullmatch),
     "dependency": ("a condition to wait for", "afterany:4821", _DEPENDENCY.fullmatch),
 }
@@ -278,7 +271,7 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
             wanted = ""
     if wanted:
         return wanted, example
-    if key.name == "array" and (instead := suggest_range(parse_array(value))):
+    if key.name == "array" and (instead := sbatch.suggest_range(sbatch.parse_array(value))):
         return "a range, because Slurm does not pass a list to its tasks", instead
     form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
     if key.required and not re.fullmatch(form, value):
@@ -288,7 +281,7 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
 
 def _check_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
     """Compare the time limit with its early warning; ``which`` of the two was set."""
-    time_s, lead_s = parse_limit(time) or 0, parse_signal(signal).lead_s
+    time_s, lead_s = sbatch.parse_limit(time) or 0, sbatch.parse_signal(signal).lead_s
     if time_s > lead_s:
         return None
     if which == "signal":

@@ -42,7 +42,7 @@ def open_reader(
     BadInput, for a stand-in that cannot be used; starts NVML at most once.
     """
     if stand_in.replay is not None:
-        from badcjobs.devices.replay import ReplayReader
+        from badcjobs.devices.simulated import ReplayReader
 
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
     if stand_in.simulate is not None or stand_in.script is not None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.allocation import Grant, as_device, is_in_slurm, resolve_devices
 from badcjobs.devices.choose import open_reader
-from badcjobs.devices.visibility import Grant, as_device, resolve_devices
 from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 

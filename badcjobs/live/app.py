@@ -28,12 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from badcjobs import __version__
-from badcjobs.live.documents import Document, json_text
-from badcjobs.live.hub import EVENTS, HEADERS, Hub
+from badcjobs.live.hub import EVENTS, HEADERS, Document, Hub, json_text
 from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
 
 if TYPE_CHECKING:
-    from badcjobs.live.documents import Documents, LiveSource
+    from badcjobs.live.hub import Documents, LiveSource
 
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"

@@ -85,7 +85,11 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
 def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[list[Line], list[str | None], int]:
     """Return the lines below the head, the task of each line that can be selected, and how many such lines fit."""
     if ui.page in (HELP, TASK):
-        lines = help_lines(width) if ui.page == HELP else _task_page(snapshot, ui.opened or "", width)
+        lines = [
+            line for name, meaning in _HELP for line in fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")
+        ]
+        if ui.page == TASK:
+            lines = _task_page(snapshot, ui.opened or "", width)
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
     by_task: dict[str, list[DeviceFacts]] = {}
@@ -104,11 +108,6 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
     if not names and ui.filter:
         lines.append([Part(f"  nothing matches '{ui.filter}'", "dim")])
     return lines, names, rows
-
-
-def help_lines(width: int) -> list[Line]:
-    """Return the lines of the help page."""
-    return [line for name, meaning in _HELP for line in fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")]
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------

@@ -142,17 +142,14 @@ class RunFiles:
             if path != self.only and self.is_outside(path):
                 raise DatabaseProblem(f"{path.name} {_NOT_FOLLOWED}")
 
-    def _with_own_file(self, path: Path, found: Iterable[str]) -> set[str]:
-        """Return the tasks that have their own file and need not be read from the job database."""
-        if self.only or path != self.folder.job_database:
-            return set()
-        return {name.removesuffix(".sqlite") for name in found if not self.is_outside(self.folder.tasks / name)}
-
     def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
         self.check_inside(path)
         mark, seen = version_of(path.stat()), self._seen.get(name)
         if seen is None or seen.mark != mark:
-            self._seen[name] = seen = _FileState(path, mark, read_tasks(path, self._with_own_file(path, found)), now_ms)
+            own = set[str]()  # tasks that have their own file, and need not be read from the job database
+            if not self.only and path == self.folder.job_database:
+                own = {one.removesuffix(".sqlite") for one in found if not self.is_outside(self.folder.tasks / one)}
+            self._seen[name] = seen = _FileState(path, mark, read_tasks(path, own), now_ms)
         record = end_beside(path)  # how a task ended, for tasks that were killed
         if not seen.ended and (record.name in self._records or path == self.only):
             end_mark = file_version(record)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.live.documents import LiveSource
+from badcjobs.live.hub import LiveSource
 from badcjobs.seams import Clock
 
 # Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route.

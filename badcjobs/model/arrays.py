@@ -239,15 +239,12 @@ def expected_end_ms(running: Sequence[Progress], left: float, paces_before: Iter
         return None
     usual = sum(others) / len(others)
     at_work = [task for task in running if task.pace or task.pending or not task.listed]
-    paces = [task.pace or _first_pace(task, usual) for task in at_work]
+    first = [min(usual, (task.workers or 1) / task.elapsed_s) if task.elapsed_s > 0 else usual for task in at_work]
+    paces = [task.pace or at_first for task, at_first in zip(at_work, first, strict=True)]
     ends = [task.at_ms + 1000 * task.pending / its for task, its in zip(at_work, paces, strict=True) if task.pending]
     if not ends:
         return None
     return round(max(*ends, max(task.at_ms for task in running) + 1000 * left / sum(paces)))
-
-
-def _first_pace(task: Progress, usual: float) -> float:
-    return min(usual, (task.workers or 1) / task.elapsed_s) if task.elapsed_s > 0 else usual
 
 
 # --- tasks without a sign of life -------------------------------------------------------------------------------------

@@ -7,24 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.errors import BadInput
+from badcjobs.planning import plan_tasks
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Survey
-from badcjobs.planning.plan_tasks import (
-    Asking,
-    Margin,
-    PlanWish,
-    Sizing,
-    Wave,
-    ask_for,
-    clock,
-    gpus_at_a_time,
-    make_margin,
-    make_waves,
-    most_tasks,
-    round_up,
-    size_tasks,
-)
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import SHOWN, with_more
@@ -46,10 +32,10 @@ class CampaignPlan:
 
     survey: Survey
     speed: Speed
-    margin: Margin
-    sizing: Sizing
-    asking: Asking
-    waves: tuple[Wave, ...]
+    margin: plan_tasks.Margin
+    sizing: plan_tasks.Sizing
+    asking: plan_tasks.Asking
+    waves: tuple[plan_tasks.Wave, ...]
     waves_why: str  # what decides their number
     gpus: int | None  # at a time; None: not known, nor when it is finished
     gpus_why: str
@@ -93,23 +79,23 @@ class CampaignPlan:
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
 
 
-def make_plan(survey: Survey, speed: Speed, wish: PlanWish, site: Site) -> CampaignPlan:
+def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Site) -> CampaignPlan:
     """Return the plan: the same values give the same plan on every machine."""
     lengths = survey.lengths
     if not lengths.total_ms:
         raise _no_audio(survey)
     speed = at_length(speed, lengths.mean_ms / 1000)
-    margin = make_margin(speed, wish.margin)
-    sizing = size_tasks(lengths, speed, margin, wish, site)
-    most, waves_why = most_tasks(sizing, site)
-    gpus, gpus_why = gpus_at_a_time(sizing, wish, site, most)
-    waves = make_waves(sizing, speed, margin, most, gpus)
+    margin = plan_tasks.make_margin(speed, wish.margin)
+    sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
+    most, waves_why = plan_tasks.most_tasks(sizing, site)
+    gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
+    waves = plan_tasks.make_waves(sizing, speed, margin, most, gpus)
     plan = CampaignPlan(
         survey=survey,
         speed=speed,
         margin=margin,
         sizing=sizing,
-        asking=ask_for(sizing.gpus, speed, wish, site),
+        asking=plan_tasks.ask_for(sizing.gpus, speed, wish, site),
         waves=waves,
         waves_why=waves_why,
         gpus=gpus,
@@ -212,9 +198,10 @@ def _long_chunks(plan: CampaignPlan) -> Cases:
     """Find chunks that no task could finish, because one GPU needs longer than a task has."""
     survey, site, limit_s = plan.survey, plan.site, plan.sizing.longest_chunk_s
     longest_s = survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
-    needed_s = round_up(plan.margin.time_s(longest_s))
-    ways = [f"--time {clock(needed_s)}"] if site.time_s is None or needed_s <= site.time_s else []
-    shorter = f"-- --chunk-length {_round_down(min(limit_s, 3600))}"
+    needed_s = plan_tasks.round_up(plan.margin.time_s(longest_s))
+    ways = [f"--time {plan_tasks.clock(needed_s)}"] if site.time_s is None or needed_s <= site.time_s else []
+    step = 10 ** (math.floor(math.log10(min(limit_s, 3600))) - 1)  # two digits, rounded down
+    shorter = f"-- --chunk-length {math.floor(min(limit_s, 3600) / step + 1e-9) * step:.6g}"
     if survey.rows_alone:
         ways.append("a faster GPU (--from its run, or its --rate)")
         ways.append(f"plan the whole recordings instead of this manifest, with {shorter}")
@@ -315,12 +302,6 @@ _FIT_REMARKS = (
 
 def _length(seconds: float) -> str:
     return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.3g} s"
-
-
-def _round_down(seconds: float) -> str:
-    """Return a length rounded down to two digits."""
-    step = 10 ** (math.floor(math.log10(seconds)) - 1)
-    return f"{math.floor(seconds / step + 1e-9) * step:.6g}"
 
 
 # --- document ---------------------------------------------------------------------------------------------------------

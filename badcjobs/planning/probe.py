@@ -17,8 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.devices.allocation import requested_memory_bytes
-from badcjobs.devices.visibility import Grant
+from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
 from badcjobs.paths import RunFolder

@@ -58,7 +58,7 @@ from badcjobs.store.read_model import (
     MetricFacts,
 )
 from badcjobs.store.read_tasks import read_chart_data
-from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases, SourceFile
+from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
 
 log = logging.getLogger(__name__)
@@ -248,11 +248,6 @@ class FinishedJob:
     merged: MergeOutcome
     removed: Removal | None = None
     why_no_report: str | None = None  # the page could not be written; an existing page is from an earlier merge
-
-    @property
-    def lossy(self) -> list[SourceFile]:
-        """The files with rows that are, or may be, missing; a second copy of a task is no loss."""
-        return [file for file in self.merged.files if file.lost_something]
 
     def to_dict(self) -> dict[str, object]:
         """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""

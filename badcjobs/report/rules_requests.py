@@ -6,23 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from badcjobs.report import rules
 from badcjobs.report.progress import is_running
-from badcjobs.report.rules import (
-    LOW,
-    NOTE,
-    PROBLEM,
-    SERIOUS_S,
-    WARNING,
-    Figures,
-    Rule,
-    after_start_up,
-    busy_share,
-    by_task,
-    has_tried,
-    labels,
-    share,
-    topic,
-)
 from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -44,14 +29,14 @@ def never_worked(device: DeviceFacts) -> bool:
     held = device.metrics.get("memory_used_bytes")
     if working is None or working.total_s < _LEAST_WORK_S or device.work.done < _LEAST_CHUNKS or held is None:
         return False
-    busy = busy_share([device])
+    busy = rules.busy_share([device])
     was_empty = held.maximum < _EMPTY_BYTES and held.maximum - held.minimum < _CONTEXT_BYTES
     return busy is not None and busy < _NEVER_BUSY and was_empty
 
 
-@topic(
-    Rule(
-        "ran_on_cpu", PROBLEM,
+@rules.topic(
+    rules.Rule(
+        "ran_on_cpu", rules.PROBLEM,
         when=lambda f: f["case"] == "never used",
         says="The engine never used {devices:count GPU} assigned to its workers.",
         evidence=(
@@ -61,16 +46,16 @@ def never_worked(device: DeviceFacts) -> bool:
         fix="The program runs on the CPU. Install it with CUDA, and let it use the device in CUDA_VISIBLE_DEVICES.",
         lines=("badcjobs check",),
     ),
-    Rule(
-        "ran_on_cpu", PROBLEM,
+    rules.Rule(
+        "ran_on_cpu", rules.PROBLEM,
         when=lambda f: f["case"] == "turned to it",
         says="The engine could not use {error.devices:count GPU} and fell back to the CPU; these workers were stopped.",
         evidence=("{error.tries:count try tries} affected", "engine error: {error.example:last_line}"),
         fix="Find out why CUDA does not work there: the driver, the module, or a container without --nv.",
         lines=("badcjobs check", "nvidia-smi"),
     ),
-    Rule(
-        "ran_on_cpu", NOTE,
+    rules.Rule(
+        "ran_on_cpu", rules.NOTE,
         when=lambda f: f["case"] == "all tasks",
         says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
         evidence=(
@@ -80,8 +65,8 @@ def never_worked(device: DeviceFacts) -> bool:
         fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
         lines=("#SBATCH --gpus-per-node=1",),
     ),
-    Rule(
-        "ran_on_cpu", WARNING,
+    rules.Rule(
+        "ran_on_cpu", rules.WARNING,
         when=lambda f: f["case"] == "some tasks",
         says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
@@ -92,7 +77,7 @@ def never_worked(device: DeviceFacts) -> bool:
         lines=("#SBATCH --gpus-per-node=1",),
     ),
 )  # fmt: skip
-def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     if idle := [device for device in facts.devices if never_worked(device)]:
         held = [device.metrics["memory_used_bytes"] for device in idle]
         yield {
@@ -100,9 +85,9 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "devices": count_devices(idle),
             "chunks": sum(device.work.done for device in idle),
             "gpu_s": sum(device.total_s for device in idle),
-            "busy": share(busy_share(idle) or 0.0, 1.0),
+            "busy": rules.share(rules.busy_share(idle) or 0.0, 1.0),
             "rise": round(max(one.maximum - one.minimum for one in held)),
-            "subjects": labels(idle),
+            "subjects": rules.labels(idle),
         }
     yield from ({"case": "turned to it", "error": error} for error in facts.errors if error.error_class == "ran_on_cpu")
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
@@ -120,7 +105,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 # --- devices without work ---------------------------------------------------------------------------------------------
 
 _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
-_UNUSED = Rule(
+_UNUSED = rules.Rule(
     "unused_gpus", "{severity}",
     when=lambda f: f["workers"],
     says="{unused:whole} of {granted} never had a chunk to work on.",
@@ -133,29 +118,29 @@ _UNUSED = Rule(
 )  # fmt: skip
 
 
-@topic(
+@rules.topic(
     _UNUSED,
     replace(
         _UNUSED, when=lambda f: True, lines=("#SBATCH --gpus-per-node={used}",),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
 )  # fmt: skip
-def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    devices, unused = by_task(facts.devices), list[DeviceFacts]()
+def _unused(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+    devices, unused = rules.by_task(facts.devices), list[DeviceFacts]()
     granted, silent = list[DeviceFacts](), frozenset(summary.tasks_silent)
     for task in facts.tasks:
         own = devices[task.name]
         if task.engine is not None and (task.pending or any(map(_was_used, own))):
             granted += own
             # Engines of a running task may still be starting.
-            ready = list(map(after_start_up, own)) if is_running(task, silent) else own
+            ready = list(map(rules.after_start_up, own)) if is_running(task, silent) else own
             unused += [d for d, had in zip(own, ready, strict=True) if not _was_used(d) and had.total_s >= _UNUSED_S]
     if unused:
         gpu_s, different = sum(device.total_s for device in unused), count_devices(unused)
         workers = sum(device.work.workers for device in unused)
         used = max(sum(map(_was_used, devices[name])) for name in {device.task for device in unused})
         yield {
-            "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
+            "severity": rules.PROBLEM if gpu_s >= rules.SERIOUS_S else rules.WARNING,
             "unused": len(unused),
             "granted": devices_words(granted, "GPU"),
             "cost_s": gpu_s,
@@ -163,14 +148,14 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
             "different": different if different < len(unused) else None,
             "used": used or None,
-            "subjects": labels(unused),
+            "subjects": rules.labels(unused),
         }
 
 
 def _was_used(device: DeviceFacts) -> bool:
     """Say whether any chunk ran on it, including one in progress."""
     worked = (device.states.get(state) for state in ("working", "failed", "lost"))
-    return has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
+    return rules.has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
 
 
 # --- memory, time and cores -------------------------------------------------------------------------------------------
@@ -194,8 +179,8 @@ def _showed(tasks: Sequence[TaskFacts]) -> bool:
     return max(task.wall_s for task in tasks) >= _LEAST_S
 
 
-_MORE_MEMORY = Rule(
-    "memory_request", PROBLEM,
+_MORE_MEMORY = rules.Rule(
+    "memory_request", rules.PROBLEM,
     when=lambda f: f["killed"],
     says="Slurm killed {killed:count task} for using more memory than requested.",
     evidence=(
@@ -207,17 +192,17 @@ _MORE_MEMORY = Rule(
 )  # fmt: skip
 
 
-@topic(
+@rules.topic(
     _MORE_MEMORY,
     replace(_MORE_MEMORY, when=lambda f: f["starved"], says="The node ran out of memory."),
-    replace(_MORE_MEMORY, severity=WARNING, when=lambda f: f["near"],
+    replace(_MORE_MEMORY, severity=rules.WARNING, when=lambda f: f["near"],
             says="The tasks used nearly all the memory they requested."),
-    replace(_MORE_MEMORY, severity=NOTE, when=lambda f: f["far"],
+    replace(_MORE_MEMORY, severity=rules.NOTE, when=lambda f: f["far"],
             says="The job requested much more memory than it used.",
             fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
             lines=("#SBATCH --mem={wanted}G",)),
 )  # fmt: skip
-def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
     if not known:
         return
@@ -235,7 +220,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "far": far and _all_ended(facts, summary),
         "asked": asked,
         "peak": peak,
-        "of_asked": share(peak, asked),
+        "of_asked": rules.share(peak, asked),
         "fullest": fullest,
         "known": len(known),
         "more": max(wanted, math.ceil((1.5 if killed or starved else 1.2) * asked / _GIB)),
@@ -244,8 +229,8 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     }
 
 
-_TIME_USED = Rule(
-    "time_request", NOTE,
+_TIME_USED = rules.Rule(
+    "time_request", rules.NOTE,
     when=lambda f: f["near"],
     says="The tasks ended shortly before their time limit.",
     evidence=(
@@ -257,8 +242,8 @@ _TIME_USED = Rule(
 )  # fmt: skip
 
 
-@topic(
-    Rule(
+@rules.topic(
+    rules.Rule(
         "time_request", "{severity}",
         when=lambda f: f["over"],
         says="{over:count task} reached {over:its|their} time limit before the work was done.",
@@ -271,13 +256,13 @@ _TIME_USED = Rule(
             says="The job requested much more time than it used.",
             fix="Request less: short tasks fit into gaps in the schedule and start earlier."),
 )  # fmt: skip
-def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     known = [t for t in facts.tasks if t.time_limit_s]
     if over := [t for t in known if _ran_out(t)]:
         needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
         yield {
             "over": len(over),
-            "severity": WARNING if summary.left else NOTE,
+            "severity": rules.WARNING if summary.left else rules.NOTE,
             "asked_s": max(t.time_limit_s or 0.0 for t in over),
             "done": sum(t.done for t in over),
             "left": sum(t.pending for t in over),
@@ -298,7 +283,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "far": for_good and asked_s >= max(_FAR_TIME * wanted_s, wanted_s + _FAR_TIME_S) and _showed(ended),
         "asked_s": asked_s,
         "longest": longest,
-        "of_asked": share(longest.wall_s, asked_s),
+        "of_asked": rules.share(longest.wall_s, asked_s),
         "ended": len(ended),
         "time": _time_option(max(wanted_s, 1.2 * asked_s) if near else wanted_s),
         "subjects": [longest.name],
@@ -323,8 +308,8 @@ def _time_option(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:00"
 
 
-@topic(Rule(
-    "cpus_request", NOTE,
+@rules.topic(rules.Rule(
+    "cpus_request", rules.NOTE,
     says="The job requested many more cores than it used.",
     evidence=(
         "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
@@ -333,17 +318,17 @@ def _time_option(seconds: float) -> str:
     fix="Request fewer: such tasks wait less in the queue.",
     lines=("#SBATCH --cpus-per-task={wanted}",),
 ))  # fmt: skip
-def _cores(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
-    busy = busy_share(facts.devices)
-    if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
+    busy = rules.busy_share(facts.devices)
+    if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < rules.LOW):
         return  # GPUs with little to do need more workers, and those need the cores
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
     wanted = math.ceil(_CPU_MARGIN * used) + 1
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
-        found = {"asked": asked, "used": used, "of_asked": share(used, asked), "most": most, "known": len(known)}
+        found = {"asked": asked, "used": used, "of_asked": rules.share(used, asked), "most": most, "known": len(known)}
         yield {**found, "wanted": wanted, "subjects": [most.name]}
 
 

@@ -15,17 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from badcjobs.sources.audio_formats import (
-    FlacInfo,
-    NotWav,
-    WavHeader,
-    copy_bytes,
-    copy_frames,
-    make_head,
-    read_flac_info,
-    read_wav_header,
-    start_with_length,
-)
+from badcjobs.sources import audio_formats as formats
 
 _SLACK_S = 1.0  # recorders, and rounded times, are not exact
 _GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample
@@ -60,9 +50,9 @@ class AudioCutter:
             found = _look(path)
         except OSError:
             return None
-        if isinstance(found, WavHeader):
+        if isinstance(found, formats.WavHeader):
             return found.length_s
-        if isinstance(found, FlacInfo) and found.frames:
+        if isinstance(found, formats.FlacInfo) and found.frames:
             return found.frames / found.rate_hz
         return _length_with_libsndfile(path) or _length_with_ffprobe(path, self._search_path)
 
@@ -75,16 +65,16 @@ class AudioCutter:
             found = _look(path)
         except OSError:
             return None
-        return found.promised_s if isinstance(found, WavHeader) else None
+        return found.promised_s if isinstance(found, formats.WavHeader) else None
 
     def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
         """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
         found = _look(source)
-        if isinstance(found, WavHeader):
+        if isinstance(found, formats.WavHeader):
             first, last = _frames(found, start_s, end_s)
-            return len(make_head(found, 0)) + max(0, last - first) * found.frame_bytes
+            return len(formats.make_head(found, 0)) + max(0, last - first) * found.frame_bytes
         bytes_per_s = _GUESS_BYTES_PER_S
-        if isinstance(found, FlacInfo):
+        if isinstance(found, formats.FlacInfo):
             bytes_per_s = found.rate_hz * found.channels * -(-found.bits // 8)
         length_s = (end_s if end_s < float("inf") else self.length_s(source) or 0.0) - start_s
         return int(max(0.0, length_s) * bytes_per_s)
@@ -97,7 +87,7 @@ class AudioCutter:
         """
         try:
             with open_audio(source) as file:
-                header = read_wav_header(file)
+                header = formats.read_wav_header(file)
                 first, last = _frames(header, start_s, end_s)
                 if first >= last:
                     there_s, promised_s = header.length_s, header.promised_s
@@ -106,16 +96,16 @@ class AudioCutter:
                         raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {there}")
                     raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
                 try:
-                    copy_frames(file, header, first, last, target)
+                    formats.copy_frames(file, header, first, last, target)
                 except EOFError as problem:
                     raise CannotCut(f"{source}: {problem}") from problem
-        except NotWav as problem:
+        except formats.NotWav as problem:
             self._decode(source, start_s, end_s, target, problem)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
 
-    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
+    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: formats.NotWav) -> None:
         """Try one decoder after another; an error while decoding is more useful than a missing decoder."""
         refusals: list[CannotCut] = []
         for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
@@ -142,16 +132,16 @@ def open_audio(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _look(path: Path) -> WavHeader | FlacInfo | None:
+def _look(path: Path) -> formats.WavHeader | formats.FlacInfo | None:
     """Read the header of a file; None: another format, or damaged."""
     with open_audio(path) as file:
         try:
-            return read_wav_header(file)
-        except NotWav:
-            return read_flac_info(file)
+            return formats.read_wav_header(file)
+        except formats.NotWav:
+            return formats.read_flac_info(file)
 
 
-def _frames(header: WavHeader, start_s: float, end_s: float) -> tuple[int, int]:
+def _frames(header: formats.WavHeader, start_s: float, end_s: float) -> tuple[int, int]:
     last = header.frames if end_s == float("inf") else min(header.frames, round(end_s * header.rate_hz))
     return max(0, round(start_s * header.rate_hz)), last
 
@@ -163,17 +153,17 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
     """
     try:
         with source.open("rb") as file, target.open("wb") as out:
-            header = read_wav_header(file)
+            header = formats.read_wav_header(file)
             if header.frames == 0:
-                raise NotWav("it has no audio")
+                raise formats.NotWav("it has no audio")
             frames = max(1, round(length_s * header.rate_hz))
-            out.write(make_head(header, frames))
+            out.write(formats.make_head(header, frames))
             left = frames * header.frame_bytes
             pad = left & 1
             while left:
                 round_bytes = min(left, header.frames * header.frame_bytes)
-                if copy_bytes(file, header.data_start, round_bytes, out):
-                    raise NotWav("the file became shorter while it was read")
+                if formats.copy_bytes(file, header.data_start, round_bytes, out):
+                    raise formats.NotWav("the file became shorter while it was read")
                 left -= round_bytes
             out.write(b"\0" * pad)
     except BaseException:
@@ -192,7 +182,7 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     if ffmpeg is None:
         raise NoDecoder("ffmpeg is not on PATH")
     flac, codec = _look(source), "pcm_f32le"
-    if isinstance(flac, FlacInfo):
+    if isinstance(flac, formats.FlacInfo):
         codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
         start_s = round(start_s * flac.rate_hz) / flac.rate_hz
         end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
@@ -200,13 +190,13 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
     # -ss before the file seeks; in FLAC this is exact if the time is that of a sample. -ss after the file decodes
     # everything from the start: slower, but also right for an MP3 file without an index.
-    before, after = (start, length) if isinstance(flac, FlacInfo) else ([], [*start, *length])
+    before, after = (start, length) if isinstance(flac, formats.FlacInfo) else ([], [*start, *length])
     argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
     output = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
     try:
         with target.open("rb") as file:
-            has_audio = read_wav_header(file).frames > 0
-    except (OSError, NotWav):
+            has_audio = formats.read_wav_header(file).frames > 0
+    except (OSError, formats.NotWav):
         has_audio = False
     if not has_audio:
         raise CannotCut(f"ffmpeg cannot decode {source}: {output or 'no output'}")
@@ -278,10 +268,10 @@ def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
             yield audio
             return
     with path.open("rb") as file:
-        info = read_flac_info(file)
+        info = formats.read_flac_info(file)
         if info is None or not info.frames:
             raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
-        start = start_with_length(file, info.frames)
+        start = formats.start_with_length(file, info.frames)
     with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
         yield audio
 
@@ -322,10 +312,10 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     form = struct.pack(
         "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
     )
-    header = WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
+    header = formats.WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
     written = 0
     with target.open("wb") as out:
-        out.write(make_head(header, frames))
+        out.write(formats.make_head(header, frames))
         while written < frames:
             block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=decode_to))
             if not block:
@@ -340,4 +330,4 @@ def _write(audio: Any, frames: int, target: Path) -> None:
         out.write(b"\0" * (written * frame_bytes & 1))
         if written < frames:  # the file is truncated; the workers notice what is missing
             out.seek(0)
-            out.write(make_head(header, written))
+            out.write(formats.make_head(header, written))

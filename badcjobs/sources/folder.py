@@ -12,19 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
-from badcjobs.sources.audio_files import (
-    AUDIO_FORMATS,
-    Found,
-    NoAudio,
-    covering_end_ms,
-    end_ms_of,
-    is_audio,
-    look_at,
-    path_below,
-    search_folders,
-    with_slash,
-    without_ending,
-)
+from badcjobs.sources import audio_files
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, quoted, read_lines
 from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
@@ -58,12 +46,12 @@ class AudioList:
     is_folder: bool = False
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        def look(path: str) -> Found | NoAudio:
-            return look_at(path, self.folders, walk.read_header)
+        def look(path: str) -> audio_files.Found | audio_files.NoAudio:
+            return audio_files.look_at(path, self.folders, walk.read_header)
 
         ours = look_ahead(self._ours(walk), look, while_waiting=walk.while_waiting)
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
-            if isinstance(answer, NoAudio):
+            if isinstance(answer, audio_files.NoAudio):
                 recording = Chunk(recording_id, recording_id, path, "")
                 yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
                 continue
@@ -72,7 +60,7 @@ class AudioList:
                 recording = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
                 yield from _cut(recording, walk.cutting)
             else:
-                end_ms, is_cut = end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
+                end_ms, is_cut = audio_files.end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
                 yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
@@ -89,7 +77,7 @@ class AudioList:
 
 
 def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
-    audio_ms = covering_end_ms(recording.fingerprint.header)
+    audio_ms = audio_files.covering_end_ms(recording.fingerprint.header)
     if audio_ms is None:  # the header does not tell the length: the engine gets the complete file
         yield recording
         return
@@ -120,10 +108,10 @@ def audio_folder(path: Path) -> AudioList:
     """Describe all audio below a folder, without hidden names; only links to files are followed."""
     return AudioList(
         name=str(path),
-        description=f"folder {path}/ ({AUDIO_FORMATS})",
-        folders=(with_slash(path.absolute()),),
+        description=f"folder {path}/ ({audio_files.AUDIO_FORMATS})",
+        folders=(audio_files.with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
-        without_rows=f"contains no audio ({AUDIO_FORMATS})",
+        without_rows=f"contains no audio ({audio_files.AUDIO_FORMATS})",
         refusal="contains audio that cannot be used: ",
         is_folder=True,
     )
@@ -137,7 +125,7 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         look = f"ls -ld {shlex.quote(str(source / below))}"
         mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
         return
-    repeated = SeenKeys(map(without_ending, audio)).repeated()
+    repeated = SeenKeys(map(audio_files.without_ending, audio)).repeated()
     for name in sorted(audio + list(folders)):
         path = f"{below}{name}"
         if name in folders:
@@ -145,7 +133,7 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         elif not is_text(name):
             mistakes.add(0, f"contains a file whose name is not UTF-8: {path!r}")
         else:
-            stem = without_ending(name)
+            stem = audio_files.without_ending(name)
             yield ListedRecording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
 
 
@@ -158,7 +146,7 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
     with os.scandir(source / below) as entries:
         for entry in entries:  # only names are kept: a million entries need too much memory
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
-            if is_folder or is_audio(name):
+            if is_folder or audio_files.is_audio(name):
                 if name.startswith("."):
                     remarks.skip("hidden", f"{below}{name}{'/' if is_folder else ''}")
                 elif is_folder:
@@ -185,7 +173,7 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
     return AudioList(
         name=str(path),
         description=f"list of audio {path}",
-        folders=search_folders(path, root),
+        folders=audio_files.search_folders(path, root),
         recordings=partial(_listed, str(base), lambda mistakes: read_list(path, mistakes)),
     )
 
@@ -208,14 +196,14 @@ def _listed(
     base: str, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
 ) -> Iterator[ListedRecording]:
     """Read the list twice: an id keeps the extension if another path would get the same id."""
-    paths = (path for _, path in lines(Mistakes([""])) if is_audio(path))
-    repeated = SeenKeys(without_ending(path_below(base, path)) for path in paths).repeated()
+    paths = (path for _, path in lines(Mistakes([""])) if audio_files.is_audio(path))
+    repeated = SeenKeys(audio_files.without_ending(audio_files.path_below(base, path)) for path in paths).repeated()
     for line, path in lines(mistakes):
-        if not is_audio(path):
+        if not audio_files.is_audio(path):
             mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac), unlike the first line")
             continue
-        full = path_below(base, path)
-        stem = without_ending(full)
+        full = audio_files.path_below(base, path)
+        stem = audio_files.without_ending(full)
         yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
 
 

@@ -278,9 +278,8 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
 
 # --- repeated identities ----------------------------------------------------------------------------------------------
 
-_EXAMINED = (
-    1000  # identities; the rest is only counted, by hash, so that a manifest pasted twice does not fill the memory
-)
+# Identities; the rest is only counted, by hash, so that a manifest pasted twice does not fill the memory.
+_EXAMINED = 1000
 
 
 def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
@@ -288,7 +287,10 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
     repeated = walk.seen.repeated()
     if not repeated:
         return
-    examined = set(islice(repeated, _EXAMINED))
+    examined, as_one_list = set(islice(repeated, _EXAMINED)), None
+    if all(isinstance(source, AudioList) and source.is_folder for source in sources):
+        folders = " ".join(shlex.quote(source.name) for source in sources)  # in a list, equal names keep their folders
+        as_one_list = f"find {folders} -iname '*.wav' -o -iname '*.flac' | sort > recordings.txt"
     first: dict[tuple[str, str], tuple[int, int]] = {}
     for number, source in enumerate(sources):
         walk.mistakes.source = number
@@ -303,15 +305,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
                 what = f"recording {quoted(recording_id)}"
                 what = what if chunk_id == recording_id else f"chunk id {quoted(chunk_id)} of {what}"
                 text = f"{what} is already {where}" if line else f"has {what}, which is already {where}"
-                walk.mistakes.add(line, text, fix=_as_one_list(sources))
+                walk.mistakes.add(line, text, fix=as_one_list)
             else:
                 first[key] = number, line
     walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
-
-
-def _as_one_list(sources: Sequence[AudioSource]) -> str | None:
-    """Return the command that makes equal names in several folders distinct: in a list they keep their folders."""
-    if not all(isinstance(source, AudioList) and source.is_folder for source in sources):
-        return None
-    folders = " ".join(shlex.quote(source.name) for source in sources)
-    return f"find {folders} -iname '*.wav' -o -iname '*.flac' | sort > recordings.txt"

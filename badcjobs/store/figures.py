@@ -10,16 +10,8 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
-from badcjobs.store.accounting import (
-    STATES,
-    Cumulated,
-    Span,
-    busy_steps,
-    make_spans,
-    power_steps,
-    state_seconds,
-    sum_by_state,
-)
+from badcjobs.store import accounting
+from badcjobs.store.accounting import Cumulated
 from badcjobs.store.schema import DERIVED, LAST_SIGN, insert_sql
 
 LONGEST_STEP_MS = 15_000  # readings further apart are a gap
@@ -51,8 +43,8 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
             from_ms, to_ms = lived
             tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
             worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
-            spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
-            by_state, by_try = sum_by_state(spans, busy, energy)
+            spans = list(accounting.make_spans(from_ms, to_ms, tries, worker_lives))
+            by_state, by_try = accounting.sum_by_state(spans, busy, energy)
             states = {attempt_id: state for attempt_id, _, _, state in tries}
             times = [(task_id, device_id, state, *astuple(time)) for state, time in sorted(by_state.items())]
             costs = [
@@ -101,7 +93,7 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
                 points[metric] += zip(times, values, strict=True)
     for metric in counts:
         del counts[metric][None]  # readings without a value
-    energy = Cumulated(power_steps(points["power_w"], LONGEST_STEP_MS))
+    energy = Cumulated(accounting.power_steps(points["power_w"], LONGEST_STEP_MS))
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
     counted: tuple[float | None, float | None] = (None, None)
     if counter:
@@ -113,16 +105,16 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
-    return Cumulated(busy_steps(points[busy_metric], LONGEST_STEP_MS)), energy
+    return Cumulated(accounting.busy_steps(points[busy_metric], LONGEST_STEP_MS)), energy
 
 
-def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[Span]) -> None:
+def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[accounting.Span]) -> None:
     if not spans:
         return
     from_ms, to_ms = spans[0].from_ms, spans[-1].to_ms
     seconds_each = -(-(to_ms - from_ms) // (MOST_STRETCHES * 1000))  # rounded up to full seconds
     width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
-    seconds = state_seconds(spans, from_ms, width_ms)
+    seconds = accounting.state_seconds(spans, from_ms, width_ms)
     figures = ", ".join(f"min({name}), avg({name}), max({name})" for name in CHARTED)
     measured = {
         row[0]: row[1:]
@@ -143,7 +135,7 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
                 min(to_ms, from_ms + (number + 1) * width_ms),
                 seconds[number].most_common(1)[0][0],
                 *measured.get(number, nothing),
-                *(float(seconds[number][state]) for state in STATES),
+                *(float(seconds[number][state]) for state in accounting.STATES),
             )
             for number in sorted(seconds)
         ],

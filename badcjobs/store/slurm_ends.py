@@ -52,7 +52,10 @@ def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path)
         from_controller: dict[str, Any] = {}
         if spool is not None and str(job_id).isdecimal():
             ends = ends_of(Path(spool), job_id)
-            from_controller = _nearest([*ends.get(array_index, []), *ends.get(None, [])], started_at_ms / 1000)
+            # The run in which the task started; a requeued job has several, and of two the nearer start counts.
+            at_s, both = started_at_ms / 1000, [*ends.get(array_index, []), *ends.get(None, [])]
+            fits = [end for end in both if end["start_s"] - _SLACK_S <= at_s <= end["end_s"] + _SLACK_S]
+            from_controller = min(fits, key=lambda end: abs(float(end["start_s"]) - at_s), default={})
         database = databases.get(task_id)
         from_node = {} if database is None else next(_read_lines(end_beside(database)), {})  # or from the emulation
         if from_controller or from_node:
@@ -84,13 +87,6 @@ def write_ends(db: sqlite3.Connection, ends: Iterable[SlurmEnd]) -> None:
 
 def _text(record: dict[str, Any], name: str) -> str | None:
     return value if isinstance(value := record.get(name), str) and value else None
-
-
-def _nearest(ends: Iterable[dict[str, Any]], started_at_s: float) -> dict[str, Any]:
-    """Return the end of the run in which a task started; a requeued job has several runs."""
-    fits = [end for end in ends if end["start_s"] - _SLACK_S <= started_at_s <= end["end_s"] + _SLACK_S]
-    # Two runs in quick succession may both fit: take the one with the nearer start.
-    return min(fits, key=lambda end: abs(float(end["start_s"]) - started_at_s), default={})
 
 
 def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]]]:

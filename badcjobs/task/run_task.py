@@ -281,7 +281,10 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             write_decisions(task, setup)
             if task.world.clock.monotonic_s() >= heartbeat_s:
                 heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
-                log_heartbeat(task)
+                since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
+                pulse = read_pulse(task.records.readings_at_hand(), since_ms)
+                progress = count_progress(task.writer, task.elapsed_s)
+                log.info("%s", heartbeat_line(progress, pulse, len(task.resolved.grant.devices)))
             task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
         write_decisions(task, setup)
     except BaseException:
@@ -332,14 +335,6 @@ def check_deadline(task: Task, supervisor: Supervisor) -> None:
     if task.time.is_news:
         log.warning("the time limit is near: starting only chunks that can finish")
         task.records.publish_soon()
-
-
-def log_heartbeat(task: Task) -> None:
-    """Log the load of the machine and the progress of the work."""
-    since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
-    pulse = read_pulse(task.records.readings_at_hand(), since_ms)
-    progress = count_progress(task.writer, task.elapsed_s)
-    log.info("%s", heartbeat_line(progress, pulse, len(task.resolved.grant.devices)))
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -124,8 +124,11 @@ class RecorderProcess:
         """Handle messages of the wrapper until the next sample; return whether the recording is over."""
         if not self._is_ready:  # the first call is after the first sample
             self._is_ready = True
-            for text in describe_unreadable({} if self._again else self._sampler.unreadable):
-                self._pipe.send(f"{protocol.TROUBLE} {text}", 0)
+            # One sentence per reason, except lost devices, which are alerts.
+            reasons = () if self._again else self._sampler.unreadable.values()
+            for reason, many in Counter(one for one in reasons if "lost" not in one.lower()).items():
+                text = f"{many} device{'' if many == 1 else 's'} cannot be read: {reason};"
+                self._pipe.send(f"{protocol.TROUBLE} {text} the work continues, with a gap in the telemetry", 0)
             self._pipe.send(protocol.READY)
         end_s = self._clock.monotonic_s() + seconds
         while (message := self._pipe.receive(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
@@ -148,16 +151,6 @@ class RecorderProcess:
             self._writer.snapshot(target)
         except (OSError, sqlite3.Error) as error:
             log.warning("no snapshot for the wrapper: %s", error)
-
-
-def describe_unreadable(unreadable: Mapping[int, str]) -> list[str]:
-    """Return one sentence per reason why devices have no first reading, except lost devices, which are alerts."""
-    reasons = Counter(reason for reason in unreadable.values() if "lost" not in reason.lower())
-    return [
-        f"{many} device{'' if many == 1 else 's'} cannot be read: {reason};"
-        " the work continues, with a gap in the telemetry"
-        for reason, many in reasons.items()
-    ]
 
 
 def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten) -> None:

@@ -28,7 +28,7 @@ from badcjobs.paths import user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.store.atomic_write import replacing, unfinished_name
-from badcjobs.store.merge_target import damaged_name
+from badcjobs.store.merge import damaged_name
 from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
