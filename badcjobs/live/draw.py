@@ -85,11 +85,9 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
 def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[list[Line], list[str | None], int]:
     """Return the lines below the head, the task of each line that can be selected, and how many such lines fit."""
     if ui.page in (HELP, TASK):
-        lines = [
-            line for name, meaning in _HELP for line in fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")
-        ]
-        if ui.page == TASK:
-            lines = _task_page(snapshot, ui.opened or "", width)
+        lines = _task_page(snapshot, ui.opened or "", width) if ui.page == TASK else []
+        for name, meaning in _HELP if ui.page == HELP else ():
+            lines += fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
     by_task: dict[str, list[DeviceFacts]] = {}
