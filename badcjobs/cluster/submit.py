@@ -7,39 +7,6 @@ makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 
 from __future__ import annotations
 
-from badcjobs.cluster.slurm import SlurmScheduler
-from badcjobs.errors import BadcjobsError
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder
-from badcjobs.model import ArrayShape
-from badcjobs.model import Submitted
-from badcjobs.model import default_cpus
-from badcjobs.model import default_mem
-from badcjobs.paths import RunFolder
-from badcjobs.project import Project
-from badcjobs.project import is_config_file
-from badcjobs.report.job import summarize_database
-from badcjobs.report.summary import Summary
-from badcjobs.run_toml import FrozenRun
-from badcjobs.run_toml import check_against
-from badcjobs.seams import Clock
-from badcjobs.seams import Unanswered
-from badcjobs.settings import AUTO
-from badcjobs.settings import SETTINGS
-from badcjobs.settings import RunSettings
-from badcjobs.settings import SubmitSettings
-from badcjobs.sources.open import open_sources
-from badcjobs.sources.walk import Shard
-from badcjobs.store import submission_record as records
-from badcjobs.store.merge import MergeOrder
-from badcjobs.store.merge import merge
-from badcjobs.store.run_lock import check_writable
-from badcjobs.store.run_lock import folder_lock
-from badcjobs.store.run_lock import refuse_during_emulation
-from badcjobs.store.run_lock import undo_on_error
-from badcjobs.cluster import sbatch_options as sbatch
-from badcjobs.cluster import slurm
-
 import re
 import shlex
 import shutil
@@ -49,6 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster import sbatch_options as sbatch
+from badcjobs.cluster import slurm
+from badcjobs.cluster.slurm import SlurmScheduler
+from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
+from badcjobs.paths import RunFolder
+from badcjobs.project import Project, is_config_file
+from badcjobs.report.job import summarize_database
+from badcjobs.report.summary import Summary
+from badcjobs.run_toml import FrozenRun, check_against
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import AUTO, SETTINGS, RunSettings, SubmitSettings
+from badcjobs.sources.open import open_sources
+from badcjobs.sources.walk import Shard
+from badcjobs.store import submission_record as records
+from badcjobs.store.merge import MergeOrder, merge
+from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
 
 Progress = Callable[[int], None]
 

@@ -1,4 +1,4 @@
-"""Read Slurm's variables (place in the array, memory, cores, end time), and the lists of devices as CUDA and ROCm do."""
+"""Read Slurm's variables (place in the array, memory, cores, end time), and lists of devices as CUDA and ROCm do."""
 
 from __future__ import annotations
 
