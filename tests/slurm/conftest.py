@@ -11,14 +11,12 @@ from support.slurm_hooks import SPANK_HEADER, Hooks, build_spank
 from support.slurm_stories import Stories
 
 GPUS = (4, 4, 4, 4, 4, 4, 2, 1)  # by node
-PARTITIONS = [
-    "PreemptType=preempt/partition_prio",
-    "PreemptMode=REQUEUE",
-    "PartitionName=fragile Nodes=gpu[3-4]",
-    "PartitionName=odd Nodes=gpu[5-6]",
-    "PartitionName=low Nodes=gpu7 PriorityTier=1 PreemptMode=REQUEUE",
-    "PartitionName=high Nodes=gpu7 PriorityTier=10 PreemptMode=OFF",
-]
+PARTITIONS = """PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=fragile Nodes=gpu[3-4]
+PartitionName=odd Nodes=gpu[5-6]
+PartitionName=low Nodes=gpu7 PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=high Nodes=gpu7 PriorityTier=10 PreemptMode=OFF"""
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +25,9 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if programs := SlurmCluster.missing():
         missing("slurm", f"no Slurm here, {', '.join(programs)} not found")
     folder = tmp_path_factory.mktemp("slurm")
-    hooks = Hooks.install(folder / "hooks")
+    hooks = Hooks(folder / "hooks")
     plugin = build_spank(folder / "spank") if SPANK_HEADER.exists() else []
-    conf = [*PARTITIONS, *hooks.conf, *plugin]
-    with SlurmCluster(gpus=GPUS, cpus=64, usual="gpu[0-3]", extra_conf=conf) as cluster:
+    with SlurmCluster(gpus=GPUS, usual="gpu[0-3]", extra_conf=[PARTITIONS, *hooks.conf, *plugin]) as cluster:
         bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]  # type: ignore[attr-defined]
         stories = Stories(cluster, hooks, folder, bodies)
         yield stories

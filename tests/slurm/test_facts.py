@@ -58,13 +58,13 @@ def test_arrays_exit_codes_device_tokens_and_signals_are_as_we_believe(desk: Des
         sbatch(f"echo $CUDA_VISIBLE_DEVICES > {gpus}.tokens", f"--gpus-per-node={gpus}")
     sbatch("echo ${CUDA_VISIBLE_DEVICES-unset} > 0.tokens")
     held = sbatch("true", "--array=0-2", "--hold")
-    cluster.run(["scancel", str(held)])
+    cluster.run("scancel", str(held))
     for number, (name, job_id) in enumerate(hearing.items()):
         wait_for((folder / f"ready-{name.split()[1]}-{number}").exists, "it is ready", 100)
         if name == "command USR1":
             (folder / "heard-USR1").unlink()
         how = [] if "TERM" in name else ["--batch", "--signal=USR1"]
-        cluster.run(["scancel", *how, str(job_id)])
+        cluster.run("scancel", *how, str(job_id))
         found = list(cluster.wait(job_id).values())
         assert (folder / f"heard-{name.split()[1]}").exists() == name.startswith("exec"), name
         assert name.startswith("exec") or found == [JobEnd("FAILED", 0, signal.SIGUSR1)]
@@ -102,8 +102,8 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
         ),
     }  # fmt: skip
     script = recorded.replace("$1", "p$SLURM_PROCID")
-    srun = ["srun", "-N1", "-n2", "--gpus-per-task=1", "--badc-telemetry=0.2", "bash", "-c", script]
-    cluster.run(srun, cwd=step.folder, env=step.env)
+    srun = ("srun", "-N1", "-n2", "--gpus-per-task=1", "--badc-telemetry=0.2", "bash", "-c", script)
+    cluster.run(*srun, cwd=step.folder, env=step.env)
     for job, job_id in ids.items():
         assert job.wait(job_id) == {JobEnd("FAILED", 7)}, "the job's exit code is its own"
     (recording,) = asked.folder.glob("badc-telemetry-*")
@@ -115,11 +115,9 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
     assert not list(quiet.folder.glob("badc-telemetry-*"))
     (said,) = (path.read_text() for path in without.folder.glob("badc-telemetry-*.log"))
     assert "badcjobs cannot be started: No such file" in said and "try: " in said
-    each = [
-        query(path, "SELECT device_index FROM device") for path in step.folder.glob("badc-telemetry-*.s0.p?.sqlite")
-    ]
+    each = [query(path, "SELECT uuid FROM device") for path in step.folder.glob("badc-telemetry-*.s0.p?.sqlite")]
     assert len(each) == 2 and each[0] != each[1], each
-    refused = cluster.run(["sbatch", "--badc-telemetry=often", asked.folder / "job.sh"], check=False)
+    refused = cluster.run("sbatch", "--badc-telemetry=often", asked.folder / "job.sh", check=False)
     assert refused.returncode != 0
     assert "--badc-telemetry=often: must be a number of seconds between samples" in refused.stderr
 
@@ -137,7 +135,7 @@ def test_whatever_is_missing_the_scripts_are_silent_and_exit_with_0(tmp_path: Pa
 
 
 def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp_path: Path) -> None:
-    hooks = Hooks.install(tmp_path)
+    hooks = Hooks(tmp_path)
     asked, linked, stranger = (hooks.spool / "wanted" / name for name in "789")
     asked.touch()
     linked.symlink_to(asked)
@@ -148,7 +146,7 @@ def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp
     ):  # fmt: skip
         told = {"ARRAYJOBID": "0", "ARRAYTASKID": "4294967294", "EXITCODE": "0:15", "START": "1", "END": "2"}
         told |= {"JOBID": job, "USERNAME": user, "NODES": "gpu0", "JOBSTATE": 'TIMEOUT"}', **more}
-        subprocess.run([hooks.folder / "slurm" / "jobcomp.sh"], env={**BARE, **told}, check=True)
+        subprocess.run([hooks.scripts / "jobcomp.sh"], env={**BARE, **told}, check=True)
     assert [path.name for path in (hooks.spool / "ends").iterdir()] == ["7.jsonl"]
     assert [(one["state"], one["array_index"], one["exit_code"]) for one in hooks.ends(7)] == [
         ("TIMEOUT", None, "0:15"), ("REQUEUED", 3, "0:15"),
@@ -160,7 +158,7 @@ def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_r
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # other users cannot read those of pytest
         open_folder, notes = Path(name), Path(f"/tmp/badcjobs-slurm-{uid}")
         open_folder.chmod(0o755)
-        tasks, hooks = open_folder / "out" / "tasks", Hooks.install(open_folder)
+        tasks, hooks = open_folder / "out" / "tasks", Hooks(open_folder)
         left = notes / "4242.batch.0.r0.gpu9"
         for folder in (notes, tasks):
             folder.mkdir(parents=True, exist_ok=True)

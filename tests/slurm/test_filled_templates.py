@@ -17,7 +17,7 @@ def fill(job: SlurmJob, name: str, *settings: str) -> Path:
     given = [f"source={job.folder}/manifest.csv", f"args={job.arguments}"] if name != "merge" else []
     words = [f"--set={one}" for one in (*given, f"out={job.out}", *settings)]
     done = job.badcjobs("template", name, *words, "-o", f"{name}.sbatch")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return job.folder / f"{name}.sbatch"
 
 
@@ -26,7 +26,7 @@ def test_a_warning_reaches_every_node_of_the_multinode_template_and_75_is_the_jo
     job = desk.job(quick=4)
     job_id = job.sbatch(fill(job, "multinode", "gpus-per-node=1", "cpus-per-task=2"))
     job.hangs(2)
-    desk.cluster.run(["scancel", "--signal=USR1", str(job_id)])
+    desk.cluster.run("scancel", "--signal=USR1", str(job_id))
     wait_for(lambda: job.log.count("starting nothing new") == 2, f"both are warned: {job.log}")
     job.open()
     assert job.wait(job_id) == {JobEnd("FAILED", 75)}, job.log
@@ -66,8 +66,8 @@ def test_apptainer_runs_badcjobs_in_the_image_and_the_merge_template_merges_what
     settings = ("image=birds.sif", "bind=/data", "array=0-1", "gpus-per-node=2")
     job_id = job.sbatch(fill(job, "apptainer-array", *settings), "--hold")
     merge_id = job.sbatch(fill(job, "merge", f"dependency=afterany:{job_id}"))
-    desk.cluster.run(["scancel", f"{job_id}_1"])  # afterany: a task that never ran does not keep it waiting
-    desk.cluster.run(["scontrol", "release", str(job_id)])
+    desk.cluster.run("scancel", f"{job_id}_1")  # afterany: a task that never ran does not keep it waiting
+    desk.cluster.run("scontrol", "release", str(job_id))
     assert job.wait(merge_id) == DONE, job.log
     summary = (job.folder / f"badcjobs-merge-{merge_id}.log").read_text()
     assert "2 done, 0 failed" in summary and "sbatch --array=1" in summary  # what is left is named

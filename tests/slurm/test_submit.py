@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
+from typing import Any
 
 from support.slurm_cluster import JobEnd
 from support.slurm_job import HEARD
@@ -13,94 +13,74 @@ from support.slurm_stories import Desk, story
 from support.waiting import wait_for
 
 
-def job_of(done: subprocess.CompletedProcess[str]) -> str:
-    return str(json.loads(done.stdout)["job_id"])
-
-
 @story
 def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75(desk: Desk) -> None:
-    """Its time limit warns it first, as near the end as Slurm's clock allows; then somebody else does."""
+    """Its time limit warns it first, as near the end as Slurm's clock allows; then somebody else does.
+
+    Between the two the time limit is long again: no signal comes before the task is seen to work.
+    """
     gate = "while [ ${BADCJOBS_CHUNK_ID#c} -ge %s ] && [ ! -e %s ]; do : >> at-%s; sleep 0.1; done"
     gates = [gate % (number, name, name) for number, name in ((3, "first"), (6, "second"))]
     job = desk.job(devices=0, engine="\n".join([*gates, HEARD]))
     options = ("--tasks", 1, "--time", "60", "--config", "submit.requeues=1")
-    job_id = job_of(job.submit("--json", *options))
+    job_id = job.submit("--json", *options).json["job_id"]
     wait_for((job.folder / "at-first").exists, "some chunks are done", 150)
-    desk.cluster.run(["scontrol", "update", f"jobid={job_id}_0", "EndTime=now+90"])  # the warning is 180 s before
+    desk.cluster.run("scontrol", "update", f"jobid={job_id}_0", "EndTime=now+90")  # the warning is 180 s before
     wait_for(lambda: "starting nothing new" in job.log, f"it is warned: {job.log}", 150)
     job.open("first")
-    desk.cluster.start_again(job_id, (job.folder / "at-second").exists)
-    desk.cluster.run(["scancel", "--signal=USR2", f"{job_id}_0"])  # once too often
+    desk.cluster.start_again(job_id, (job.folder / "at-second").exists, "TimeLimit=60")
+    desk.cluster.run("scancel", "--signal=USR2", f"{job_id}_0")  # once too often
     wait_for(lambda: job.log.count("starting nothing new") == 2, f"it is warned again: {job.log}", 150)
     job.open("second")
     stopped = job.submit("--wait", "--json", *options, expect=75)
-    assert [(end["state"], end["exit_code"]) for end in json.loads(stopped.stdout)["task_ends"]] == [("FAILED", 75)]
+    assert [(end["state"], end["exit_code"]) for end in stopped.json["task_ends"]] == [("FAILED", 75)]
     job.submit("--again", "--wait", *options)
     job.all_done()
     assert job.ask("SELECT restart, exit_code FROM task ORDER BY started_at_ms") == [(0, 75), (1, 75), (0, 0)]
 
 
 @story
-def test_a_task_that_slurm_requeues_goes_on_where_it_was(desk: Desk) -> None:
-    job = desk.job(devices=0, quick=6)
-    job_id = job_of(job.submit("--json", "--tasks", 2))
-    job.hangs(2)
-    desk.cluster.run(["scontrol", "requeue", f"{job_id}_1"])
-    wait_for(lambda: "SIGTERM" in job.log, "it is told to stop")
-    job.open()
-    desk.cluster.start_again(job_id, lambda: any("_1.r1." in path.name for path in job.databases))
-    job.submit("--wait", "--tasks", 2)
-    job.all_done()
-    attempts = job.ask("SELECT array_index, restart, exit_code FROM task ORDER BY 1, 2")
-    assert attempts == [(0, 0, 0), (1, 0, 75), (1, 1, 0)]
-
-
-@story
-def test_a_cancelled_task_leaves_its_chunks_named_and_they_alone_are_submitted_again(desk: Desk) -> None:
+def test_of_one_array_a_wait_is_interrupted_a_task_cancelled_and_one_requeued_and_only_what_is_left_is_submitted_again(
+    desk: Desk,
+) -> None:
     job, three = desk.job(devices=0, quick=6), ("--tasks", 3)
-    said = json.loads(job.submit("--json", *three).stdout)
+    waiting = job.start(*job.submit_words, *three, "--wait")
     job.hangs(3)
+    waiting.send(signal.SIGINT)
+    interrupted = waiting.wait()
+    said = interrupted.stdout + interrupted.stderr
+    assert (interrupted.exit_code, "the same command waits for it again" in said) == (130, True)
+    other = job.submit(*three, "--config", "run.backoff_s=9", expect=2)
+    assert "which was submitted with other options" in other.stderr
     assert "has not ended yet" in job.submit("--again", *three, expect=2).stderr
-    desk.cluster.run(["scancel", f"{said['job_id']}_1"])
-    wait_for(lambda: "SIGTERM" in job.log, "it is told to stop")
+    there = job.submit("--json", *three).json
+    desk.cluster.run("scancel", f"{there['job_id']}_1")
+    desk.cluster.run("scontrol", "requeue", f"{there['job_id']}_2")
+    wait_for(lambda: job.log.count("SIGTERM") >= 2, "both are told to stop")
     job.open()
+    desk.cluster.start_again(there["job_id"], lambda: any("_2.r1." in path.name for path in job.databases))
     stopped = job.submit("--wait", *three, expect=75)
+    assert "exists already" in stopped.stdout
     left = job.left()
-    merged = (job.out / "logs" / f"{said['merge_job_id']}_merge.out").read_text()
+    merged = (job.out / "logs" / f"{there['merge_job_id']}_merge.out").read_text()
     for text in (stopped.stdout, merged):
         assert f"{left} left of 12" in text
     assert "--again" in job.submit(*three, expect=75).stdout  # it says how the job ended, and submits nothing
-    again = json.loads(job.submit("--again", "--json", *three).stdout)
+    again = job.submit("--again", "--json", *three).json
     assert (again["array"], again["tasks"], again["left"]) == ("1", 1, left)
     job.submit("--wait", *three)
     job.all_done()
-    assert job.ask("SELECT array_index, exit_code FROM task WHERE array_index = 1 ORDER BY started_at_ms") == [
-        (1, 75), (1, 0),
-    ]  # fmt: skip
+    tasks = job.ask("SELECT array_index, restart, exit_code, job_id FROM task ORDER BY array_index, started_at_ms")
+    first, second = there["job_id"], again["job_id"]
+    assert tasks == [(0, 0, 0, first), (1, 0, 75, first), (1, 0, 0, second), (2, 0, 75, first), (2, 1, 0, first)]
     assert "all done" in job.submit("--again", *three).stdout
-
-
-@story
-def test_a_wait_that_was_interrupted_finds_its_job_again_and_submits_none(desk: Desk) -> None:
-    job = desk.job(devices=0, chunks=4, quick=2)
-    waiting = job.start(*job.submit_words("--tasks", 2, "--wait"))
-    job.hangs(2)
-    waiting.send_signal(signal.SIGINT)
-    stdout, stderr = waiting.communicate(timeout=60)
-    assert (waiting.returncode, "the same command waits for it again" in stdout + stderr) == (130, True)
-    other = job.submit("--tasks", 2, "--config", "run.backoff_s=9", expect=2)
-    assert "which was submitted with other options" in other.stderr
-    job.open()
-    assert "exists already" in job.submit("--tasks", 2, "--wait").stdout
-    job.all_done()
-    assert len(job.ask("SELECT DISTINCT job_id FROM task")) == 1
 
 
 @story
 def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for_each_change(desk: Desk) -> None:
     job = desk.job(devices=0)
     script = job.folder / "outer.sbatch"
-    words = " ".join(map(str, job.submit_words("--sbatch=--array=1-9:2%2", "--wait", "--json")))
+    words = " ".join([*job.submit_words, "--sbatch=--array=1-9:2%2", "--wait", "--json"])
     script.write_text(
         "#!/bin/bash\n#SBATCH --array=7-9:2 --gpus-per-node=1\n#SBATCH --output=outer-%a.out --error=outer-%a.err\n"
         f'[ "$SLURM_ARRAY_TASK_ID" = 7 ] || exit 0\nexec badcjobs {words}\n'
@@ -129,7 +109,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_without_a_merge_job_whoever
     assert not job.out.exists()
     done = job.submit("--wait", "--json", "--config", "submit.merge_mem=999999G")
     assert "but not its merge job" in done.stderr
-    assert json.loads(done.stdout)["merge_job_id"] is None
+    assert done.json["merge_job_id"] is None
     assert job.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 3)]
 
 
@@ -171,21 +151,21 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk:
     same = ("--sbatch=--array=1-5:2", "--gpus-per-task", 2, "--cpus", 2, "--mem", "16G")
     shown = submit.submit("--dry-run", *same).stdout
     assert not submit.out.exists()
-    failed = json.loads(submit.submit("--wait", "--json", *same, expect=1).stdout)
+    failed = submit.submit("--wait", "--json", *same, expect=1).json
     logs, number = submit.out / "logs", failed["job_id"]
     array, merge = ((logs / f"{number}_{name}.sh").read_text() for name in ("submission", "merge"))
     assert (shown.startswith(array), shown.endswith(merge)) == (True, True), "the dry run shows what is submitted"
-    kept = desk.cluster.run(["scontrol", "write", "batch_script", f"{number}_1", "-"], check=False).stdout
+    kept = desk.cluster.run("scontrol", "write", "batch_script", f"{number}_1", "-", check=False).stdout
     assert kept.rstrip("\n") == array.rstrip("\n"), "and Slurm has it"
     assert [(end["state"], end["exit_code"]) for end in failed["task_ends"]] == [
         ("COMPLETED", 0), ("COMPLETED", 0), ("FAILED", 1),
     ]  # fmt: skip
 
-    ends = desk.cluster.wait(by_sbatch, 170)
+    ends = desk.cluster.wait(by_sbatch)
     bad = JobEnd("FAILED", 1)
     assert ends == {f"{by_sbatch}_{i}": bad if i == 5 else JobEnd("COMPLETED", 0) for i in (1, 3, 5)}, template.log
     template.merge()
-    assert here.wait(170) == 1, here.communicate()
+    assert here.wait(170).exit_code == 1
     jobs = (template, submit, local)
     for rows in SAME_ROWS:
         by_template, *others = (sorted(job.ask(f"SELECT {rows}"), key=repr) for job in jobs)
@@ -203,7 +183,7 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk:
     assert log_names[0] == log_names[1] == ["1.log", "3.log", "5.log"]
 
     submit.open()  # mended: only the task that has something left
-    again = json.loads(submit.submit("--again", "--wait", "--json", *same).stdout)
+    again = submit.submit("--again", "--wait", "--json", *same).json
     assert (again["array"], again["verdict"]) == ("5", "done")
     assert submit.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 12)]
 
@@ -226,10 +206,10 @@ def check_variables(slurm: dict[str, str], local: dict[str, str]) -> None:
 def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock(desk: Desk) -> None:
     job = desk.job(chunks=1)
 
-    def ask(command: str, *words: object) -> dict[str, list[dict[str, object]]]:
+    def ask(command: str, *words: object) -> dict[str, list[dict[str, Any]]]:
         done = job.badcjobs(command, "--json", *words)
-        assert done.returncode in (0, 1), done.stderr
-        return dict(json.loads(done.stdout))
+        assert done.exit_code in (0, 1), done.stderr
+        return dict(done.json)
 
     holder = job.sbatch_lines("echo > up; exec sleep 600", options=("--nodelist=gpu0", "--gpus-per-node=1"))
     wait_for((job.folder / "up").exists, "the job runs", 150)
@@ -240,7 +220,7 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
         (2, ["odd"]), (1, ["high", "low"]),
     ]  # fmt: skip
     assert nodes["gpu0"]["used"] >= 1
-    desk.cluster.run(["scancel", str(holder)])
+    desk.cluster.run("scancel", str(holder))
     found = {
         (one["severity"], one["subject"]): one
         for one in ask("check", "--tasks", 20000, "--out", "out", "--", "--engine", "demo")["findings"]
@@ -254,6 +234,6 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
         )
         (job.folder / "size.sbatch").write_text(script)
         fixes = [str(one["fix"]) for one in ask("check", "size.sbatch")["findings"] if one["severity"] == "problem"]
-        refused = desk.cluster.run(["sbatch", "--test-only", "size.sbatch"], cwd=job.folder, check=False).returncode
+        refused = desk.cluster.run("sbatch", "--test-only", "size.sbatch", cwd=job.folder, check=False).returncode
         assert (refused != 0) == (fix is not None)
         assert [one.partition("   (")[0] for one in fixes] == ([fix] if fix else [])

@@ -17,19 +17,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from support.badcjobs_program import without_charts
+from support.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "setpriv")
-ENDED = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
-)  # fmt: skip
+ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 # What another Slurm, or a shell on a GPU machine, may have left in the caller's environment.
 _FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SCONTROL|SACCT)_|CUDA_VISIBLE_DEVICES$")
 _CGROUPS = Path("/sys/fs/cgroup")
+# The daemons live in /usr/sbin, which an ordinary user's PATH often lacks.
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 # slurm.conf: one controller, and nodes that all live on this host. Cores and memory need not exist: Slurm only counts.
 # A requeued job waits for cred_expire; there is no slurmdbd, so no sacct; MinJobAge keeps ended jobs in squeue.
 _CONF = """ClusterName=throwaway
@@ -62,12 +63,7 @@ _GUARDED = (
 )
 
 
-class ClusterProblem(Exception):
-    """The cluster, or a Slurm command sent to it, did not do what was asked; the text says what it said."""
-
-
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(NamedTuple):
     """How a job, or one of its array tasks, ended."""
 
     state: str
@@ -82,82 +78,66 @@ class SlurmCluster:
     thread that lives as long as the cluster: the daemons end with it, so that not even a killed test run leaves them.
     """
 
+    kill_wait_s = 5
+
     def __init__(
-        self,
-        *,
-        gpus: Sequence[int],
-        cpus: int = 24,
-        kill_wait_s: int = 5,
-        extra_conf: Iterable[str] = (),
-        cgroups: bool = False,
-        usual: str = "ALL",
+        self, *, gpus: Sequence[int], extra_conf: Iterable[str] = (), cgroups: bool = False, usual: str = "ALL"
     ) -> None:
         self.gpus = {f"gpu{number}": many for number, many in enumerate(gpus)}
-        self.cpus, self.kill_wait_s, self.usual, self.cgroups = cpus, kill_wait_s, usual, cgroups
-        self.extra_conf, self.root = tuple(extra_conf), Path()
+        self.usual, self.cgroups, self.extra_conf, self.root = usual, cgroups, tuple(extra_conf), Path()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: list[socket.socket] = []
 
     @staticmethod
     def missing() -> list[str]:
         """Name the programs that are not installed."""
-        return [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
+        return [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
 
     @staticmethod
     def missing_for_cgroups() -> str | None:
         """Say why devices and memory cannot be constrained here; None: they can. Slurm 22.05 needs cgroups v1."""
         if os.geteuid() != 0:
             return "only root makes cgroups and device files"
-        if not os.access(_CGROUPS / "devices" / "tasks", os.W_OK):
-            return f"no device cgroups (v1) in {_CGROUPS}"
-        counted = os.access(_CGROUPS / "memory" / "memory.memsw.limit_in_bytes", os.F_OK)
-        return None if counted else f"no memory cgroups (v1) that count swap in {_CGROUPS}"
+        needed = (_CGROUPS / "devices" / "tasks", _CGROUPS / "memory" / "memory.memsw.limit_in_bytes")
+        return next((f"no {path}: cgroups v1 that count swap" for path in needed if not os.access(path, os.W_OK)), None)
 
     @property
     def env(self) -> dict[str, str]:
         """The whole environment of a program that talks to this cluster and to no other."""
         kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
-        ours = {"PATH": _path(), "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
+        ours = {"PATH": _PATH, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
         return {**kept, **ours, "SLURM_CONF": str(self.root / "slurm.conf")}
 
     # --- what one asks of it ----------------------------------------------------------------------------------------
 
     def run(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        cwd: Path | None = None,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
+        self, *argv: object, cwd: Path | None = None, check: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program against this cluster; with ``check``, a non-zero exit raises what it wrote to stderr."""
+        """Run a program against this cluster; with ``check`` it must not fail."""
         words = [str(word) for word in argv]
         done = subprocess.run(words, env=env or self.env, cwd=cwd, capture_output=True, text=True, timeout=120)
-        if check and done.returncode:
-            raise ClusterProblem(f"{' '.join(words)} exited with {done.returncode}: {done.stderr.strip()}")
+        assert not (check and done.returncode), f"{words} exited with {done.returncode}: {done.stderr}"
         return done
 
     def sbatch(self, script: Path, *options: str, cwd: Path, env: Mapping[str, str] | None = None) -> int:
         """Submit a script from ``cwd`` (where its output lands, too) and return the job's number."""
-        printed = self.run(["sbatch", "--parsable", *options, script.resolve()], cwd=cwd, env=env).stdout
-        return int(printed.split(";")[0])  # "4821" or "4821;cluster"
+        return int(self.run("sbatch", "--parsable", *options, script.resolve(), cwd=cwd, env=env).stdout.split(";")[0])
 
-    def wait(self, job_id: int, timeout_s: float = 120) -> dict[str, JobEnd]:
+    def wait(self, job_id: int) -> dict[str, JobEnd]:
         """Wait until every array task has ended; map ``"4821_7"`` (without an array ``"4821"``) to its end."""
-        ends: dict[str, JobEnd] = {}
 
-        def all_ended() -> bool:
-            ends.update(self.query_ends(job_id))
-            return bool(ends) and all(end.state in ENDED for end in ends.values())
+        def ends() -> dict[str, JobEnd] | None:
+            found = self.query_ends(job_id)
+            return found if found and all(end.state in ENDED for end in found.values()) else None
 
-        if not _wait_until(all_ended, timeout_s):
-            raise ClusterProblem(f"job {job_id} has not ended in {timeout_s} s: {ends}\n{self.log_tails()}")
-        return ends
+        try:
+            return wait_for(ends, f"the end of job {job_id}", 170) or {}
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.query_ends(job_id)}\n{self._log_tails()}") from None
 
     def query_ends(self, job_id: int | str) -> dict[str, JobEnd]:
         """Ask Slurm where each array task of a job stands now; a state outside ``ENDED`` is still on its way."""
-        fields = "JobArrayID:60,State:40,exit_code:20"
-        said = self.run(["squeue", "-hr", "-t", "all", "-j", str(job_id), "-O", fields]).stdout
+        said = self.run("squeue", "-hr", "-t", "all", "-j", job_id, "-O", "JobArrayID:60,State:40,exit_code:20").stdout
         ends = {}
         for job, state, text in (line.split() for line in said.splitlines()):
             status, signum = int(text), int(text) & 0x7F  # Slurm may set both halves; like scontrol, believe the signal
@@ -167,14 +147,13 @@ class SlurmCluster:
     def start_again(self, job_id: int | str, has_begun: Callable[[], bool], *more: str) -> None:
         """Spare us the quarter of a minute that Slurm lets pass before it starts a requeued job again."""
 
-        def looks() -> bool:
+        def begins() -> bool:
             for task in self.query_ends(job_id):  # refused before the job waits again, and after it has begun
-                self.run(["scontrol", "update", f"jobid={task}", "StartTime=now", *more], check=False)
+                self.run("scontrol", "update", f"jobid={task}", "StartTime=now", *more, check=False)
             time.sleep(0.3)
             return has_begun()
 
-        if not _wait_until(looks, 150):
-            raise ClusterProblem(f"job {job_id} was not started again: {self.query_ends(job_id)}")
+        wait_for(begins, f"job {job_id} is started again", 150)
 
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon as if its machine had gone dark: nobody tells its jobs, which go on."""
@@ -184,12 +163,11 @@ class SlurmCluster:
 
     def start_node(self, name: str) -> None:
         """Start the daemon of a node; if it was killed, Slurm then ends what it has given up there."""
-        self._launch(name, ["slurmd", "-D", "-N", name])
+        self._launch(name, "slurmd", "-D", "-N", name)
 
-    def log_tails(self, lines: int = 15) -> str:
-        """Return the last lines of every daemon's log, for an error message."""
-        tails = {log.name: log.read_text(errors="replace").splitlines()[-lines:] for log in self.root.glob("*.log")}
-        return "\n".join(f"--- {name}\n{chr(10).join(tail)}" for name, tail in sorted(tails.items()))
+    def _log_tails(self) -> str:
+        logs = {log.name: log.read_text(errors="replace").splitlines()[-15:] for log in self.root.glob("*.log")}
+        return "\n".join("\n".join([f"--- {name}", *tail]) for name, tail in sorted(logs.items()))
 
     # --- its beginning and its end ------------------------------------------------------------------------------------
 
@@ -213,9 +191,9 @@ class SlurmCluster:
         files = {"socket": "munge.sock", "key-file": "munge.key", "seed-file": "munge.seed", "pid-file": "munged.pid"}
         options = [f"--{option}={self.root / name}" for option, name in files.items()]
         # --force: a folder under /tmp is not as strictly owned as munged would like it.
-        self._launch("munged", ["munged", "--foreground", "--force", "--num-threads=2", *options])
+        self._launch("munged", "munged", "--foreground", "--force", "--num-threads=2", *options)
         self._await((self.root / "munge.sock").exists, "munged to make its socket")
-        self._launch("slurmctld", ["slurmctld", "-D", "-c"])
+        self._launch("slurmctld", "slurmctld", "-D", "-c")
         self._await(lambda: _listens(ports[0]), "slurmctld to listen")
         for name in self.gpus:
             self.start_node(name)
@@ -229,9 +207,7 @@ class SlurmCluster:
         nodes, devices = [], []
         for (name, gpus), port in zip(self.gpus.items(), ports[1:], strict=True):
             address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-            nodes.append(
-                f"NodeName={name} {address} CPUs={self.cpus} RealMemory=180000 Gres=gpu:{gpus} State=UNKNOWN\n"
-            )
+            nodes.append(f"NodeName={name} {address} CPUs=64 RealMemory=180000 Gres=gpu:{gpus} State=UNKNOWN\n")
             devices.append(f"NodeName={name} Name=gpu File={root}/nvidia[0-{gpus - 1}] Flags=nvidia_gpu_env\n")
             (root / f"spool-{name}").mkdir()
         values = {"host": host, "user": user, "port": ports[0], "root": root, "kill_wait_s": self.kill_wait_s}
@@ -252,22 +228,22 @@ class SlurmCluster:
             else:
                 (root / f"nvidia{number}").symlink_to("/dev/null")
 
-    def _launch(self, name: str, argv: Sequence[str]) -> None:
-        # Step daemons stay in the folder: _belongs_to knows them by that. A Ctrl-C in the terminal is for pytest alone.
-        argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
+    def _launch(self, name: str, *argv: str) -> None:
+        # Step daemons stay in the folder: _processes_of knows them by that. A Ctrl-C in the terminal is for pytest.
+        words = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
         with (self.root / f"{name}.log").open("ab") as log:
             files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self._daemons[name] = subprocess.Popen(argv, env=self.env, cwd=self.root, start_new_session=True, **files)
+            self._daemons[name] = subprocess.Popen(words, env=self.env, cwd=self.root, start_new_session=True, **files)
 
     def _await(self, true: Callable[[], bool], what: str) -> None:
         def dead() -> list[str]:
             return [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
 
-        if not _wait_until(lambda: true() or bool(dead()), 60) or dead():
-            raise ClusterProblem(f"the cluster did not start; waited for {what}; ended: {dead()}\n{self.log_tails()}")
+        wait_for(lambda: true() or dead(), what)
+        assert not dead(), f"the cluster did not start; ended: {dead()}\n{self._log_tails()}"
 
     def _all_idle(self) -> bool:
-        nodes = self.run(["sinfo", "-hN", "-o", "%N %T"], check=False).stdout.splitlines()
+        nodes = self.run("sinfo", "-hN", "-o", "%N %T", check=False).stdout.splitlines()
         return set(nodes) == {f"{name} idle" for name in self.gpus}  # one line per node and partition
 
     def __exit__(self, *_: object) -> None:
@@ -280,22 +256,15 @@ class SlurmCluster:
                         daemon.wait(20)
                     daemon.kill()
                     daemon.wait()
-            if not _wait_until(lambda: not _kill(_processes_of(self.root)), 30):
-                raise ClusterProblem(f"these processes survive the cluster in {self.root}: {_processes_of(self.root)}")
-            for name in self.gpus if self.cgroups else ():
-                for top in _CGROUPS.glob(f"*/slurm_{name}"):
-                    for folder in (*sorted(top.glob("**/"), reverse=True), top):
-                        with suppress(OSError):  # not empty yet, or gone by now: it hurts nobody
-                            folder.rmdir()
+            wait_for(lambda: not _kill_processes_of(self.root), f"no process survives the cluster in {self.root}", 30)
+            for top in (one for name in self.gpus for one in _CGROUPS.glob(f"*/slurm_{name}") if self.cgroups):
+                for folder in (*sorted(top.glob("**/"), reverse=True), top):
+                    with suppress(OSError):  # not empty yet, or gone by now: it hurts nobody
+                        folder.rmdir()
         finally:
             for held in self._ports:
                 held.close()
             shutil.rmtree(self.root, ignore_errors=True)
-
-
-def _path() -> str:
-    # The daemons live in /usr/sbin, which an ordinary user's PATH often lacks.
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def _listens(port: int) -> bool:
@@ -310,24 +279,8 @@ def _hold_port() -> socket.socket:
     return held
 
 
-def _wait_until(true: Callable[[], bool], timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Kill what the daemons left: step daemons, jobs that ignore TERM, programs a test started and forgot."""
-    for process in processes:
-        with suppress(psutil.Error):
-            process.kill()
-    return processes
-
-
-def _processes_of(root: Path) -> list[psutil.Process]:
+def _kill_processes_of(root: Path) -> set[psutil.Process]:
+    """Kill and return what the daemons left: step daemons, jobs that ignore TERM, programs a test has forgotten."""
     ours, found = {psutil.Process(), *psutil.Process().parents()}, set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # ended meanwhile, or somebody else's
@@ -335,4 +288,7 @@ def _processes_of(root: Path) -> list[psutil.Process]:
             named = process.environ().get("SLURM_CONF") == str(root / "slurm.conf")
             if process.status() != psutil.STATUS_ZOMBIE and (named or root in Path(process.cwd(), "_").parents):
                 found |= {process, *process.children(recursive=True)}
-    return list(found - ours)
+    for process in found - ours:
+        with suppress(psutil.Error):
+            process.kill()
+    return found - ours

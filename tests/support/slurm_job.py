@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support.badcjobs_program import MANIFEST_HEADER
+from rooms.root import folder as folder_of
+from support.badcjobs_program import MANIFEST_HEADER, Outcome, Program
 from support.databases import query
+from support.forked_commands import ForkedCommand
 from support.slurm_cluster import JobEnd, SlurmCluster
 from support.waiting import wait_for
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 # Quick chunks end at once; the others wait for a file, but not in a task that Slurm has started a second time.
 HANGS = """if [ ${BADCJOBS_CHUNK_ID#c} -ge QUICK ] && [ -z "$SLURM_RESTART_COUNT" ]; then
     : >> hangs-${SLURM_ARRAY_TASK_ID:-0}-$BADCJOBS_CHUNK_ID
@@ -43,9 +43,13 @@ class SlurmJob:
         grace_s: float = 1.0,  # less than the cluster's KillWait
     ) -> None:
         self.cluster, self.folder, self.chunks, self.out = cluster, folder, chunks, folder / "out"
-        self.quick = chunks if quick is None else quick
-        self.gpus = () if devices else ("--gpus-per-task", "0")
+        self.quick, self._numbers = chunks if quick is None else quick, itertools.count()
+        self.arguments = f"--config {folder}/run.toml"
+        self.run_words = f"{folder}/badcjobs run manifest.csv --out out {self.arguments}"  # what a job script runs
+        gpus = () if devices else ("--gpus-per-task", "0")
+        self.submit_words = ("submit", "manifest.csv", "--out", "out", "--config", "run.toml", *gpus)
         (folder / "local").mkdir(parents=True)
+        (folder / "said").mkdir()
         rows = [MANIFEST_HEADER]
         for number in range(chunks):
             (folder / f"{number}.wav").write_bytes(b"any audio")
@@ -62,24 +66,13 @@ class SlurmJob:
 
     # --- what a user does -------------------------------------------------------------------------------------------
 
-    def program(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
+    def program(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).chmod(0o755)
 
     def open(self, name: str = "go") -> None:
         """Let chunks that hang go on."""
         (self.folder / name).touch()
-
-    @property
-    def arguments(self) -> str:
-        return f"--config {self.folder}/run.toml"
-
-    @property
-    def run_words(self) -> str:
-        """What a job script runs."""
-        return f"{self.folder}/badcjobs run manifest.csv --out out {self.arguments}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -87,29 +80,26 @@ class SlurmJob:
         env = self.cluster.env
         return {**env, "PATH": f"{self.folder}{os.pathsep}{env['PATH']}", "BADCJOBS_POLL_S": "0.5"}
 
-    def start(self, *args: object) -> subprocess.Popen[str]:
-        argv, pipe = [sys.executable, "-m", "badcjobs", *map(str, args)], subprocess.PIPE
-        return subprocess.Popen(argv, env=self.env, cwd=self.folder, stdout=pipe, stderr=pipe, text=True)
+    def start(self, *args: object) -> Program:
+        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
+        return Program(argv, self.env, self.folder, self.folder / "said" / str(next(self._numbers)))
 
-    def badcjobs(self, *args: object) -> subprocess.CompletedProcess[str]:
-        program = self.start(*args)
-        stdout, stderr = program.communicate(timeout=170)
-        return subprocess.CompletedProcess(program.args, program.returncode, stdout, stderr)
+    def badcjobs(self, *args: object) -> Outcome:
+        stdout, stderr = (self.folder / "said" / f"{next(self._numbers)}" for _ in range(2))
+        exit_code = ForkedCommand([*map(str, args)], self.env, self.folder, stdout, stderr).wait(170)
+        return Outcome(exit_code, stdout.read_text(), stderr.read_text())
 
-    def submit(self, *options: object, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        done = self.badcjobs(*self.submit_words(*options))
-        assert done.returncode == expect, done.stdout + done.stderr + self.log
+    def submit(self, *options: object, expect: int = 0) -> Outcome:
+        done = self.badcjobs(*self.submit_words, *options)
+        assert done.exit_code == expect, done.stdout + done.stderr + self.log
         return done
-
-    def submit_words(self, *options: object) -> tuple[object, ...]:
-        return ("submit", "manifest.csv", "--out", "out", "--config", "run.toml", *self.gpus, *options)
 
     def sbatch(self, script: Path, *options: str) -> int:
         return self.cluster.sbatch(script, *options, cwd=self.folder, env=self.env)
 
     def sbatch_template(self, *options: str, name: str = "array", edit: tuple[str, str] = ("", "")) -> int:
         """Submit a template of ours as a scientist does, perhaps with a line edited."""
-        text = (TEMPLATES / f"{name}.sbatch").read_text()
+        text = (folder_of("templates") / f"{name}.sbatch").read_text()
         assert edit[0] in text
         script = self.folder / f"{name}.sbatch"
         script.write_text(text.replace(*edit) if edit[0] else text)
@@ -123,24 +113,21 @@ class SlurmJob:
         return self.sbatch(script, "--output=%j.log", *options)
 
     def wait(self, job_id: int) -> set[JobEnd]:
-        return set(self.cluster.wait(job_id, 170).values())
+        return set(self.cluster.wait(job_id).values())
 
     def merge(self) -> dict[str, Any]:
         """Merge, also while the job is still there, as anybody may; return the summary."""
         done = self.badcjobs("merge", "out", "--json")
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(done.stdout))
+        assert done.exit_code == 0, done.stderr
+        return dict(done.json)
 
     # --- what is to be seen -----------------------------------------------------------------------------------------
 
     def hangs(self, many: int) -> None:
         """Wait until so many chunks hang, and what was done before is published."""
         wait_for(lambda: len(list(self.folder.glob("hangs-*"))) >= many, f"{many} chunks hang: {self.log}", 150)
-        wait_for(lambda: self.published("done") >= self.quick, f"what is done is published: {self.log}", 150)
-
-    def published(self, status: str) -> int:
-        counts = [query(path, "SELECT count(*) FROM chunk WHERE status = ?", status)[0][0] for path in self.databases]
-        return sum(counts)
+        done = "SELECT count(*) FROM chunk WHERE status = 'done'"
+        wait_for(lambda: sum(query(path, done)[0][0] for path in self.databases) >= self.quick, "it is published", 150)
 
     @property
     def databases(self) -> list[Path]:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support.slurm_cluster import SlurmCluster
 from support.slurm_hooks import Hooks
 from support.slurm_job import SlurmJob
 
-AT_A_TIME = 9
+AT_A_TIME = 12
 
 
-@dataclass(frozen=True)
-class Desk:
+class Desk(NamedTuple):
     """The place of one story at the login node."""
 
     cluster: SlurmCluster
