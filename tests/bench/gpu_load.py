@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import sys
 import time
 from typing import Any
 
@@ -36,17 +35,18 @@ again:
 \0"""
 _MULTIPROCESSOR_COUNT = 16
 _THREADS = 256
+_PERIOD_S = 0.1  # from the start of one kernel to that of the next
 
 
 class Cuda:
     """As much of the driver as is needed to start a kernel and to time it."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
         device, count = ctypes.c_int(), ctypes.c_int()
         context, module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(device), index)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSOR_COUNT, device)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
@@ -76,29 +76,27 @@ class Cuda:
             raise OSError(f"{name} failed with {code}")
 
 
-def run_load(duty_percent: float, seconds: float, period_s: float) -> dict[str, float]:
+def run_load(duty_percent: float, seconds: float) -> dict[str, float]:
     """Spin for a share of every period; return what was true."""
     cuda = Cuda()
     cuda.spin(1_000_000)  # the first launch also loads the kernel
     started_ms, start_s = time.time() * 1000, time.monotonic()
     busy_s, periods = 0.0, 0
     while time.monotonic() - start_s < seconds:
-        busy_s += cuda.spin(int(duty_percent / 100 * period_s * 1e9))
+        busy_s += cuda.spin(int(duty_percent / 100 * _PERIOD_S * 1e9))
         periods += 1
-        time.sleep(max(0.0, start_s + periods * period_s - time.monotonic()) if duty_percent < 100 else 0)
+        time.sleep(max(0.0, start_s + periods * _PERIOD_S - time.monotonic()) if duty_percent < 100 else 0)
     took_s = time.monotonic() - start_s
     return {"started_ms": started_ms, "ended_ms": started_ms + took_s * 1000, "busy_percent": 100 * busy_s / took_s}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--duty", type=float, required=True, help="percent of the time")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--period", type=float, default=0.1, help="seconds from one kernel's start to the next's")
     args = parser.parse_args()
-    print(json.dumps(run_load(args.duty, args.seconds, args.period)))
-    return 0
+    print(json.dumps(run_load(args.duty, args.seconds)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
