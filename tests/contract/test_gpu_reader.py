@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,14 +43,11 @@ class Bench:
     def prepare(self) -> None: ...
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        """Open the devices; device 1 lacks the unsupported metrics."""
+        """Open the devices; device 1 lacks the unsupported metrics, by their names on the other side."""
         raise NotImplementedError
 
     def lose_device_3(self) -> None:
         raise NotImplementedError
-
-    def refused(self, unsupported: Sequence[str]) -> list[str]:
-        return [call for metric in unsupported for call in self.refusable[metric].split()]
 
 
 class SimulatedBench(Bench):
@@ -84,7 +81,7 @@ class NvmlBench(Bench):
         self.library = FakeNvml(self.monkeypatch, devices=COUNT)
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.library.set(unsupported=",".join(f"{call}:1" for call in self.refused(unsupported)))
+        self.library.set(unsupported=",".join(f"{call}:1" for call in unsupported))
         return NvmlReader(self.clock)
 
     def lose_device_3(self) -> None:
@@ -106,7 +103,7 @@ class NvidiaSmiBench(Bench):
         self.program = FakeNvidiaSmi(self.folder, devices=COUNT)
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.program.set(unsupported={field: [1] for field in self.refused(unsupported)})
+        self.program.set(unsupported={field: [1] for field in unsupported})
         return NvidiaSmiReader(str(self.program.program), SystemClock(), interval_s=0.03)
 
     def lose_device_3(self) -> None:
@@ -129,7 +126,7 @@ class AmdBench(Bench):
         self.package = FakeAmdsmi(self.monkeypatch, devices=COUNT)
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.package.set(unsupported=",".join(f"{call}:1" for call in self.refused(unsupported)))
+        self.package.set(unsupported=",".join(f"{call}:1" for call in unsupported))
         return AmdReader(self.clock)
 
     def lose_device_3(self) -> None:
@@ -142,15 +139,13 @@ class ReplayBench(Bench):
     gives, refusable = SimulatedBench.gives, SimulatedBench.refusable
 
     def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        recorded = HandClock()
-        source = SimulatedReader(COUNT, clock=recorded, started_at_ms=recorded.now_ms())
-        began_ms = recorded.now_ms()
+        source = SimulatedReader(COUNT, clock=HandClock(), started_at_ms=0)
 
         def said(index: int, at_s: float) -> Said:
             if index == 3 and at_s >= 240:
                 return "GPU is lost"
-            recorded.sleep(at_s - (recorded.now_ms() - began_ms) / 1000)
-            reading = source.read(source.inventory()[index].uuid)
+            clock = HandClock(round(at_s * 1000))
+            reading = SimulatedReader(COUNT, clock=clock, started_at_ms=0).read(source.inventory()[index].uuid)
             return replace(reading, **dict.fromkeys(unsupported)) if index == 1 else reading
 
         gaps = {(1, metric): "Not Supported" for metric in unsupported}
@@ -162,62 +157,61 @@ class ReplayBench(Bench):
         self.clock.sleep(240)
 
 
-BENCHES = {"simulated": SimulatedBench, "nvml": NvmlBench, "nvidia-smi": NvidiaSmiBench, "amd": AmdBench,
-           "replay": ReplayBench}  # fmt: skip
-
-
-@pytest.fixture(params=BENCHES)
+@pytest.fixture(params=[SimulatedBench, NvmlBench, NvidiaSmiBench, AmdBench, ReplayBench])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    return BENCHES[request.param](HandClock(), monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def reader(bench: Bench) -> Iterator[GpuReader]:
-    reader = bench.open()
-    yield reader
-    reader.close()
+    bench: Bench = request.param(HandClock(), monkeypatch, tmp_path)
+    return bench
 
 
 def uuids(reader: GpuReader) -> list[str]:
     return [device.uuid for device in reader.inventory()]
 
 
-def test_every_device_is_listed_with_its_index_and_a_uuid_of_its_own_always_the_same(
-    bench: Bench, reader: GpuReader
+def check_reading(bench: Bench, reader: GpuReader, reading: Reading) -> None:
+    """See numbers of their kind, and reasons for what is missing."""
+    given = {metric: getattr(reading, metric) for metric in METRICS if getattr(reading, metric) is not None}
+    assert bench.gives <= given.keys()
+    kinds = {metric: float if metric in FRACTIONS else int for metric in given}
+    assert {metric: type(value) for metric, value in given.items()} == kinds
+    assert reading.missing.keys() <= set(METRICS) - given.keys()
+    assert reading.sources.keys() <= given.keys()
+    assert all(re.search(r"\w", reason) for reason in (*reading.missing.values(), *reading.sources.values()))
+    for metric, reason in bench.cannot.items():
+        assert reason in reading.missing[metric]
+    if "busy_percent" in given and reader.backend != "replay":  # this recording did not say
+        assert reading.sources["busy_percent"]
+
+
+def test_every_device_is_listed_and_read_with_numbers_of_their_kind_and_energy_never_runs_backwards(
+    bench: Bench,
 ) -> None:
-    devices, other = reader.inventory(), bench.open()
+    reader, other = bench.open(), bench.open()
+    devices = reader.inventory()
     assert [device.index for device in devices] == [0, 1, 2, 3]
     assert len({device.uuid for device in devices}) == COUNT
     for device in devices:
-        assert re.fullmatch(bench.uuid, device.uuid)
-        assert device.name
+        assert re.fullmatch(bench.uuid, device.uuid) and device.name
         assert (device.memory_total_bytes, device.power_limit_w) == (16 * 2**30, 300)
         assert (device.backend, device.vendor) == (reader.backend, "amd" if reader.backend == "amd" else "nvidia")
+        check_reading(bench, reader, reader.read(device.uuid))
     assert devices == reader.inventory() == other.inventory()
     assert re.search(r"\w", reader.why)
-    other.close()
+    energies = []
+    for _ in range(20):
+        bench.clock.sleep(10)
+        energies.append(reader.read(devices[0].uuid).energy_j)
+    if "energy_j" in bench.cannot:
+        assert set(energies) == {None}
+    else:
+        assert energies == sorted(energies) and energies[-1] > energies[0]
+    reader.close(), other.close()
 
 
-def test_a_reading_has_numbers_of_their_kind_and_reasons_for_what_is_missing(bench: Bench, reader: GpuReader) -> None:
-    for uuid in uuids(reader):
-        reading = reader.read(uuid)
-        given = {metric: getattr(reading, metric) for metric in METRICS if getattr(reading, metric) is not None}
-        assert bench.gives <= given.keys()
-        assert {metric: type(value) for metric, value in given.items()} == {
-            metric: float if metric in FRACTIONS else int for metric in given
-        }
-        assert reading.missing.keys() <= set(METRICS) - given.keys()
-        assert reading.sources.keys() <= given.keys()
-        assert all(re.search(r"\w", reason) for reason in (*reading.missing.values(), *reading.sources.values()))
-        for metric, reason in bench.cannot.items():
-            assert reason in reading.missing[metric]
-        if "busy_percent" in given and reader.backend != "replay":  # this recording did not say
-            assert reading.sources["busy_percent"]
-
-
-def test_unsupported_metrics_are_none_with_one_reason_on_that_device_alone(bench: Bench) -> None:
-    reader = bench.open(unsupported=list(bench.refusable))
-    first, second, *_ = uuids(reader)
+def test_unsupported_metrics_are_none_with_one_reason_on_that_device_alone_and_a_lost_device_is_unreadable(
+    bench: Bench,
+) -> None:
+    reader = bench.open([call for calls in bench.refusable.values() for call in calls.split()])
+    first, second, third, doomed = uuids(reader)
     healthy = reader.read(first)
     readings = [reader.read(second) for _ in range(3)]
     for metric in bench.refusable:
@@ -225,37 +219,22 @@ def test_unsupported_metrics_are_none_with_one_reason_on_that_device_alone(bench
         (reason,) = {reading.missing[metric] for reading in readings}  # a new text would be a new gap
         assert "not supported" in reason.lower()
         assert getattr(healthy, metric) is not None
-    reader.close()
-
-
-def test_a_device_that_is_lost_on_the_way_is_unreadable_while_the_others_go_on(bench: Bench, reader: GpuReader) -> None:
-    *others, doomed = uuids(reader)
     assert reader.read(doomed).power_w is not None
     bench.lose_device_3()
     for _ in range(2):
         with pytest.raises(DeviceUnreadable, match=bench.lost):
             reader.read(doomed)
-        for uuid in others:
+        for uuid in (first, third):
             assert reader.read(uuid).power_w is not None
+    reader.close()
 
 
-def test_energy_never_runs_backwards_where_there_is_a_counter(bench: Bench, reader: GpuReader) -> None:
-    energies = []
-    for _ in range(20):
-        energies.append(reader.read(uuids(reader)[0]).energy_j)
-        bench.clock.sleep(10)
-    if "energy_j" in bench.cannot:
-        assert set(energies) == {None}
-    else:
-        assert energies == sorted(energies)
-        assert energies[-1] > energies[0]
-
-
-def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(bench: Bench, reader: GpuReader) -> None:
+def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(bench: Bench) -> None:
+    reader, unlisted = bench.open(), bench.open()
     for uuid in ("GPU-00000000-0000-0000-0000-000000000000", "nonsense", ""):
         with pytest.raises(DeviceUnreadable, match=r"\w"):
             reader.read(uuid)
-    unlisted, uuid = bench.open(), uuids(reader)[2]
+    uuid = uuids(reader)[2]
     assert unlisted.read(uuid).utilization_percent is not None
     for _ in range(2):
         unlisted.close()
@@ -263,5 +242,5 @@ def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(ben
             assert isinstance(unlisted.read(uuid), Reading)
         except DeviceUnreadable as reason:
             assert re.search(r"\w", str(reason))
-    unlisted.close()
+    unlisted.close(), reader.close()
     bench.open().close()

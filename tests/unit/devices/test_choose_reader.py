@@ -10,13 +10,12 @@ import pynvml
 import pytest
 from rooms.devices import open_devices, open_reader
 from rooms.model import StandIn
-from rooms.root import BadInput, DeviceUnreadable, GpuReader, ReaderUnavailable
+from rooms.root import DeviceUnreadable, GpuReader, ReaderUnavailable
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml
 from support.hand_clock import HandClock
-from support.task_files import TaskFile
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
@@ -39,26 +38,28 @@ def test_the_first_reader_that_works_is_used_and_why_names_those_that_do_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: Open
 ) -> None:
     library, smi = FakeNvml(monkeypatch, devices=2), FakeNvidiaSmi(tmp_path)
-    FakeAmdsmi(monkeypatch, devices=2)
+    package = FakeAmdsmi(monkeypatch, devices=2)
     nvml = opened()
     assert (nvml.backend, nvml.why, len(nvml.inventory())) == ("nvml", "NVML works: driver 580.00.00", 2)
     assert smi.starts() == []
     nvml.close()
     library.set(init_error=9)
     by_smi = opened()
-    assert by_smi.backend == "nvidia-smi"
-    assert by_smi.why == f"nvidia-smi works and NVML does not: {NO_DRIVER}"
+    assert (by_smi.backend, by_smi.why) == ("nvidia-smi", f"nvidia-smi works and NVML does not: {NO_DRIVER}")
     smi.set(fails="NVIDIA-SMI has failed")
     amd = opened()
     no_smi = "nvidia-smi cannot list the devices: NVIDIA-SMI has failed"
-    assert (amd.backend, amd.why) == ("amd", f"{NO_DRIVER}; {no_smi}; amdsmi works")
+    assert (amd.backend, amd.why, package.running) == ("amd", f"{NO_DRIVER}; {no_smi}; amdsmi works", True)
     amd.close()
+    package.set(devices=0)
+    assert (opened().why, package.running) == (f"{NO_DRIVER}; {no_smi}; amdsmi lists no device", False)
+    package.set(devices=2)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     smi.set(fails=None)
     assert opened(None).backend == "amd", "no search path, no program"
 
 
-def test_where_nothing_works_all_reasons_are_given_and_nvml_was_started_once(
+def test_where_nothing_works_all_reasons_are_given_nvml_was_started_once_and_tokens_are_used_as_they_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: Open
 ) -> None:
     FakeNvml(monkeypatch, devices=2, init_error=9)
@@ -73,18 +74,6 @@ def test_where_nothing_works_all_reasons_are_given_and_nvml_was_started_once(
         reader.read("GPU-x")
     reader.close()
     assert starts == [1]
-    card = tmp_path / "sys/class/drm/card0/device"
-    card.mkdir(parents=True)
-    (card / "vendor").write_text("0x1002\n")
-    assert "amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: int("libnvidia-ml.so.1: file too short"))
-    assert "nvml does not work: ValueError" in opened().why
-
-
-def test_an_nvidia_smi_that_lists_nothing_does_not_work_and_tokens_are_used_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    FakeNvml(monkeypatch, devices=2, init_error=9)
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho No devices were found\n")
     program.chmod(0o755)
@@ -93,6 +82,12 @@ def test_an_nvidia_smi_that_lists_nothing_does_not_work_and_tokens_are_used_as_t
         assert [(device.token, device.pin) for device in found.grant.devices] == [("0", "0"), ("1", "1")]
         assert "nvidia-smi lists no device" in str(found.trouble)
         assert (found.backend, found.backend_why, found.inventory) == ("none", found.trouble, ())
+    card = tmp_path / "sys/class/drm/card0/device"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x1002\n")
+    assert "amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: int("libnvidia-ml.so.1: file too short"))
+    assert "nvml does not work: ValueError" in opened().why
 
 
 def test_a_card_without_gpm_gets_its_occupancy_from_dcgmi_or_the_reason(
@@ -112,15 +107,3 @@ def test_a_card_without_gpm_gets_its_occupancy_from_dcgmi_or_the_reason(
     assert reader.read(device.uuid).sources["sm_occupancy_percent"] == "dcgmi"
     reader.close()
     assert not Path(f"/proc/{dcgmi.starts()[-1][0]}").exists()
-
-
-def test_stand_ins_are_used_when_they_are_requested(tmp_path: Path, opened: Open) -> None:
-    simulated = opened(simulate=3)
-    assert (simulated.backend, simulated.why) == ("simulated", "3 simulated devices requested")
-    assert len(simulated.inventory()) == 3
-    recording = TaskFile(tmp_path, devices=2, samples=5).write()
-    replay = opened(replay=str(recording))
-    assert (replay.backend, len(replay.inventory())) == ("replay", 2)
-    assert replay.why == f"replay of {recording}, 5.0 s long, repeated at its end"
-    with pytest.raises(BadInput, match="cannot be read"):
-        opened(replay=str(tmp_path / "gone.sqlite"))

@@ -14,6 +14,7 @@ from rooms.devices import ReplayReader
 from rooms.model import InventoryDevice, ProcessReading, Reading
 from rooms.root import BadInput, DeviceUnreadable
 from support.hand_clock import HandClock
+from support.pages import Pages
 from support.recorded_tape import BEGIN_MS, TASK_ID, Said, add_gap, insert, write_recording
 from support.task_files import TaskFile
 
@@ -120,63 +121,52 @@ def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: 
     assert sources == ["gpm", "gpm", "gpm", "utilization"]
 
 
-SLICES = {
-    "by the recorded list": (
-        {"MIG-b": "MIG-b", "MIG-c": "MIG-c", "MIG-a": "MIG-a"},
-        [("MIG-b", 1, None), ("MIG-c", 1, None), ("MIG-a", 1, None)],
-    ),
-    "by their old names": (
-        {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"},
-        [("MIG-a", 1, "7/0"), ("MIG-c", 1, "7/1"), ("MIG-b", 1, "10/0")],
-    ),
-}
+def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their_old_names(tmp_path: Path) -> None:
+    listed = {"MIG-b": "MIG-b", "MIG-c": "MIG-c", "MIG-a": "MIG-a"}
+    old = {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"}
+    for tokens, expected in (
+        (listed, [("MIG-b", 1, None), ("MIG-c", 1, None), ("MIG-a", 1, None)]),
+        (old, [("MIG-a", 1, "7/0"), ("MIG-c", 1, "7/1"), ("MIG-b", 1, "10/0")]),
+    ):
+        recording = write_recording(tmp_path / f"{tokens['MIG-a'][4:7]}.sqlite", DEVICES, steady, range(10))
+        device = {"task_id": TASK_ID, "why": "test"}
+        with closing(sqlite3.connect(recording)) as db, db:
+            for number, (uuid, token) in enumerate(tokens.items()):  # their ids are in another order
+                insert(db, "device", device_id=(7 * number) % 3 + 500, uuid=uuid, device_index=1, token=token,
+                       name="MIG 1g", backend="nvml", parent_uuid="GPU-1", **device)  # fmt: skip
+            insert(db, "device", device_id=900, uuid="GPU-x", token="9", backend="none", **device)
+            if tokens is listed:
+                insert(db, "meta", key="environment", value=json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(tokens)}))
+        devices = opened(recording).inventory()
+        assert [(d.uuid, d.index, d.slice) for d in devices if d.parent_uuid == "GPU-1"] == expected
+        others = [(d.uuid, d.index, d.name) for d in devices if d.parent_uuid is None]
+        assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
 
 
-@pytest.mark.parametrize("order", SLICES)
-def test_slices_keep_their_card_and_their_order(recording: Path, order: str) -> None:
-    tokens, expected = SLICES[order]
+def test_files_of_other_programs_are_refused_and_a_strange_environment_is_not(
+    recording: Path, tmp_path: Path, pages: Pages
+) -> None:
+    said = []
 
-    def add(db: sqlite3.Connection) -> None:
-        for number, (uuid, token) in enumerate(tokens.items()):  # their ids are in another order
-            insert(db, "device", device_id=(7 * number) % 3 + 500, task_id=TASK_ID, uuid=uuid, device_index=1,
-                   token=token, name="MIG 1g", backend="nvml", why="test", parent_uuid="GPU-1")  # fmt: skip
-        insert(db, "device", device_id=900, task_id=TASK_ID, uuid="GPU-x", token="9", backend="none", why="test")
-        if order == "by the recorded list":
-            environment = json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(tokens)})
-            insert(db, "meta", key="environment", value=environment)
-
-    edit(recording, add)
-    devices = opened(recording).inventory()
-    assert [(d.uuid, d.index, d.slice) for d in devices if d.parent_uuid == "GPU-1"] == expected
-    others = [(d.uuid, d.index, d.name) for d in devices if d.parent_uuid is None]
-    assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
-
-
-def test_files_of_other_programs_are_refused_and_a_strange_environment_is_not(recording: Path, tmp_path: Path) -> None:
-    def refusal(path: Path) -> tuple[str, str, str]:
+    def refuse(path: Path, *changes: str) -> None:
+        if changes:
+            edit(path, *changes)
         with pytest.raises(BadInput) as caught:
             opened(path)
-        return caught.value.what.replace(str(path), "FILE"), caught.value.why or "", caught.value.fix or ""
+        said.append(str(caught.value).replace(f"{tmp_path}/", ""))
 
-    other, make = tmp_path / "x.csv", "badcjobs record --out recording.sqlite --duration 60   (makes a recording)"
-    assert refusal(other)[:2] == ("the recording FILE cannot be read", "No such file or directory")
-    other.write_text("at_ms,power_w\n1,2\n" * 100)
-    assert refusal(other) == ("the recording FILE is not a task database", "file is not a database", make)
-    other.write_bytes(b"")
-    tables = "it has no table device and no table sample and no table gap"
-    assert refusal(other) == ("FILE is not a task database", tables, make)
+    other = tmp_path / "x.csv"
+    refuse(other)
+    for text in ("at_ms,power_w\n1,2\n" * 100, ""):
+        other.write_text(text)
+        refuse(other)
     for number, value in enumerate(("", "no JSON", "[1]", '{"CUDA_VISIBLE_DEVICES": 7}')):
-        edit(recording, lambda db, value=value: insert(db, "meta", key="environment", value=value))
+        edit(recording, f"INSERT OR REPLACE INTO meta (key, value) VALUES ('environment', '{value}')")
         assert heard(recording, 0, 3) == [3], number
-        edit(recording, "DELETE FROM meta WHERE key = 'environment'")
-    edit(recording, "DELETE FROM sample")
-    assert refusal(recording)[0] == "the recording FILE has no sample of any device"
-    edit(recording, "DROP TABLE process_sample")
-    assert refusal(recording)[0] == "the recording FILE cannot be read"
-    edit(recording, "CREATE TABLE source_file (path TEXT)")
-    what, _, fix = refusal(recording)
-    assert what == "FILE is a job database, which cannot be replayed"
-    assert fix.startswith(f"--simulate {recording.parent / 'tasks'}/…")
+    refuse(recording, "DELETE FROM sample")
+    refuse(recording, "DROP TABLE process_sample")
+    refuse(recording, "CREATE TABLE source_file (path TEXT)")
+    pages({"refused.txt": "\n".join(said)})
     published = TaskFile(tmp_path, devices=2, samples=5).write()
     reading = read_at(published, 3, index=1)
     assert isinstance(reading, Reading) and reading.utilization_percent == 80
