@@ -9,6 +9,7 @@ with Browser() as browser:
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -18,7 +19,6 @@ import tempfile
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from support.needs import missing
@@ -73,13 +73,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(BrowserError, OSError):
             self.call("Browser.close", timeout_s=5)
-        except (BrowserError, OSError):
-            pass
         os.close(self._out)
         os.close(self._in)
         try:
@@ -209,21 +205,43 @@ class Page:
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1], button="left", buttons=1)
         self.call("Input.dispatchMouseEvent", type="mouseReleased", x=to_x, y=to_y, button="left", clickCount=1)
 
-    def press(self, key: str, text: str = "") -> None:
-        """Press a key by its name: Tab, Enter, ArrowRight, or a letter with its text."""
+    def press(self, key: str) -> None:
+        """Press a key by its name (Tab, Enter, ArrowRight), or a letter."""
         code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}.get(key, 0)
+        text = "\r" if key == "Enter" else key if len(key) == 1 else None
         values: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        text = "\r" if key == "Enter" else text
         self.call("Input.dispatchKeyEvent", type="keyDown", **values, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **values)
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the text of each element."""
+        return list(self.evaluate(f"[...document.querySelectorAll({selector!r})].map((one) => one.textContent)"))
+
+    def count(self, selector: str) -> int:
+        return int(self.evaluate(f"document.querySelectorAll({selector!r}).length"))
+
+    def click(self, selector: str, number: int = 0) -> None:
+        self.evaluate(f"document.querySelectorAll({selector!r})[{number}].click()")
+
+    def fill(self, selector: str, value: str, event: str = "input") -> None:
+        """Type into a field, or choose."""
+        self.evaluate(f"{{ const field = document.querySelector({selector!r}); field.value = {value!r};"
+                      f" field.dispatchEvent(new Event({event!r})); }}")  # fmt: skip
+
+    def center(self, selector: str, across: float = 0.5, down: float = 0.5, number: int = 0) -> tuple[float, float]:
+        """Bring an element into sight and return a place in it."""
+        box = self.evaluate(
+            f"(() => {{ const one = document.querySelectorAll({selector!r})[{number}];"
+            " one.scrollIntoView({behavior: 'instant', block: 'center'});"
+            " return one.getBoundingClientRect().toJSON(); })()"
+        )
+        return box["x"] + box["width"] * across, box["y"] + box["height"] * down
 
     def screenshot(
         self, path: Path, *, whole: bool = True, area: tuple[float, float, float, float] | None = None
     ) -> None:
         """Write a picture of the whole page, of what is in sight, or of an area (x, y, width, height)."""
-        clip = (
-            {} if area is None else {"clip": dict(zip(("x", "y", "width", "height", "scale"), (*area, 1), strict=True))}
-        )
+        clip = {"clip": dict(zip(("x", "y", "width", "height", "scale"), (*area, 1), strict=True))} if area else {}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
