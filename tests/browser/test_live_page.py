@@ -41,42 +41,24 @@ def page(browser: Browser, server: LiveServer) -> Page:
     return browser.open(server.url + "/", ready=LIVE)
 
 
-def texts(page: Page, selector: str) -> list[str]:
-    found = page.evaluate(f"[...document.querySelectorAll({selector!r})].map((e) => e.textContent)")
-    return [str(text) for text in found]
-
-
-def click(page: Page, selector: str, number: int = 0) -> None:
-    page.evaluate(f"document.querySelectorAll({selector!r})[{number}].click()")
-
-
-def type_into(page: Page, field: str, text: str) -> None:
-    page.evaluate(f"{{ const f = document.getElementById({field!r}); f.value = {text!r};"
-                  " f.dispatchEvent(new Event('input')); }")  # fmt: skip
-
-
 def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_server(
     page: Page, server: LiveServer
 ) -> None:
     assert page.evaluate("document.title").endswith("july – badcjobs")
-    assert [texts(page, one) for one in ("h1", "#link-words", "#tasks-many")] == [["july"], ["live"], ["60"]]
-    (words,) = texts(page, "#progress-words")
+    assert [page.texts(one) for one in ("h1", "#link-words", "#tasks-many")] == [["july"], ["live"], ["60"]]
+    (words,) = page.texts("#progress-words")
     assert re.search(r"of about 14,400 chunks · 52 of 60 parts of the source listed so far · .* done in about ", words)
     lines = page.evaluate("[...document.querySelectorAll('.card .line')].map((path) => path.getAttribute('d').length)")
-    assert (len(lines), min(lines) > 100) == (4 * len(texts(page, ".card")), True)
-    assert page.evaluate("document.querySelector('.card svg').getAttribute('aria-label')").startswith(
-        "utilization, last "
-    )
-    assert any(NASTY in text for text in texts(page, ".alert"))
-    assert any("broken & <b>" in text for text in texts(page, "#remarks li"))
-    assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    assert (len(lines), min(lines) > 100) == (4 * page.count(".card"), True)
+    assert page.evaluate("document.querySelector('.card svg').ariaLabel").startswith("utilization, last ")
+    assert any(NASTY in text for text in page.texts(".alert"))
+    assert any("broken & <b>" in text for text in page.texts("#remarks li"))
+    assert page.count("main script, main img") == 0
     spoken = "[...document.querySelectorAll('[aria-live], [role=status], [role=alert]')].map((e) => e.id)"
     assert page.evaluate(spoken) == ["alerts"]
-    legend = texts(page, "#wall-words > span")
+    legend = page.texts("#wall-words > span")
     assert [words.partition(":")[0] for words in legend][3:] == ["50 to 80 %", "80 % or more", "no reading"]
-    assert sum(int(words.split()[-1]) for words in legend) == page.evaluate(
-        "document.querySelectorAll('#wall i').length"
-    )
+    assert sum(int(words.split()[-1]) for words in legend) == page.count("#wall i")
     colours = "[...document.querySelectorAll('#wall-words i')].map((i) => getComputedStyle(i).opacity)"
     assert page.evaluate(colours) == ["0.12", "0.3", "0.5", "0.72", "1", "1"]
     assert page.errors == []
@@ -84,66 +66,59 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
 
 
 def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page: Page) -> None:
-    states = texts(page, "#tasks .state")
+    states = page.texts("#tasks .state")
     assert (len(states), states[:3]) == (50, ["failed", "failed", "failed"]), "those that need a look come first"
     assert page.evaluate("document.querySelector('[aria-sort]').textContent") == "state"
-    assert texts(page, "#more-tasks") == ["Show 10 more tasks"]
-    click(page, "#tasks-head button", 1)
-    assert texts(page, "#tasks .state")[0] == "done"
-    type_into(page, "tasks-filter", "waiting")
-    assert (set(texts(page, "#tasks .state")), texts(page, "#tasks-many")) == ({"waiting"}, ["8 of 60"])
-    type_into(page, "tasks-filter", "")
-    click(page, "#tasks-head button", 0)
-    assert texts(page, "#tasks th")[:2] == ["4821_0", "4821_1"]
-    assert any(NASTY in text for text in texts(page, "#tasks td"))
-    click(page, "#tasks th button")
+    assert page.texts("#more-tasks") == ["Show 10 more tasks"]
+    page.click("#tasks-head button", 1)
+    assert page.texts("#tasks .state")[0] == "done"
+    page.fill("#tasks-filter", "waiting")
+    assert (set(page.texts("#tasks .state")), page.texts("#tasks-many")) == ({"waiting"}, ["8 of 60"])
+    page.fill("#tasks-filter", "")
+    page.click("#tasks-head button", 0)
+    assert page.texts("#tasks th")[:2] == ["4821_0", "4821_1"]
+    assert any(NASTY in text for text in page.texts("#tasks td"))
+    page.click("#tasks th button")
     page.wait_for(
         "document.getElementById('details').open && document.getElementById('details-log').textContent !== '…'"
     )
-    assert texts(page, "#details-log") == [f"a line\n{NASTY}\nthe last line"]
-    assert texts(page, "#details-heading") == ["Task 4821_0"]
-    click(page, "#details-close")
+    assert page.texts("#details-log") == [f"a line\n{NASTY}\nthe last line"]
+    assert page.texts("#details-heading") == ["Task 4821_0"]
+    page.click("#details-close")
     assert page.evaluate("document.getElementById('details').open") is False
-    assert len(texts(page, ".card")) == 12
-    click(page, "#more-devices")
-    assert len(texts(page, ".card")) == 60
-    type_into(page, "devices-filter", "4821_2 gpu 3")
-    assert "GPU 3 on gpu2" in texts(page, ".card h3")
-    click(page, "#devices-ended")
+    assert page.count(".card") == 12
+    page.click("#more-devices")
+    assert page.count(".card") == 60
+    page.fill("#devices-filter", "4821_2 gpu 3")
+    assert "GPU 3 on gpu2" in page.texts(".card h3")
+    page.click("#devices-ended")
     for state, words in (("silent", "silent"), ("failed", "ended")):
         label = page.evaluate(f"[...seen.tasks.values()].find((task) => task.state === {state!r}).label")
-        type_into(page, "devices-filter", f"{label} gpu 3")
-        assert f"task {label}, {words}" in texts(page, ".card .task")
-    click(page, "#devices-ended")
-    type_into(page, "devices-filter", "")
+        page.fill("#devices-filter", f"{label} gpu 3")
+        assert f"task {label}, {words}" in page.texts(".card .task")
+    page.click("#devices-ended")
+    page.fill("#devices-filter", "")
     assert "owned" not in page.evaluate("document.title")
     assert page.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_pointing_at_a_chart_tells_value_unit_time_and_device(page: Page, dark: bool) -> None:
-    page.prefer(dark=dark)
+def test_pointing_at_a_chart_tells_value_unit_time_and_device(page: Page) -> None:
     for number, unit in enumerate((r"utilization \d+ %", r"memory [\d.]+ GiB", r"temperature \d+ °C", r"power \d+ W")):
-        box = page.evaluate(
-            f"(() => {{ const s = document.querySelectorAll('.card svg')[{number}];"
-            " s.scrollIntoView({block: 'center'});"
-            " const b = s.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        page.point_at(*box)
+        page.point_at(*page.center(".card svg", number=number))
         page.wait_for("!document.getElementById('tip').hidden")
-        value, when, where = texts(page, "#tip > *")
+        value, when, where = page.texts("#tip > *")
         assert re.fullmatch(unit, value)
         assert re.fullmatch(r"(\d+ \w+ )?\d\d:\d\d:\d\d( to \d\d:\d\d:\d\d)?", when)
         assert where == "GPU 0 on gpu0, task 4821_0"
-        assert page.evaluate("document.querySelectorAll('.cursor[d]').length") == 1
+        assert page.count(".cursor[d]") == 1
     left, right = page.evaluate("(() => { const b = tip.getBoundingClientRect(); return [b.left, b.right]; })()")
     assert 0 <= left < right <= 1280
-    ink, paper = page.evaluate("[getComputedStyle(tip).color, getComputedStyle(tip).backgroundColor]")
-    shades = {True: ("rgb(230, 236, 240)", "rgb(17, 24, 29)"), False: ("rgb(22, 34, 43)", "rgb(255, 255, 255)")}
-    assert (ink, paper) == shades[dark]
+    for dark, shades in ((True, ["rgb(230, 236, 240)", "rgb(17, 24, 29)"]),
+                         (False, ["rgb(22, 34, 43)", "rgb(255, 255, 255)"])):  # fmt: skip
+        page.prefer(dark=dark)
+        assert page.evaluate("[getComputedStyle(tip).color, getComputedStyle(tip).backgroundColor]") == shades
     page.point_at(2, 2)
     page.wait_for("document.getElementById('tip').hidden && !document.querySelector('.cursor[d]')")
-    page.prefer()
     assert page.errors == []
 
 
@@ -167,16 +142,16 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
     with LiveServer(tmp_path, tmp_path / "run", interval_s=0.1) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")  # it was asked for
-        assert texts(page, ".card .task") == ["task 4821_2, ended", "task 4821_1, ended", "task 4821_0, ended"]
-        assert texts(page, ".card .big dd") == ["mean 80 %"] * 3
+        assert page.texts(".card .task") == ["task 4821_2, ended", "task 4821_1, ended", "task 4821_0, ended"]
+        assert page.texts(".card .big dd") == ["mean 80 %"] * 3
         sticking_out = "[...document.querySelectorAll('.card')].filter((c) => c.scrollWidth > c.clientWidth).length"
         assert page.evaluate(sticking_out) == 0
-        assert texts(page, "#link-words") == ["the run has ended"]
-        (words,) = texts(page, "#progress-words")
+        assert page.texts("#link-words") == ["the run has ended"]
+        (words,) = page.texts("#progress-words")
         assert ("ended" in words, "so far" in words, "done in about" in words) == (True, False, False)
-        assert "now" not in " ".join(texts(page, "body")).split()
-        assert texts(page, "#standstill")[0].startswith("no task is running: 1 chunk left. Resume with")
-        assert texts(page, "#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
+        assert "now" not in " ".join(page.texts("body")).split()
+        assert page.texts("#standstill")[0].startswith("no task is running: 1 chunk left. Resume with")
+        assert page.texts("#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
         assert page.errors == []
 
 
@@ -190,10 +165,10 @@ def test_the_page_follows_a_run_that_has_not_begun_and_says_when_the_server_is_g
         page = browser.open(f"{server.url}/?token={TOKEN}")
         page.wait_for("location.search === '' && document.querySelectorAll('#tasks tr').length === 3")
         assert page.evaluate("document.cookie") == ""
-        assert texts(page, "#tiles dt") == ["audio done", "tasks waiting"]
-        assert texts(page, "#tasks th") == ["0", "1", "2"]
-        assert set(texts(page, "#tasks td:nth-child(n + 5)")) == {"–", ""}  # not 0 done, 0 failed: nobody knows
-        assert "no task has published anything yet" in texts(page, "#remarks li")[0]
+        assert page.texts("#tiles dt") == ["audio done", "tasks waiting"]
+        assert page.texts("#tasks th") == ["0", "1", "2"]
+        assert set(page.texts("#tasks td:nth-child(n + 5)")) == {"–", ""}  # not 0 done, 0 failed: nobody knows
+        assert "no task has published anything yet" in page.texts("#remarks li")[0]
         task = TaskFile(tmp_path / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None)
         task.write()
         page.wait_for("document.querySelector('#progress b')?.textContent.endsWith('16 %')")
@@ -212,6 +187,6 @@ def test_this_machines_devices_are_shown_without_tasks(browser: Browser, tmp_pat
     with LiveServer(tmp_path, "--simulate", "2", interval_s=0.2) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")
-        assert len(texts(page, ".card")) == 2
+        assert page.count(".card") == 2
         assert page.evaluate("document.getElementById('tasks-section').hidden") is True
         assert page.errors == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
+from support.brief import without_hints
+from support.pages import Pages
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,10 @@ def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: 
          ("report", july, "--compare", cpu, "--json"),
          ("report", july, "--compare", july / "job.sqlite")]
     )  # fmt: skip
-    assert printed[0].stdout.startswith("<!doctype html>") and printed[0].stdout.endswith("</html>\n")
+    html = printed[0].stdout
+    assert html.startswith("<!doctype html>") and html.endswith("</html>\n")
+    assert "pip install 'badcjobs[report]'" in html and 'id="chart-data"' not in html, "without Bokeh, as here"
+    assert 'id="device-table"' in html
     assert [one.stdout for one in printed[1:]] == [path.read_text() for path in files[1:]]
     assert 'badcjobs_chunks{run="run",state="done"} 10\n' in printed[2].stdout
     assert alone.stdout.startswith(f"{task.name}: all done\n")
@@ -90,25 +96,6 @@ def read_all(terminal: int) -> str:
     return said.decode()
 
 
-def test_no_command_writes_over_somebodys_data(july: Path, shared_site: Site) -> None:
-    database, settings = july / "job.sqlite", july / "run.toml"
-    [task], audio = shared_site.task_databases(), shared_site.folder / "recording.wav"
-    shutil.copy(next(path for path in shared_site.folder.rglob("*.wav") if path != audio), audio)
-    kept = {path: path.read_bytes() for path in (database, settings, task)}
-    cases: list[tuple[tuple[object, ...], str]] = [
-        (("report", july, "--prometheus", "x.prom", "--html", database), "--html"),
-        (("export", july, "--format", "csv", "-o", settings), "--out"),
-        (("probe", audio, "--out", settings, "--", "--engine", "demo", "--simulate", 1), "--out"),
-        (("template", "array", *("--set", "source=s", "--set", "out=o"), "-o", database), "--out"),
-        (("record", "--simulate", 1, "--duration", 0.1, "--force", "--out", task), "--out"),
-    ]
-    told = shared_site.badcjobs_each([words for words, _ in cases])
-    for outcome, (_, option) in zip(told, cases, strict=True):
-        assert_refused(outcome, 2, f"error: {option} ", " is not written", f"try: the same command with {option} ")
-    assert {path: path.read_bytes() for path in kept} == kept
-    assert not (shared_site.folder / "x.prom").exists()
-
-
 def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large_is_one(
     july: Path, shared_site: Site
 ) -> None:
@@ -122,19 +109,33 @@ def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large
     assert not (shared_site.folder / "big.html").exists()
 
 
-def test_a_wrong_word_is_answered_with_what_is_right(july: Path, shared_site: Site) -> None:
-    folder = shared_site.folder / "a folder"
-    folder.mkdir()
-    first = ("--json and --markdown -", "one document", f"badcjobs report {july} --json")
-    cases: list[tuple[tuple[object, ...], int, tuple[str, ...]]] = [
-        (("--json", "--markdown", "-"), 2, first),
-        (("--prometheus", "-", "--markdown", "-"), 2, ("--markdown - and --prometheus -",)),
-        (("--prometheus", folder), 2, ("a folder cannot be written",)),
-        (("--prometheus", "no/such/x.prom"), 2, ("x.prom cannot be written", "try: mkdir -p no/such")),
-        (("--compare", "nowhere"), 4, ("nowhere does not exist", "--out", "try: ls ")),
-        (("--compare",), 2, ("--compare",)),
-        (("--wat",), 2, ("--wat",)),
-    ]
-    told = shared_site.badcjobs_each([("report", july, *words) for words, _, _ in cases])
-    for outcome, (_, exit_code, words) in zip(told, cases, strict=True):
-        assert_refused(outcome, exit_code, *words)
+def test_no_command_writes_over_somebodys_data_and_a_wrong_word_is_answered(
+    july: Path, shared_site: Site, pages: Pages
+) -> None:
+    [task], audio = shared_site.task_databases(), shared_site.folder / "recording.wav"
+    shutil.copy(next(path for path in shared_site.folder.rglob("*.wav") if path != audio), audio)
+    (shared_site.folder / "a folder").mkdir(exist_ok=True)
+    kept = [july / "job.sqlite", july / "run.toml", task]
+    before = [path.read_bytes() for path in kept]
+    commands = """
+        report run --prometheus x.prom --html run/job.sqlite
+        export run --format csv -o run/run.toml
+        probe recording.wav --out run/run.toml -- --engine demo --simulate 1
+        template array --set source=s --set out=o -o run/job.sqlite
+        record --simulate 1 --duration 0.1 --force --out run/tasks/TASK
+        report run --json --markdown -
+        report run --prometheus - --markdown -
+        report run --prometheus 'a folder'
+        report run --prometheus no/such/x.prom
+        report run --compare nowhere
+        report run --compare
+        report run --wat
+    """.strip().splitlines()
+    said, typed = [], [shlex.split(one.replace("TASK", task.name)) for one in commands]
+    for line, outcome in zip(commands, shared_site.badcjobs_each(typed), strict=True):
+        assert_refused(outcome, outcome.exit_code)
+        said.append(f"$ badcjobs {line.strip()}\nexit code {outcome.exit_code}\n{outcome.stderr}")
+    text = without_hints("\n".join(said)).replace(str(shared_site.folder), "SITE").replace(task.name, "TASK")
+    pages({"refusals.txt": text})
+    assert [path.read_bytes() for path in kept] == before
+    assert not (shared_site.folder / "x.prom").exists()
