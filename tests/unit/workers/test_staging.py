@@ -14,20 +14,12 @@ from pathlib import Path
 import pytest
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
-from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotThere
-from rooms.workers import Copy, RetryPolicy, SessionFeed, Stager, Supervisor, choose_staging, make_copy
+from rooms.sources import AudioCutter, CannotCut, NoDecoder
+from rooms.workers import SessionFeed, Stager, choose_staging
+from support import supervised
 from support.audio import make_wav
-from support.scripted_engine import (
-    CLOCK,
-    News,
-    Notebook,
-    ScriptedEngine,
-    ScriptedSession,
-    audio_steps,
-    done,
-    failed,
-    open_feed,
-)
+from support.pages import Pages
+from support.scripted_engine import News, ScriptedEngine, ScriptedSession, audio_steps, done, failed, open_feed
 from support.small_disk import small_disk
 from support.waiting import wait_for
 
@@ -174,34 +166,31 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(tmp_path
 # --- what is copied ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["files", "cuts"])
-def test_what_comes_next_lies_on_the_node_and_goes_with_its_chunk(bench: Bench, kind: str) -> None:
-    chunks = bench.files(4) if kind == "files" else bench.cuts(4)
-    bench.start(chunks)
-    for left, chunk in zip((3, 2, 1, 0), chunks, strict=True):
-        given = bench.take(chunk)
-        assert Path(given.audio_path).is_relative_to(bench.node) and content_of(given) == expected(chunk)
-        name = f"night~{chunk.start_ms}-{chunk.end_ms}.wav" if chunk.is_cut else Path(chunk.audio_path).name
-        assert Path(given.audio_path).name == name
-        assert not given.is_cut
-        assert replace(given, audio_path=chunk.audio_path, is_cut=chunk.is_cut) == chunk, "its place stays what it was"
-        assert len(bench.copies) == left + 1 and bench.stager.release(chunk) and len(bench.copies) == left
-    size_bytes = 4000 if kind == "files" else 4 * (44 + 10_000)
-    tally = bench.stager
-    assert (tally.staged, tally.staged_bytes, tally.from_source, tally.cut_late) == (4, size_bytes, 0, 0)
-
-
-def test_names_do_not_get_in_each_others_way_and_a_link_is_copied_under_its_own_name(bench: Bench) -> None:
+def test_what_comes_next_lies_on_the_node_under_its_own_name_and_goes_with_its_chunk(bench: Bench) -> None:
     first, second, third = bench.files(3)
     other, link = bench.audio / "july" / "c0.wav", bench.audio / "link.wav"
     other.parent.mkdir()
     other.write_bytes(b"july")
     link.symlink_to(third.audio_path)
-    second, third = replace(second, audio_path=str(other)), replace(third, audio_path=str(link))
-    bench.start([first, second, third])
-    copies = [path for path in bench.copies if path.name == "link.wav"]
-    assert len(copies) == 1 and not copies[0].is_symlink()
-    assert [content_of(bench.take(one)) for one in (first, second, third)] == [bytes(1000), b"july", bytes([2]) * 1000]
+    chunks = [first, replace(second, audio_path=str(other)), replace(third, audio_path=str(link)), *bench.cuts(3)]
+    bench.start(chunks)
+    names = []
+    for number, chunk in enumerate(chunks, 1):
+        given = bench.take(chunk)
+        path = Path(given.audio_path)
+        names.append(path.name)
+        assert path.is_relative_to(bench.node) and not path.is_symlink() and content_of(given) == expected(chunk)
+        assert not given.is_cut
+        assert replace(given, audio_path=chunk.audio_path, is_cut=chunk.is_cut) == chunk, "its place stays what it was"
+        assert bench.stager.release(chunk) and len(bench.copies) == 6 - number
+    cuts = ("night~0-5000.wav", "night~1000-6000.wav", "night~2000-7000.wav")
+    assert names == ["c0.wav", "c0.wav", "link.wav", *cuts]
+    assert tally_of(bench) == (6, 2004 + 3 * 10_044, 0, 0)
+
+
+def tally_of(bench: Bench) -> tuple[int, int, int, int]:
+    tally = bench.stager
+    return tally.staged, tally.staged_bytes, tally.from_source, tally.cut_late
 
 
 def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_path: Path) -> None:
@@ -216,18 +205,19 @@ def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_p
     bench.stager.stop()
 
 
-def test_all_copies_together_stay_below_the_limit_and_a_larger_file_holds_nobody_up(bench: Bench) -> None:
+def test_all_copies_together_stay_below_the_limit_and_what_cannot_be_one_holds_nobody_up(bench: Bench) -> None:
+    """A file that is too large; one that is still being written: what /proc says of its files' sizes is never true."""
     large, *chunks = bench.files(11)
     Path(large.audio_path).write_bytes(bytes(10_000))
-    bench.start([large, *chunks], most_bytes=3000, ready=3)
-    assert bench.take(large) == large and bench.held == 3000
+    bench.start([large, FAR, *chunks], most_bytes=3000, ready=3)
+    assert (bench.take(large), bench.take(FAR), bench.held) == (large, FAR, 3000)
     for number, chunk in enumerate(chunks):
         bench.wait(min(3, 10 - number))
         given = bench.take(chunk)
         assert bench.held <= 3000
         bench.stager.release(given)
     tally = bench.stager  # nobody waits for a copy: one or another may not be ready when it is wanted
-    assert (tally.staged + tally.from_source, tally.failed_copies) == (11, 0) and tally.staged >= 7
+    assert (tally.staged + tally.from_source, tally.failed_copies) == (12, 0) and tally.staged >= 7
 
 
 def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path: Path) -> None:
@@ -268,8 +258,9 @@ def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_
 def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_once(bench: Bench) -> None:
     first, second, third = bench.cuts(3)
     bench.cutter.go_on.clear()
-    bench.start([first, second, third], most_bytes=11_000, ready=0)  # one of them is 10,044 bytes
+    bench.start([first], most_bytes=11_000, ready=0)  # one of them is 10,044 bytes
     wait_for(lambda: bench.cutter.cuts, "a cut")
+    bench.coming[:] = [first, second, third]
     threading.Timer(0.1, bench.cutter.go_on.set).start()
     assert content_of(bench.take(first)) == expected(first) and bench.cutter.cuts == [0.0], "not made twice"
     assert content_of(bench.take(second)) == expected(second)
@@ -277,17 +268,6 @@ def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_
     assert bench.stager.cut_late == 1
     for chunk in (first, second):
         bench.stager.release(chunk)
-
-
-def test_a_copy_that_was_swept_away_or_spoilt_is_not_handed_out(bench: Bench) -> None:
-    (first, second), [cut] = bench.files(2), bench.cuts(1)
-    bench.start([first, second, cut])
-    bench.copies[0].unlink()
-    bench.copies[0].write_bytes(b"cut")
-    bench.copies[1].unlink()
-    assert [bench.take(first), bench.take(second)] == [first, second]
-    assert content_of(bench.take(cut)) == expected(cut), "it is made again"
-    bench.stager.release(cut)
 
 
 def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(
@@ -319,40 +299,35 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, caplo
     bench.stager.stop()
 
 
-def test_a_file_that_changes_while_it_is_copied_is_no_copy(tmp_path: Path) -> None:
-    # What /proc says of its files' sizes is never true: as with a file that is still being written.
-    (tmp_path / "a.wav").write_bytes(b"audio")
-    for audio, is_copy in (("/proc/self/status", False), (str(tmp_path / "a.wav"), True)):
-        copy = Copy(Chunk("r", "c", "a.wav", audio), tmp_path / f"copy-{is_copy}" / "a.wav")
-        assert make_copy(copy, AudioCutter(None)) is is_copy
+def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promised_more(
+    bench: Bench, pages: Pages
+) -> None:
+    [chunk], said = bench.cuts(1), list[str]()
 
+    def cut(start_s: float, end_s: float) -> None:
+        stretch, name = (
+            replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000)),
+            f"{start_s}-{end_s} s",
+        )
+        try:
+            given = bench.take(stretch)
+        except CannotCut as error:
+            said.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            said.append(f"{name}: seconds {content_of(given)}, to {given.end_ms} ms, {given.audio_s} s")
+        bench.stager.release(stretch)
 
-def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promised_more(bench: Bench) -> None:
-    [chunk] = bench.cuts(1)
-
-    def stretch(start_s: float, end_s: float) -> Chunk:
-        return replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
-
-    with pytest.raises(CannotCut, match=r"ends at 60\.000 s, before the end of the chunk from 57\.000 s to 62\.000 s"):
-        bench.stager.take(stretch(57, 62))
-    with pytest.raises(CannotCut, match=r"has 60\.000 s of audio and nothing after 70\.000 s"):
-        bench.stager.take(stretch(70, 75))
-    for end_s in (60.9, 61):
-        almost = bench.stager.take(stretch(55, end_s))
-        assert (content_of(almost), almost.end_ms) == ([55, 56, 57, 58, 59], end_s * 1000), "recorders are not exact"
-        bench.stager.release(almost)
+    said.append("# all of 60 s are there; recorders are not exact")
+    for start_s, end_s in [(57, 62), (70, 75), (55, 60.9), (55, 61), (55, 61.001)]:
+        cut(start_s, end_s)
     with bench.recording.open("r+b") as file:
         file.truncate(44 + 2 * RATE * 58)
-    bench.start([stretch(55, 60)])
-    for _ in ("ahead", "late"):
-        given = bench.take(stretch(55, 60))
-        assert (content_of(given), given.end_ms, given.audio_s) == ([55, 56, 57], 58_000, 3.0)
-        bench.stager.release(stretch(55, 60))
-    with pytest.raises(NotThere, match=r"is truncated: its header says 60 s, the file has 58 s and nothing after 58 s"):
-        bench.stager.take(stretch(58, 60))
-    with pytest.raises(CannotCut, match=r"ends at 58\.000 s, before the end of the chunk from 55\.000 s to 65\.000 s"):
-        bench.stager.take(stretch(55, 65))
+    bench.start([replace(chunk, start_ms=55_000, end_ms=60_000)])
+    said.append("# the header says 60 s, there are 58; the first is cut ahead")
+    for start_s, end_s in [(55, 60), (55, 60), (58, 60), (55, 65)]:
+        cut(start_s, end_s)
     assert bench.copies == []
+    pages({"cuts.txt": "\n".join(said).replace(str(bench.audio), "/…")})
 
 
 def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(tmp_path: Path) -> None:
@@ -394,48 +369,44 @@ def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(
     assert bench.copies == []
 
 
-def test_a_failure_is_charged_unless_the_copy_was_spoilt_and_then_the_original_is_read(bench: Bench) -> None:
-    first, second = bench.files(2)
-    bench.start([first, second])
-    bench.copies[1].unlink()
+def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_charged(bench: Bench) -> None:
+    (first, second, third), [cut] = bench.files(3), bench.cuts(1)
+    bench.start([first, second, third, cut])
+    bench.copies[0].write_bytes(b"cut")
+    for copy in (bench.copies[1], bench.copies[3]):
+        copy.unlink()
+    assert [bench.take(first), bench.take(second)] == [first, second]
+    assert content_of(bench.take(cut)) == expected(cut), "it is made again"
+    bench.stager.release(cut)
 
     def spoil(given: Chunk) -> News:
         shutil.rmtree(bench.node)
         return failed(given, "bad_audio")
 
-    assert [one.charged for one in bench.results(spoil, [first])] == [False]
+    assert [one.charged for one in bench.results(spoil, [third])] == [False]
     assert [one.charged for one in bench.results(failed, [second])] == [True], "that was the original"
     bench.node.mkdir()
-    [cut] = bench.cuts(1)
-    bench.coming[:] = [first, cut]
+    bench.coming[:] = [third, cut]
     bench.wait(1)
-    assert [path.name for path in bench.copies] == ["night~0-5000.wav"] and bench.take(first) == first
+    assert [path.name for path in bench.copies] == ["night~0-5000.wav"] and bench.take(third) == third
 
 
-@pytest.mark.parametrize(
-    ("problem", "error_class", "words"),
-    [
-        (CannotCut("night.wav has no audio in it"), "bad_audio", "night.wav has no audio in it"),
-        (NoDecoder("no\npip install 'badcjobs[audio]'"), "no_program", "no\npip install 'badcjobs[audio]'"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no_space", "0 s to 5 s cannot be cut out: No space left"),
-        (OSError(errno.EACCES, "Permission denied"), "bad_audio", "0 s to 5 s cannot be cut out: Permission denied"),
-    ],
-)
-def test_a_chunk_that_cannot_be_cut_fails_alone_and_says_why(
-    bench: Bench, problem: Exception, error_class: str, words: str
-) -> None:
+def test_a_chunk_that_cannot_be_cut_fails_alone_and_says_why(bench: Bench, pages: Pages) -> None:
     bad, good, later = bench.cuts(3)
     gone = replace(later, chunk_id="gone", audio_path=str(bench.folder / "night 2.wav"))
     Path(gone.audio_path).symlink_to(".git/annex/objects/x/y")
-    bench.cutter.refusals = {0.0: problem}
-    events = bench.session(done).process([bad, good], lambda wanted, idle=0: [later, gone])
-    results = {one.chunk.chunk_id: one for one in events if isinstance(one, ChunkResult)}
-    assert {name: one.error_class for name, one in results.items()} == {
-        "s0": error_class, "s1000": None, "s2000": None, "gone": "missing_audio",
-    }  # fmt: skip
-    assert words in str(results["s0"].error) and results["s0"].charged
-    assert (results["gone"].error or "").endswith(f"git -C {bench.folder} annex get 'night 2.wav'")
+    lines = []
+    for problem in [
+        CannotCut("night.wav has no audio in it"), NoDecoder("no\npip install 'badcjobs[audio]'"),
+        OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied"),
+    ]:  # fmt: skip
+        bench.cutter.refusals = {0.0: problem}
+        events = bench.session(done).process([bad, good], lambda wanted, idle=0: [later, gone])
+        results = [one for one in events if isinstance(one, ChunkResult)]
+        lines.append(f"# {type(problem).__name__}")
+        lines += [f"{one.chunk.chunk_id}: {one.error_class}, charged {one.charged}: {one.error}" for one in results]
     assert bench.copies == []
+    pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -475,24 +446,19 @@ def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(t
     mixed = [one for pair in zip(bench.files(50), bench.cuts(50), strict=True) for one in pair]
     chunks = [replace(one, chunk_id=f"{n}.{m}") for n in range(3) for m, one in enumerate(mixed)]
     right = {chunk.chunk_id: expected(chunk) for chunk in chunks}
-    notes, paths = Notebook(chunks), list[str]()
+    paths = list[str]()
 
     def listen(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for chunk in [*batch, *session.more(2, idle=1)]:
             paths.append(chunk.audio_path)
             yield done(chunk) if content_of(chunk) == right[chunk.chunk_id] else failed(chunk)
 
-    supervisor = Supervisor(
-        ScriptedEngine(listen, wants=2), [replace(PLAN, slot=slot) for slot in range(3)], notes, clock=CLOCK,
-        policy=RetryPolicy(), scratch=tmp_path / "scratch", audio=audio_steps(tmp_path, stager=bench.stager),
-    )  # fmt: skip
-    supervisor.start()
-    bench.stager.start(supervisor.upcoming, most_bytes=60_000)
-    while supervisor.busy:
-        supervisor.handle_events(timeout_s=0.02)
-    assert set(notes.status.values()) == {"done"} and len(notes.attempts) == 300
-    assert bench.copies == [], "each was removed with its result"
+    steps = audio_steps(tmp_path, stager=bench.stager)
+    task = supervised.Bench(tmp_path, listen, chunks=chunks, workers=3, wants=2, audio=steps)
+    task.start()
+    bench.stager.start(task.supervisor.upcoming, most_bytes=60_000)
+    assert (task.run().statuses, task.tally.tries, bench.copies) == ({"done": 300}, 300, []), "removed with its result"
     bench.stager.stop()
-    tally = bench.stager
-    assert tally.staged + tally.from_source + tally.cut_late == 300
-    assert tally.staged + tally.cut_late == sum(Path(path).is_relative_to(bench.node) for path in paths) >= 150
+    staged, _, from_source, cut_late = tally_of(bench)
+    assert staged + from_source + cut_late == 300
+    assert staged + cut_late == sum(Path(path).is_relative_to(bench.node) for path in paths) >= 150
