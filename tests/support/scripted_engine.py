@@ -1,11 +1,9 @@
-"""An engine that does what a test tells it, and a journal that keeps what it is told in memory."""
+"""An engine that does what a test tells it, and the steps before an engine."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,18 +16,17 @@ News = ChunkStarted | ChunkResult
 Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]
 
 
-def now_ms() -> int:
-    return int(time.time() * 1000)
+CLOCK = SystemClock()
 
 
 def done(chunk: Chunk) -> ChunkResult:
-    return ChunkResult(chunk, now_ms(), now_ms(), detections=(Detection(0, 500, "LOUD", 0.9),), audio_s=1.0)
+    now_ms = CLOCK.now_ms()
+    return ChunkResult(chunk, now_ms, now_ms, detections=(Detection(0, 500, "LOUD", 0.9),), audio_s=1.0)
 
 
 def failed(chunk: Chunk, error_class: str = "exit_code", *, charged: bool = True) -> ChunkResult:
-    return ChunkResult(
-        chunk, now_ms(), now_ms(), error_class=error_class, error=f"no luck: {chunk.name}", charged=charged
-    )
+    why, now_ms = f"no luck: {chunk.name}", CLOCK.now_ms()
+    return ChunkResult(chunk, now_ms, now_ms, error_class=error_class, error=why, charged=charged)
 
 
 @dataclass
@@ -89,80 +86,6 @@ class ScriptedEngine:
     @property
     def batches(self) -> list[list[str]]:
         return [batch for session in self.sessions for batch in session.batches]
-
-
-@dataclass
-class Attempt:
-    """One row of the journal."""
-
-    chunk_id: str
-    try_number: int
-    worker_id: int
-    started_at_s: float
-    status: str | None = None  # the chunk's state after it; None: cut short
-    error_class: str | None = None
-    gpu_state: str | None = None
-
-
-class Notebook:
-    """A Journal in memory."""
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.status = {chunk.chunk_id: "pending" for chunk in chunks}
-        self.attempts: list[Attempt] = []
-        self.workers: dict[int, dict[str, object]] = {}
-        self.decisions: list[tuple[str, str | None]] = []
-        self._fresh = list(chunks)
-        self._open: dict[str, Attempt] = {}
-
-    def batch(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
-        self.workers[len(self.workers) + 1] = {"device_id": device_id, "pid": pid, "engine": engine}
-        return len(self.workers)
-
-    def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
-        assert "exit_code" not in self.workers[worker_id], "a worker ended twice"
-        self.workers[worker_id]["exit_code"] = exit_code
-
-    def attempt_started(
-        self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
-    ) -> None:
-        attempt = Attempt(chunk.chunk_id, try_number, worker_id, time.monotonic())
-        self.attempts.append(attempt)
-        self._open[chunk.chunk_id] = attempt
-
-    def attempt_ended(
-        self,
-        result: ChunkResult,
-        *,
-        status: str,
-        try_number: int,
-        worker_id: int,
-        device_id: int | None,
-        gpu_state: str | None = None,
-    ) -> None:
-        chunk_id = result.chunk.chunk_id
-        if chunk_id not in self._open:
-            self.attempt_started(result.chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=0)
-        attempt = self._open.pop(chunk_id)
-        attempt.status, attempt.error_class, attempt.gpu_state = status, result.error_class, gpu_state
-        assert self.status[chunk_id] == "pending", f"{chunk_id} was settled already"
-        self.status[chunk_id] = status
-
-    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
-        self.decisions.append((kind, subject))
-
-    def next_pending(self, limit: int) -> Sequence[Chunk]:
-        fresh, self._fresh = self._fresh[:limit], self._fresh[limit:]
-        return fresh
-
-    def tries_of(self, chunk_id: str) -> list[Attempt]:
-        return [attempt for attempt in self.attempts if attempt.chunk_id == chunk_id]
-
-
-CLOCK = SystemClock()
 
 
 def audio_steps(
