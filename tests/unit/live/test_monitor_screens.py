@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rooms.live import (
-    DEVICES,
-    HELP,
-    STATES,
-    TASK,
-    TASKS,
-    Page,
-    Snapshot,
-    Total,
-    UiState,
-    add_up,
-    as_plain_text,
-    draw,
-    parse_keys,
-    press,
-)
+from rooms import live
+from rooms.live import DEVICES, HELP, TASK, TASKS, Page, Snapshot, UiState, draw, press
 from rooms.model import ProcessFacts, Reading
 from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
 from support.pages import Pages
@@ -36,18 +21,18 @@ GIB = 2**30
 
 def task(index: int, state: str = "running", **values: Any) -> TaskFacts:
     """Return a task that began ten minutes ago, on a node of its own."""
-    times = {"started_at_ms": START_MS, "last_sign_ms": NOW_MS, "heard_at_ms": NOW_MS, "node": f"gpu{index:02d}"}
-    named = {"engine": "demo", "devices": 2, "workers": 1}
-    return TaskFacts(f"4821_{index}.r0.gpu{index:02d}", "4821", index, state=state, **{**times, **named, **values})
+    usual = {"started_at_ms": START_MS, "last_sign_ms": NOW_MS, "heard_at_ms": NOW_MS, "node": f"gpu{index:02d}",
+             "engine": "demo", "devices": 2, "workers": 1}  # fmt: skip
+    return TaskFacts(f"4821_{index}.r0.gpu{index:02d}", "4821", index, state=state, **{**usual, **values})
 
 
 def device(of: TaskFacts, index: int, busy: tuple[int | None, ...] = (), **values: Any) -> DeviceFacts:
     used = [None if one is None else one * GIB // 10 for one in busy]
-    trail = Trail(START_MS, 1000, busy, tuple(used), tuple(one and 40 + one // 2 for one in busy),
-                  tuple(one and 3 * one for one in busy))  # fmt: skip
+    heat, power = (tuple(one and a + b * one // 2 for one in busy) for a, b in ((40, 1), (0, 6)))
+    trail = Trail(START_MS, 1000, busy, tuple(used), heat, power)
     made = DeviceFacts(of.name, of.node, index, f"GPU-{of.array_index}{index}", str(index), "Tesla V100-SXM2", "nvml")
-    last = {metric: getattr(trail, metric)[-1] for metric in ("utilization_percent", "memory_used_bytes",
-                                                              "temperature_c", "power_w")} if busy else {}  # fmt: skip
+    metrics = ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w") if busy else ()
+    last = {metric: getattr(trail, metric)[-1] for metric in metrics}
     sizes = {"memory_total_bytes": 16 * GIB, "power_limit_w": 300.0, "rate": 1.5 * index or None}
     return replace(made, **{"reading": Reading(**last), "trail": trail, **sizes, **values})
 
@@ -64,9 +49,9 @@ ENDED = (
     task(5, "failed", failed=20, ended_at_ms=NOW_MS - 1000, exit_code=1, devices=1, workers=2),
     task(6, "killed", done=2, pending=3, verdict="killed"),
     task(7, "stopped", done=2, pending=3, ended_at_ms=NOW_MS),
-    task(10, "waiting", node="", started_at_ms=0, engine=None, devices=None, workers=None),
-    task(11, "unbegun", node="", started_at_ms=0, engine=None, devices=None, workers=None),
-)
+    *(task(index, state, node="", started_at_ms=0, engine=None, devices=None, workers=None)
+      for index, state in ((10, "waiting"), (11, "unbegun"))),
+)  # fmt: skip
 COURSE = (
     device(RUNNING[0], 0, WAVES, chunks=("rec0/c120",), work=DeviceWork(done=100, audio_s=3000.0)),
     device(RUNNING[0], 1, (*WAVES[::-1], 9), chunks=("rec0/c121",), work=DeviceWork(done=1)),
@@ -85,7 +70,7 @@ STANDSTILL = "no task is running: 3,412 chunks left, 2 tasks not started, and th
 COMMAND = "badcjobs run /data/summer/july.csv --out=/runs/july --engine=hawkears --config='run.root=/data/a b'"
 FRAME = Snapshot(
     NOW_MS, "runs/july", True, (*RUNNING, *ENDED), COURSE, ALERTS,
-    replace(add_up((*RUNNING, *ENDED), COURSE, RUNNING), parts=40, parts_listed=8, chunks_known=False),
+    replace(live.add_up((*RUNNING, *ENDED), COURSE, RUNNING), parts=40, parts_listed=8, chunks_known=False),
     ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3,
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
@@ -126,14 +111,14 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages: Pages) -> 
     both = (ProcessFacts(7, "python", "b", 1), ProcessFacts(8, None, None, None))
     lost = replace(COURSE[3], task="", trouble="GPU is lost")
     machine = Snapshot(
-        NOW_MS, "node1", False, total=Total(devices=2, power_w=12_345.6, utilization_percent=49.6),
+        NOW_MS, "node1", False, total=live.Total(devices=2, power_w=12_345.6, utilization_percent=49.6),
         devices=(*(replace(one, task="", chunks=(), processes=both) for one in COURSE[:2]), lost),
     )  # fmt: skip
-    almost = Total(chunks=100_000, done=99_999, chunks_known=True)
+    almost = live.Total(chunks=100_000, done=99_999, chunks_known=True)
     odd = {
         "machine.txt": (machine, UiState.at_start(of_run=False)),
         "quiet-machine.txt": (replace(machine, devices=(replace(COURSE[0], task=""),)), UiState(page=DEVICES)),
-        "nothing.txt": (Snapshot(NOW_MS, "run", True, total=add_up([], [])), UiState()),
+        "nothing.txt": (Snapshot(NOW_MS, "run", True, total=live.add_up([], [])), UiState()),
         "filtered.txt": (FRAME, UiState(filter="gpu00 RUNNING")), "nothing-matches.txt": (FRAME, UiState(filter="owl")),
         "gone.txt": (FRAME, UiState(page=TASK, opened="4821_0.r9.gpu1")),
         "almost.txt": (Snapshot(NOW_MS, "run", True, total=almost), UiState()),
@@ -141,9 +126,8 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages: Pages) -> 
         "strange-devices.txt": (strange(), UiState(page=DEVICES)),
         "strange-task.txt": (strange(), UiState(page=TASK, opened="\x1b")),
     }  # fmt: skip
-    odd |= {
-        f"task-{one.array_index}-{one.state}.txt": (FRAME, UiState(page=TASK, opened=one.name)) for one in FRAME.tasks
-    }
+    for one in FRAME.tasks:
+        odd[f"task-{one.array_index}-{one.state}.txt"] = FRAME, UiState(page=TASK, opened=one.name)
     said = {name: text(draw(frame, ui, width=100)) for name, (frame, ui) in odd.items()}
     many = [TaskAlert("power", "warning", f"warning {n}", "gpu1", NOW_MS - n) for n in range(30)]
     alarmed = replace(FRAME, alerts=(*many, *ALERTS), remarks=())
@@ -164,14 +148,11 @@ def strange() -> Snapshot:
                    remarks=(evil,))  # fmt: skip
 
 
+PAGES_OF_ALL = st.sampled_from([TASKS, DEVICES, TASK, HELP])
+
+
 @settings(max_examples=60)
-@given(
-    st.integers(1, 250),
-    st.integers(1, 80),
-    st.integers(0, 99),
-    st.sampled_from([TASKS, DEVICES, TASK, HELP]),
-    st.booleans(),
-)
+@given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), PAGES_OF_ALL, st.booleans())
 def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int, page: str, plain: bool) -> None:
     for frame in (FRAME, OVER, strange()):
         ui = UiState(page=page, opened=frame.tasks[0].name, line=line, scroll=line)
@@ -180,12 +161,12 @@ def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int
         assert max(map(cell_len, lines)) <= max(20, width)
         assert not any("\n" in one or (plain and not one.isascii()) for one in lines)
         if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
-            assert sum(one.startswith(">  " if plain else "▸  ") for one in lines) == 1, (
-                "the chosen line is on the page"
-            )
+            chosen = sum(one.startswith(">  " if plain else "▸  ") for one in lines)
+            assert chosen == 1, "the chosen line is on the page"
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@given(st.integers(20, 250))
+@settings(max_examples=4)
 def test_all_of_the_help_can_be_read_by_scrolling(width: int) -> None:
     whole = [line.plain.rstrip() for line in draw(FRAME, UiState(page=HELP), width=width).lines]
     ui, read = UiState(page=HELP), list[str]()
@@ -217,7 +198,7 @@ TYPED = {
 
 
 def after(keys: str, ui: UiState, height: int = 14) -> UiState:
-    for key in parse_keys(keys):
+    for key in live.parse_keys(keys):
         page = draw(FRAME, ui, width=80, height=height)
         ui = press(ui, key, rows=page.rows, names=list(page.names))
     return ui
@@ -233,15 +214,13 @@ def test_what_each_key_does(pages: Pages) -> None:
     start = UiState.at_start(of_run=False)
     machine = ("", "d", "\t", "s", "?x", "/a\r", "rr")
     said["machine.txt"] = "\n".join(line(keys, after(keys, start), 14) for keys in machine)
-    named = "\n".join(
-        f"{one!r} {parse_keys(one)}" for one in ("q\x1b[A\x1bOB\r\x7f/", "\x1b", "\x1b\x1b[B", "\x1bOH\x1b[8~ ")
-    )
-    pages({**said, "names.txt": named})
+    typed = ("q\x1b[A\x1bOB\r\x7f/", "\x1b", "\x1b\x1b[B", "\x1bOH\x1b[8~ ")
+    pages({**said, "names.txt": "\n".join(f"{one!r} {live.parse_keys(one)}" for one in typed)})
     assert press(UiState(line=50), "up", rows=2, names=["a", "b", "c"]).line == 1, "there were more lines before"
     assert press(UiState(), "enter", rows=2, names=[]) == press(UiState(), "enter", rows=2, names=[None]) == UiState()
 
 
-def test_every_order_of_tasks_and_devices(pages: Pages) -> None:
+def test_every_order_of_tasks_and_devices_and_one_frame_for_a_file(pages: Pages) -> None:
     said = []
     for start in (UiState(), UiState(page=DEVICES)):
         for order in start.orders:
@@ -250,12 +229,5 @@ def test_every_order_of_tasks_and_devices(pages: Pages) -> None:
                 rows = [line.plain for line in page.lines if line.plain.startswith("   4821_")]
                 names = [" ".join(row.split()[: 3 if start.page == DEVICES else 1]) for row in rows]
                 said.append(f"{start.page} by {order}{', reversed' * backwards}: {', '.join(names)}")
-    pages({"orders.txt": "\n".join(said)})
-
-
-def test_one_frame_for_a_file_has_no_keys_and_every_state_a_colour() -> None:
-    plain = as_plain_text(FRAME)
-    assert max(map(len, plain.splitlines())) <= 100
-    assert all(f"{one.label} " in plain for one in FRAME.tasks)
-    assert "quit" not in plain
-    assert {one.state for one in FRAME.tasks} == set(STATES)
+    pages({"orders.txt": "\n".join(said), "file.txt": live.as_plain_text(FRAME)})
+    assert {one.state for one in FRAME.tasks} == set(live.STATES), "every state is on these pages"

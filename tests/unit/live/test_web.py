@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,22 +22,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.live import (
-    ENDPOINTS,
-    STATES,
-    STYLES,
-    DocumentCache,
-    Documents,
-    Guard,
-    Hub,
-    LiveSource,
-    Snapshot,
-    Total,
-    bind,
-    make_app,
-    open_run,
-    reachable_hosts,
-)
+from rooms import live
 from rooms.model import Reading
 from rooms.root import BadInput, DatabaseProblem, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
@@ -48,16 +34,16 @@ from badcjobs import __version__
 
 NOW_MS = START_MS + 10_000
 TOKEN = "a-long-secret-token"
-OPEN, GUARDED = Guard(None, True, 8765), Guard(TOKEN, False, 8765)
+OPEN, GUARDED = live.Guard(None, True, 8765), live.Guard(TOKEN, False, 8765)
 
 
 class World:
     """A run, its clock, and the application that shows it."""
 
-    def __init__(self, source: LiveSource, clock: HandClock, guard: Guard = OPEN, **more: Any) -> None:
+    def __init__(self, source: live.LiveSource, clock: HandClock, guard: live.Guard = OPEN) -> None:
         self.clock = clock
-        self.hub = Hub(source.look, clock, **{"patience_s": 60.0, **more})
-        self._app = make_app(self.hub, source, guard)
+        self.hub = live.Hub(source.look, clock, patience_s=60.0)
+        self._app = live.make_app(self.hub, source, guard)
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)
@@ -69,6 +55,9 @@ class World:
             return [await self.get(path, method, **headers) for path in paths]
 
         return asyncio.run(all_of_them())
+
+    def statuses(self, *paths: str, **headers: str) -> list[int]:
+        return [one.status_code for one in self.ask(*paths, **headers)]
 
 
 @pytest.fixture
@@ -94,7 +83,12 @@ def world(tmp_path: Path) -> World:
     (tmp_path / "secret.log").write_text("none of your business")
     (run / "tasks" / "4821_2.log").symlink_to(tmp_path / "secret.log")
     clock = HandClock(NOW_MS)
-    return World(open_run(run, clock), clock)
+    return World(live.open_run(run, clock), clock)
+
+
+def lines_of(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in value) if isinstance(value, list) else text
 
 
 def answers(found: Sequence[httpx.Response], folder: Path) -> str:
@@ -103,39 +97,26 @@ def answers(found: Sequence[httpx.Response], folder: Path) -> str:
     for one in found:
         body = one.text.replace(str(folder), "FOLDER").replace(__version__, "VERSION")
         if one.headers["content-type"] == "application/json":
-            lines = [f"  {key}: {_lines(value)}" for key, value in json.loads(body).items()]
-            body = "\n".join(lines)
+            body = "\n".join(f"  {key}: {lines_of(value)}" for key, value in json.loads(body).items())
         said.append(f"{one.request.method} {one.request.url.raw_path.decode()[:90]}  →  {one.status_code}\n{body}")
     return "\n\n".join(said)
 
 
-def _lines(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in value) if isinstance(value, list) else text
-
-
 def test_every_question_and_its_answer(world: World, tmp_path: Path, pages: Pages) -> None:
-    first = world.ask("/api/health")[0].json()
-    assert (first["status"], first["looks"], first["age_s"]) == ("starting", 0, None)
-    tasks = (
-        "",
-        "?state=running",
-        "?limit=1&offset=1",
-        "?state=killed",
-        "?offset=9",
-        "/4821_1.r0.gpu1",
-        "/4821_2",
-        "/9",
-    )
+    before = world.ask("/api/health")
+    tasks = ("", "?state=running", "?limit=1&offset=1", "?state=killed", "?offset=9", "/4821_1.r0.gpu1", "/4821_2")
     logs = ("4821_0.r0.gpu1/log", "4821_0.r0.gpu1/log?lines=2", "4821_1.r0.gpu1/log?lines=1", "4821_2/log", "9/log")
     devices = ("", "?trail=false", "?alive=true&trail=0", "?alive=0&trail=0", "?device=1&trail=0",
                "?device=GPU-0&trail=0", "?task=4821_0.r0.gpu1&trail=0", "?device=7", "?task=9")  # fmt: skip
     said = {
         "tasks.txt": world.ask(*(f"/api/tasks{one}" for one in tasks)),
         "logs.txt": world.ask(*(f"/api/tasks/{one}" for one in logs)),
-        "devices.txt": world.ask(*(f"/api/gpu/metrics{one}" for one in devices), "/api/gpu/summary", "/api/alerts"),
-        "health.txt": world.ask("/api/health"), "metrics.txt": world.ask("/metrics"),
-    }  # fmt: skip
+        "devices.txt": world.ask(
+            *(f"/api/gpu/metrics{one}" for one in devices), "/api/gpu/summary", "/api/alerts", "/api/tasks/9"
+        ),
+        "health.txt": before + world.ask("/api/health"),
+        "metrics.txt": world.ask("/metrics"),
+    }
     pages({name: answers(found, tmp_path) for name, found in said.items()})
 
 
@@ -149,25 +130,17 @@ WRONG = [
 
 
 def test_a_wrong_question_is_answered_with_what_would_be_right(world: World, pages: Pages) -> None:
-    found = world.ask(*WRONG)
-    found += world.ask("/api/tasks", method="POST") + world.ask("/api/tasks", "/api/events", "/", method="HEAD")
-    said = [
-        f"{one.request.method} {one.request.url.raw_path.decode()[:50]} → {one.status_code} {len(one.content) > 0} "
-        + (one.json()["error"] if one.status_code >= 400 else one.headers["content-type"])
-        for one in found
-    ]
-    kept = {name: value for name, value in found[-1].headers.items() if name != "content-length"}
-    pages(
-        {"answers.txt": "\n".join(said), "headers.txt": "\n".join(f"{name}: {value}" for name, value in kept.items())}
-    )
-    assert found[-4].headers["allow"] == "GET, HEAD"
-    media = {
-        one.headers["content-type"]
-        for one in world.ask(*(e.path for e in ENDPOINTS if "{" not in e.path and "events" not in e.path))
-    }
-    assert media == {"application/json", "text/html; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8",
-                     "text/javascript; charset=utf-8", "text/css; charset=utf-8",
-                     "image/svg+xml; charset=utf-8"}  # fmt: skip
+    found = world.ask(*WRONG) + world.ask("/api/tasks", method="POST")
+    assert found[-1].headers["allow"] == "GET, HEAD"
+    found += world.ask("/api/tasks", "/api/events", "/", method="HEAD")
+    headers = [f"{name}: {value}" for name, value in found[-1].headers.items() if name != "content-length"]
+    found += world.ask(*(one.path for one in live.ENDPOINTS if "{" not in one.path and "events" not in one.path))
+    said = []
+    for one in found:
+        what = one.json()["error"] if one.status_code >= 400 else one.headers["content-type"]
+        path = one.request.url.raw_path.decode()[:50]
+        said.append(f"{one.request.method} {path} → {one.status_code} {len(one.content) > 0} {what}")
+    pages({"answers.txt": "\n".join(said), "headers.txt": "\n".join(headers)})
 
 
 # --- who may ask ------------------------------------------------------------------------------------------------------
@@ -178,8 +151,8 @@ HEADERS = [
     {"authorization": f"Bearer {TOKEN[:-1]}"}, {"authorization": f"Basic {TOKEN}"}, {"authorization": "Bearer "},
     {"authorization": "Bearer ÿ"}, {"cookie": f"badcjobs_8765={TOKEN}"},
     {"cookie": f"a=b; {COOKIE}"}, {"cookie": "[]=\";'"},
-    {"cookie": Guard("another", False, 8765).cookie.partition(";")[0]},
-    {"cookie": Guard(TOKEN, False, 1).cookie.partition(";")[0]},
+    {"cookie": live.Guard("another", False, 8765).cookie.partition(";")[0]},
+    {"cookie": live.Guard(TOKEN, False, 1).cookie.partition(";")[0]},
 ]  # fmt: skip
 HOSTS = ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.2", "[::1]:9", "[::1]", "evil.example",
          "evil.example:8765", "localhost.evil.example", "", "127.0.0.1.evil.example", "10.0.0.1", "[",
@@ -189,55 +162,42 @@ HOSTS = ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.
 def test_only_the_token_or_its_cookie_opens_the_door_and_on_loopback_only_names_of_this_machine(
     world: World, tmp_path: Path
 ) -> None:
-    guarded = World(open_run(tmp_path / "july", world.clock), world.clock, GUARDED)
-    assert [guarded.ask("/api/tasks", **one)[0].status_code for one in HEADERS] == [
-        401, 200, 200, 401, 401, 401, 401, 401, 200, 401, 401, 401
-    ]  # fmt: skip
-    assert [world.ask("/api/alerts", host=one)[0].status_code for one in HOSTS] == [200] * 7 + [403] * 8
-    assert (
-        guarded.ask("/api/alerts", host="gpu1.cluster.example", authorization=f"Bearer {TOKEN}")[0].status_code == 200
-    )
-    refused, opened, wrong, elsewhere, empty = guarded.ask(
-        "/live.js", f"/?token={TOKEN}", "/?token=x", f"/api/tasks?token={TOKEN}", "/?token="
-    )
+    guarded = World(live.open_run(tmp_path / "july", world.clock), world.clock, GUARDED)
+    assert [n for n, one in enumerate(HEADERS) if guarded.statuses("/api/tasks", **one) == [200]] == [1, 2, 8]
+    assert [world.statuses("/api/alerts", host=one) for one in HOSTS] == [[200]] * 7 + [[403]] * 8
+    assert guarded.statuses("/api/alerts", host="gpu1.cluster.example", authorization=f"Bearer {TOKEN}") == [200]
+    assert guarded.statuses("/?token=x", f"/api/tasks?token={TOKEN}", "/?token=") == [401] * 3
+    refused, opened = guarded.ask("/live.js", f"/?token={TOKEN}")
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="badcjobs"')
-    assert [one.status_code for one in (opened, wrong, elsewhere, empty)] == [200, 401, 401, 401]
-    assert (opened.headers["set-cookie"], TOKEN in opened.text + GUARDED.cookie) == (GUARDED.cookie, False)
+    assert (opened.status_code, opened.headers["set-cookie"]) == (200, GUARDED.cookie)
+    assert TOKEN not in opened.text + GUARDED.cookie and "live.js" in guarded.ask("/", cookie=COOKIE)[0].text
     assert GUARDED.cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
-    assert "live.js" in guarded.ask("/", cookie=COOKIE)[0].text
 
 
 def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world: World, tmp_path: Path) -> None:
-    run = tmp_path / "july"
+    run, stopped = tmp_path / "july", tmp_path / "stopped"
     secret = TaskFile(tmp_path / "june", index=7, job_id="666", states={"z": "done"}).write()
-    (run / "tasks" / secret.name).symlink_to(secret)
-    (run / "tasks" / "4821_9.r0.gpu1.sqlite").symlink_to(run / "4821_9.r0.gpu1.sqlite")
     TaskFile(run / "kept", index=9, states={"k": "done"}).write().rename(run / "4821_9.r0.gpu1.sqlite")
-    for name in ("submitted.json", "job.sqlite"):
+    (run / "tasks" / "4821_9.r0.gpu1.sqlite").symlink_to(run / "4821_9.r0.gpu1.sqlite")  # inside the run
+    for name in (f"tasks/{secret.name}", "submitted.json", "job.sqlite"):
         (run / name).symlink_to(secret)
-    source = open_run(run, world.clock)
+    source = live.open_run(run, world.clock)
     seen = source.look()
     assert {item.document["label"] for item in seen.tasks.values()} == {"4821_0", "4821_1", "4821_9"}
     assert "666_7" not in source.prometheus(seen)
-    assert [one.partition(" ")[0] for one in seen.snapshot.remarks] == [secret.name, "job.sqlite", "submitted.json"]
-    assert all("outside the run folder: not followed" in one for one in seen.snapshot.remarks)
-    for name in ("../secret", "../../secret", "/etc/passwd", "4821_2"):
-        assert source.log_end(name, 9) is None
-    (run / "tasks").rename(tmp_path / "elsewhere")
-    (run / "tasks").symlink_to(tmp_path / "elsewhere")
-    moved = open_run(run, world.clock)
-    assert moved.look().snapshot.remarks[0] == "tasks is a link to a place outside the run folder: not followed"
-    assert moved.log_end("4821_0.r0.gpu1", 9) is None
-    (run / "tasks").unlink()
-    (tmp_path / "elsewhere").rename(run / "tasks")
-    stopped = tmp_path / "stopped"
+    outside = "is a link to a place outside the run folder: not followed"
+    assert seen.snapshot.remarks == tuple(f"{name} {outside}" for name in (secret.name, "job.sqlite", "submitted.json"))
+    assert [source.log_end(name, 9) for name in ("../secret", "../../secret", "/etc/passwd", "4821_2")] == [None] * 4
     TaskFile(stopped, states={"a": "pending"}, verdict="stopped", job_id="local1").write()
     (stopped / "run.toml").symlink_to(run / "run.toml")
-    assert open_run(stopped, world.clock).look().snapshot.total.go_on == (), "nor is it told what is in there"
-    (tmp_path / "may").symlink_to(run)
-    by_link = open_run(tmp_path / "may", world.clock)  # the run itself may be named by a link
-    assert by_link.log_end("4821_0.r0.gpu1", 2) == (["line 298", "line 299"], False)
-    assert open_run(run / "tasks", world.clock).log_end("4821_0.r0.gpu1", 300) is not None
+    assert live.open_run(stopped, world.clock).look().snapshot.total.go_on == (), "nor is it told what is in there"
+    (tmp_path / "may").symlink_to(run)  # the run itself may be named by a link
+    assert live.open_run(tmp_path / "may", world.clock).log_end("4821_0.r0.gpu1", 1) == (["line 299"], False)
+    assert live.open_run(run / "tasks", world.clock).log_end("4821_0.r0.gpu1", 300) is not None
+    (run / "tasks").rename(tmp_path / "elsewhere")
+    (run / "tasks").symlink_to(tmp_path / "elsewhere")
+    moved = live.open_run(run, world.clock)
+    assert (moved.look().snapshot.remarks[0], moved.log_end("4821_0.r0.gpu1", 9)) == (f"tasks {outside}", None)
 
 
 # --- what listeners are told ------------------------------------------------------------------------------------------
@@ -245,7 +205,7 @@ def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world: World
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
 ONE = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
 DEVICE = DeviceFacts(ONE.name, "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
-FRAME = Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), Total({"running": 1}, 1, 10, True, 3))
+FRAME = live.Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), live.Total({"running": 1}, 1, 10, True, 3))
 ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU-a", 86.0, 83.0)
 
 
@@ -253,10 +213,10 @@ class Told:
     """A hub that reads one snapshot after the other."""
 
     def __init__(self) -> None:
-        self.cache, self.clock, self.frame = DocumentCache(), HandClock(0), FRAME
-        self.hub = Hub(lambda: self.cache.convert(self.frame), self.clock)
+        self.cache, self.clock, self.frame = live.DocumentCache(), HandClock(0), FRAME
+        self.hub = live.Hub(lambda: self.cache.convert(self.frame), self.clock)
 
-    async def read(self, *frames: Snapshot) -> None:
+    async def read(self, *frames: live.Snapshot) -> None:
         for self.frame in frames:
             self.clock.sleep(self.hub.interval_s)
             await self.hub.latest()
@@ -273,7 +233,7 @@ class Told:
         return await self.heard(self.hub.join(last_id))
 
 
-def at(number: int) -> Snapshot:
+def at(number: int) -> live.Snapshot:
     return replace(FRAME, at_ms=number, tasks=(replace(ONE, done=number),))
 
 
@@ -301,13 +261,10 @@ def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_al
     async def story() -> None:
         told = Told()
         await told.read(*map(at, range(101)))
-        assert [name for _, name, _ in await told.missed(None)] == ["snapshot"]
-        assert [(i, data["tasks"][0]["done"]) for i, _, data in await told.missed("0-98")] == [
-            ("0-99", 99),
-            ("0-100", 100),
-        ]
+        last = [(i, data["tasks"][0]["done"]) for i, _, data in await told.missed("0-98")]
+        assert last == [("0-99", 99), ("0-100", 100)]
         assert [len(await told.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
-        for strange in ("", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
+        for strange in (None, "", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
             assert [name for _, name, _ in await told.missed(strange)] == ["snapshot"], strange
 
     asyncio.run(story())
@@ -333,16 +290,15 @@ def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: 
 
 def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all() -> None:
     async def story() -> None:
-        told = Told()
+        told, cut = Told(), asyncio.Event()
         await told.read(FRAME)
         others = [told.hub.join(None) for _ in range(255)]
         slow = told.hub.join(None)
         with pytest.raises(Exception, match=r"too many listeners \(256\)"):
             told.hub.join(None)
-        cut, stuck = asyncio.Event(), asyncio.Event()
 
         async def send(message: Any) -> None:
-            await stuck.wait()
+            await asyncio.Event().wait()
 
         async def receive() -> Any:
             await cut.wait()
@@ -351,10 +307,9 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
         scope = {"type": "http", "asgi": {"spec_version": "2.0"}, "state": {"abort": cut.set}}
         serving = asyncio.ensure_future(slow(scope, receive, send))
         await asyncio.sleep(0)
-        await told.read(*map(at, range(30)))
-        assert not cut.is_set()
-        await told.read(*map(at, range(30, 33)))
-        assert cut.is_set()
+        for frames, is_cut in ((range(30), False), (range(30, 33), True)):
+            await told.read(*map(at, frames))
+            assert cut.is_set() == is_cut
         await serving
         assert slow not in told.hub.listeners
         told.hub.close()
@@ -372,32 +327,28 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: Worl
     """Every request gets an answer, one waits for all, and listeners hear why nothing is new."""
     go_on, right = threading.Event(), world.hub.read_documents
 
-    def hanging() -> Documents:
+    def hanging() -> live.Documents:
         go_on.wait(60)
         return right()
 
-    def failing() -> Documents:
-        raise DatabaseProblem("the folder is gone")
+    def failing(error: Exception) -> live.Documents:
+        raise error
 
-    def wrong() -> Documents:
-        raise ZeroDivisionError("the secret of the universe")
+    looks = {"hanging": hanging, "failing": partial(failing, DatabaseProblem("the folder is gone")),
+             "wrong": partial(failing, ZeroDivisionError("the secret of the universe"))}  # fmt: skip
 
     async def story() -> list[str]:
-        said = []
+        said, told = list[str](), ("status", "error", "trouble", "at_ms", "looks", "matched")
 
         async def tell(step: str, *paths: str) -> None:
             for path in paths:
                 one = await world.get(path)
-                words = {
-                    k: v
-                    for k, v in one.json().items()
-                    if k in ("status", "error", "trouble", "at_ms", "looks", "matched")
-                }
+                words = {key: value for key, value in one.json().items() if key in told}
                 said.append(f"{step}: {path} → {one.status_code} {one.headers.get('retry-after')} {words}")
 
         await tell("at first", "/api/tasks")
         listener = world.hub.join(None)
-        for step, look in (("hanging", hanging), ("failing", failing), ("wrong", wrong)):
+        for step, look in looks.items():
             world.hub.read_documents, world.hub.patience_s = look, 0.05
             world.clock.sleep(2)
             await tell(step, "/api/tasks", "/api/gpu/summary", "/api/health")
@@ -418,10 +369,10 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: Worl
 
 
 def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages: Pages) -> None:
-    for host in reachable_hosts(also_ipv6=True):
+    for host in live.reachable_hosts(also_ipv6=True):
         if re.fullmatch(r"[\d.]+|.*:.*", host):
             assert not ipaddress.ip_address(host).is_loopback and not ipaddress.ip_address(host).is_unspecified
-    everywhere, place = bind("0.0.0.0", 0, TOKEN)
+    everywhere, place = live.bind("0.0.0.0", 0, TOKEN)
     with everywhere:
         address = urlsplit(place.url)
         assert (address.port, place.loopback, "0.0.0.0" in place.url) == (place.port, False, False)
@@ -430,11 +381,11 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
         said = []
         for host, port, token in wrong:
             with pytest.raises(BadInput) as refused:
-                bind(host, port, token, "badcjobs serve july")
+                live.bind(host, port, token, "badcjobs serve july")
             text = re.sub(r"TOKEN=[0-9a-f]{32} ", "TOKEN=32-HEX-DIGITS ", str(refused.value))
             said.append(re.sub(r"\[Errno.*", "what the resolver says", text.replace(str(place.port), "PORT")))
     pages({"refusals.txt": "\n\n".join(said)})
-    here, place = bind("localhost", 0)
+    here, place = live.bind("localhost", 0)
     with here:
         assert (place.urls, place.loopback) == ((f"http://localhost:{place.port}/",), True)
 
@@ -444,10 +395,10 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
 
 def test_the_guide_the_page_the_api_and_the_monitor_know_the_same_paths_parameters_and_states() -> None:
     guide = (folder("guide") / "live.md").read_text(encoding="utf-8")
-    for one in ENDPOINTS:
+    for one in live.ENDPOINTS:
         assert one.name == one.path[1:] or f"    {one.path} " in guide, one.path  # or it is a file of the page
         assert [name for name in (each.name for each in one.parameters) if f"{name}=" not in guide] == []
     script = (folder("guide").parent / "live" / "assets" / "words.js").read_text(encoding="utf-8")
     [listed] = re.findall(r"^const STATES = (\[.*\]);$", script, re.MULTILINE)
-    assert tuple(json.loads(listed)) == STATES
-    assert set(STYLES) == set(STATES)
+    assert tuple(json.loads(listed)) == live.STATES
+    assert set(live.STYLES) == set(live.STATES)
