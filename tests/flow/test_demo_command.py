@@ -14,19 +14,15 @@ from support.badcjobs_program import Site, rows
 def test_it_ends_with_the_merged_summary_and_leaves_a_whole_run(site: Site) -> None:
     done = site.badcjobs("demo", "--out", site.out)
     assert done.exit_code == 0, done.stderr
-    for word in ("all done", "4 (4 done)", "audio-hours per GPU-hour", "× real time", "report.html", "badcjobs run "):
-        assert word in done.stdout
+    words = ("all done", "4 (4 done)", "audio-hours per GPU-hour", "× real time", "report.html", "badcjobs run ")
+    assert [word for word in words if word not in done.stdout] == []
     whole = ("  database ", "  report ", "    badcjobs ")  # paths, and a command to paste: never folded
     assert max(len(line) for line in done.stdout.splitlines() if not line.startswith(whole)) <= 100
     assert (site.out / "report.html").read_text().startswith("<!doctype html>")
-    assert len(site.task_databases()) == 4
     job = site.out / "job.sqlite"
-    ((chunks, settled, detections),) = rows(job, "SELECT chunks, done, detections FROM job_summary")
-    assert (chunks, settled, detections > 0) == (96, 96, True)
+    assert rows(job, "SELECT chunks, done, detections > 0 FROM job_summary") == [(96, 96, 1)]
     assert rows(job, "SELECT count(DISTINCT uuid), count(*) FROM device") == [(4, 8)]
-    assert (list(site.local.iterdir()), site.processes()) == ([], [])
-    shown = site.badcjobs("monitor", site.out).stdout
-    assert ("4 done" in shown, "100%  96/96 chunks" in shown) == (True, True)
+    assert (len(site.task_databases()), list(site.local.iterdir()), site.processes()) == (4, [], [])
 
 
 def test_a_second_one_in_the_same_folder_leaves_the_audio_alone_so_that_what_is_done_stays_done(tmp_path: Path) -> None:

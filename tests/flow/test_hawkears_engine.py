@@ -42,23 +42,29 @@ class Installation:
         start = EngineStart(args, self.environ, SubprocessLauncher("test"), SystemClock())
         return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False)
 
-    def open(self, engine: HawkEarsEngine, name: str, plan: WorkerPlan = CPU) -> Session:
-        scratch = self.folder / name
-        scratch.mkdir()
-        return engine.open(plan, scratch)
-
     def analyze_alone(self, audio: Path, *options: str) -> dict[str, set[Detection]]:
         """Run ``hawkears analyze`` itself on a folder and return its table."""
         words = [self.program, "analyze", audio, "-o", self.folder / "own", "--rtype", "csv", *options]
         env = {**self.environ, "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(list(map(str, words)), cwd=self.root, env=env, check=True, capture_output=True, timeout=170)
-        table = self.folder / "own" / "scores.csv"
-        found: dict[str, set[Detection]] = {}
-        with table.open() as rows:
-            names = [row["recording"] for row in csv.DictReader(rows)]
-        for name, detection in zip(names, parse_detections_csv(table.read_text()), strict=True):
+        text, found = (self.folder / "own" / "scores.csv").read_text(), dict[str, set[Detection]]()
+        names = [row["recording"] for row in csv.DictReader(text.splitlines())]
+        for name, detection in zip(names, parse_detections_csv(text), strict=True):
             found.setdefault(name, set()).add(detection)
         return found
+
+    def broken(self, name: str, engine: HawkEarsEngine, plan: WorkerPlan) -> tuple[str, str]:
+        """Feed a recording to a session that cannot work; return why."""
+        session = self.open(name, engine, plan)
+        with pytest.raises(SessionBroken) as broken:
+            results_of(session, [sound(self.folder / name / "a.wav", 3)])
+        session.kill()
+        session.close()
+        return broken.value.error_class, str(broken.value)
+
+    def open(self, name: str, engine: HawkEarsEngine, plan: WorkerPlan = CPU) -> Session:
+        (self.folder / name).mkdir()
+        return engine.open(plan, self.folder / name)
 
 
 @pytest.fixture
@@ -88,54 +94,41 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     """One process: bad files among good ones cost only themselves, and the next batch needs no new models."""
     audio, other = hawkears.folder / "audio", hawkears.folder / "other"
     good = [sound(audio / f"site{n}_2023061{n}_040000.wav", 3 + n, 1500 + 700 * n) for n in range(4)]
-    (bad, empty), crumb = [Path(other / f"{name}.wav") for name in ("bad", "empty")], sound(other / "crumb.wav", 0.3)
-    bad.write_bytes(b"this is not audio" * 50)
-    empty.write_bytes(b"")
-    broken = [Chunk(path.stem, path.stem, path.name, str(path)) for path in (bad, empty)]
-    long = [sound(other / f"long{n}.wav", 6) for n in range(9)]
+    crumb, long = sound(other / "crumb.wav", 0.3), [sound(other / f"long{n}.wav", 6) for n in range(9)]
+    broken = [Chunk(name, name, name, str(other / name)) for name in ("bad.wav", "empty.wav")]
+    (other / "bad.wav").write_bytes(b"this is not audio" * 50)
+    (other / "empty.wav").write_bytes(b"")
+    engine = hawkears.engine("--threads", "2", *OPTIONS)
     with ThreadPoolExecutor() as pool:
         alone = pool.submit(hawkears.analyze_alone, audio, "--threads", "1", *OPTIONS)
-        session = hawkears.open(hawkears.engine("--threads", "2", *OPTIONS), "fed")
+        session = hawkears.open("fed", engine)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
         stopped = results_of(session, long, interrupt=True)
         exit_code = session.close()
-    named = {d for one in good for d in fed[one.chunk_id].detections if d.label_name}
-    assert {one.chunk_id: {replace(d, label_name=None) for d in fed[one.chunk_id].detections} for one in good} == (
-        alone.result()
-    )
+    found = {one.chunk_id: fed[one.chunk_id].detections for one in good}
+    assert {name: {replace(d, label_name=None) for d in each} for name, each in found.items()} == alone.result()
+    named = {d for each in found.values() for d in each if d.label_name}
     assert len(named) > 10 and {len(d.label) for d in named} == {4}
     assert fed["site1_20230611_040000"].audio_s == 4 and fed["crumb"].detections == ()
-    assert {name: fed[name].error_class for name in ("bad", "empty", "crumb")} == {
-        "bad": "bad_audio", "empty": "bad_audio", "crumb": None,
-    }  # fmt: skip
+    told = {"bad.wav": "bad_audio", "empty.wav": "bad_audio", "crumb": None}
+    assert {name: fed[name].error_class for name in told} == told
     # Two threads, and one of them may have begun its next before the word came.
     assert exit_code == 0 and 1 <= len(stopped) <= 3 and all(result.ok for result in stopped.values())
 
 
 def test_what_cannot_work_is_told_by_its_cause(hawkears: Installation) -> None:
-    recording = sound(hawkears.folder / "audio" / "a.wav", 3)
-    no_models = hawkears.folder / "no-models"
-    no_models.mkdir()
-    cases = [
-        (hawkears.engine(), GPU, "ran_on_cpu", "uses the CPU although this worker has a GPU"),
-        (hawkears.engine("--region", "XX-YY"), CPU, "configuration", "location XX-YY not found"),
-        (hawkears.engine("--lat", "0", "--lon", "0"), CPU, "configuration", "No eBird county found"),
-        (hawkears.engine("--loudly"), CPU, "configuration", "No such option: --loudly"),
-        (hawkears.engine(root=no_models), CPU, "configuration", "Model checkpoint files not found"),
-    ]
-
-    def break_one(number: int) -> SessionBroken:
-        session = hawkears.open(cases[number][0], f"case-{number}", cases[number][1])
-        with pytest.raises(SessionBroken) as broken:
-            results_of(session, [recording])
-        session.kill()
-        session.close()
-        return broken.value
-
+    (hawkears.folder / "nothing").mkdir()
+    cases = {
+        "cpu": (hawkears.engine(), GPU, "ran_on_cpu", "uses the CPU although this worker has a GPU"),
+        "region": (hawkears.engine("--region", "XX-YY"), CPU, "configuration", "location XX-YY not found"),
+        "place": (hawkears.engine("--lat", "0", "--lon", "0"), CPU, "configuration", "No eBird county found"),
+        "models": (hawkears.engine(root=hawkears.folder / "nothing"), CPU, "configuration", "files not found"),
+    }
     with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(break_one, range(len(cases))))
-    for (_, _, error_class, said), broken in zip(cases, told, strict=True):
-        assert (broken.error_class, said in str(broken)) == (error_class, True), broken
-    hawkears.engine().check()
-    with pytest.raises(BadInput, match="--threads x"):
-        hawkears.engine("--threads", "x").check()
+        told = {name: pool.submit(hawkears.broken, name, engine, plan) for name, (engine, plan, *_) in cases.items()}
+        checked = pool.submit(hawkears.engine("--threads", "2", *OPTIONS).check)
+        with pytest.raises(BadInput, match="No such option: --loudly"):
+            hawkears.engine("--loudly").check()
+    for name, (_, _, error_class, words) in cases.items():
+        assert (told[name].result()[0], words in told[name].result()[1]) == (error_class, True), told[name].result()
+    assert checked.result() is None

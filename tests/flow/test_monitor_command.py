@@ -17,6 +17,7 @@ from support.terminal import Terminal
 from support.waiting import wait_for
 
 Open = Callable[..., Terminal]
+SLOW = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "2", *QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +44,24 @@ def terminal(site: Site) -> Iterator[Open]:
 
 def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site: Site, run: Path) -> None:
     (site.folder / "badcjobs.toml").write_text(f'[run]\nout = "{run}"\n')
-    one = sorted((run / "tasks").glob("*_7.*.sqlite"))[0]
-    asked: list[tuple[tuple[object, ...], dict[str, str]]] = [
-        ((run,), {}), (("--once",), {}), ((run, "--json"), {}), ((one,), {}), ((run, "--once"), {"LC_ALL": "C"}),
-        (("--simulate", 3, "--once"), {}), ((run, "--config", "run.simulate=2"), {}),
-    ]  # fmt: skip
-    done = site.badcjobs_each([("monitor", *words) for words, _ in asked], [env for _, env in asked])
-    assert [one.exit_code for one in done] == [0] * 7
-    piped, named, document, file, ascii_only, machine, _ = done
-    assert "16 running · 4 waiting · 2 done · 1 failed · 1 silent" in piped.stdout
-    assert (max(map(len, piped.stdout.splitlines())) <= 100, "\x1b" in piped.stdout) == (True, False)
+    one = next((run / "tasks").glob("*_7.*.sqlite"))
+    commands = [("--once",), (run, "--json", "--config", "run.simulate=2"), (one,), (run,), ("--simulate", 3, "--once")]
+    done = site.badcjobs_each([("monitor", *words) for words in commands], [{}, {}, {}, {"LC_ALL": "C"}, {}])
+    assert [one.exit_code for one in done] == [0] * 5
+    named, document, file, ascii_only, machine = done
     assert f"showing {run}: [run] out in {site.folder}/badcjobs.toml" in named.stderr
+    assert "16 running · 4 waiting · 2 done · 1 failed · 1 silent" in named.stdout
+    assert (max(map(len, named.stdout.splitlines())) <= 100, "\x1b" in named.stdout) == (True, False)
     assert sum("4821_" in line for line in named.stdout.splitlines()) >= 24
     assert (len(document.json["tasks"]), len(document.json["devices"])) == (24, 80)
-    assert "1 failed" in file.stdout
+    assert ("1 failed" in file.stdout, machine.stdout.count("Simulated GPU")) == (True, 3)
     assert (ascii_only.stdout.isascii(), "====" in ascii_only.stdout) == (True, True)
-    assert machine.stdout.count("Simulated GPU") == 3
 
 
 def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal: Open, run: Path) -> None:
     screen = terminal("monitor", run)
     shown = screen.wait_for(lambda text: "4821_3" in text and "? help" in text, "the tasks").splitlines()
-    assert ("16 running" in shown[0], shown[-1].startswith("by task   q quit"), screen.screen.cursor.hidden) == (
-        True,
-    ) * 3
+    assert "16 running" in shown[0] and shown[-1].startswith("by task   q quit") and screen.screen.cursor.hidden
     assert screen.settings != screen.before
     for keys, look in (
         ("s", lambda text: "by state" in text and "▸  4821_7 " in text),
@@ -86,11 +81,11 @@ def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal
     process, sent = psutil.Process(screen.process.pid), len(screen.raw)
     screen.type("\x1a")
     wait_for(lambda: process.status() == psutil.STATUS_STOPPED, "it has stopped")
-    wait_for(lambda: (screen.read(0.05), b"\x1b[?1049l" in screen.raw[sent:])[1], "the terminal is given back")
+    screen.wait_for(lambda text: b"\x1b[?1049l" in screen.raw[sent:], "the terminal is given back")
     assert screen.settings == screen.before
     sent = len(screen.raw)
     screen.send(signal.SIGCONT)
-    wait_for(lambda: (screen.read(0.05), b"4821_3" in screen.raw[sent:])[1], "fg takes it again")
+    screen.wait_for(lambda text: b"4821_3" in screen.raw[sent:], "fg takes it again")
     screen.type("?")
     screen.wait_for(lambda text: "move between lines" in text, "the help")
     screen.type("q")
@@ -116,39 +111,36 @@ def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(s
     site.out.mkdir()
     monitor = terminal("monitor", site.out, "--interval", "0.2", columns=160)
     monitor.wait_for(lambda text: "no task has published anything yet" in text, "an empty run")
-    words = (
-        "--engine",
-        "demo",
-        "--engine-arg=--burn-s=0.2",
-        "--simulate",
-        "2",
-        "--config",
-        "run.heartbeat_every_s=0.5",
-    )
-    bars = terminal("run", site.manifest(30), "--out", site.out, *words, *QUICK, columns=120, lines=40)
+    often = ("--config", "run.heartbeat_every_s=0.5")
+    bars = terminal("run", site.manifest(36), "--out", site.out, *SLOW, *often, columns=120, lines=40)
     shown = bars.wait_for(lambda text: "ETA 0:" in text and "heartbeat" in text, "bars").splitlines()
     rows = [number for number, line in enumerate(shown) if line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all "))]
     assert (len(rows), rows[-1] - rows[0]) == (3, 2)
     assert all("INFO" not in line for line in shown[rows[0] :])
-    assert ("chunk" in shown[rows[0]], "/30" in shown[rows[2]]) == (True, True)
+    assert ("chunk" in shown[rows[0]], "/36" in shown[rows[2]]) == (True, True)
     monitor.wait_for(lambda text: "1 running" in text and "2 GPUs" in text and "ETA 0:" in text, "a task that runs")
-    assert (bars.end(60), bars.settings) == (0, bars.before)
-    assert ("ETA" in bars.text, "30 done of 30" in bars.text) == (False, True)
-    assert "100%  30/30 chunks" in monitor.wait_for(lambda text: "1 done" in text, "a task that is done")
+    assert (bars.end(), bars.settings) == (0, bars.before)
+    assert ("ETA" in bars.text, "36 done of 36" in bars.text) == (False, True)
+    assert "100%  36/36 chunks" in monitor.wait_for(lambda text: "1 done" in text, "a task that is done")
     site.out.rename(site.folder / "elsewhere")
     gone = monitor.wait_for(lambda text: "run is gone; showing the last reading" in text, "a remark")
-    assert "30/30 chunks" in gone
+    assert "36/36 chunks" in gone
     (site.folder / "elsewhere").rename(site.out)
     monitor.wait_for(lambda text: "is gone" not in text, "the run again")
     monitor.type("q")
     assert monitor.end() == 0
 
 
-def test_bars_fit_a_window_that_shrinks_and_the_run_stops_in_order_when_its_terminal_is_closed(
+def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal_cannot(
     site: Site, terminal: Open
 ) -> None:
-    words = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "2", *QUICK)
-    screen = terminal("run", site.manifest(90), "--out", site.out, *words, env={"NO_COLOR": "1"})
+    """And the run stops in order when its terminal is closed."""
+    manifest = site.manifest(90)
+    screen = terminal("run", manifest, "--out", site.out, *SLOW, env={"NO_COLOR": "1"})
+    few = (site.manifest(4, name="few.csv"), *ON_CPU, "--engine-arg=--burn-s=0.15", *QUICK)
+    beat = ("--config", "run.heartbeat_every_s=0.1")
+    dumb = terminal("run", *few, "--out", site.folder / "dumb", *beat, env={"TERM": "dumb"})
+    as_json = terminal("run", *few, "--out", site.folder / "json", "--json", columns=200)
     wide = screen.wait_for(lambda text: "ETA 0:" in text and "rec" in text, "bars").splitlines()
     assert sum(line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all  ")) for line in wide) == 3
     screen.resize(40, 24)
@@ -157,17 +149,8 @@ def test_bars_fit_a_window_that_shrinks_and_the_run_stops_in_order_when_its_term
     assert (len(rows), "chunk" in rows[0], "ETA" in rows[2]) == (3, True, True)
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9][0-9;]*m", screen.raw), "no colour"
     screen.hang_up()
+    for other in (dumb, as_json):
+        assert (other.end(), b"\x1b[" in other.raw, b"ETA" in other.raw) == (0, False, False)
+    assert b"heartbeat cpu=" in dumb.raw
     assert screen.process.wait(60) == 75
     assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", 75)]
-
-
-def test_nothing_is_drawn_with_json_in_a_log_or_where_the_terminal_cannot(site: Site, terminal: Open) -> None:
-    words = (*ON_CPU, "--engine-arg=--burn-s=0.15", "--config", "run.heartbeat_every_s=0.1", *QUICK)
-    manifest = site.manifest(4)
-    dumb = terminal("run", manifest, "--out", site.folder / "dumb", *words, env={"TERM": "dumb"})
-    as_json = terminal("run", manifest, "--out", site.folder / "json", *words, "--json", columns=200)
-    logged = site.badcjobs("run", manifest, "--out", site.out, *words)
-    for screen in (dumb, as_json):
-        assert (screen.end(60), b"\x1b[" in screen.raw, b"ETA" in screen.raw) == (0, False, False)
-    assert b"heartbeat cpu=" in dumb.raw
-    assert ("\x1b" in logged.stderr, "heartbeat cpu=" in logged.stderr) == (False, True)

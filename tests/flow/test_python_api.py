@@ -12,15 +12,9 @@ from support.fake_nvml import fake_nvml_folder
 from support.waiting import wait_for
 
 
-def run_script(
-    site: Site, text: str, *args: object, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    script = site.folder / "user_script.py"
-    script.write_text(textwrap.dedent(text))
-    argv = [sys.executable, str(script), *map(str, args)]
-    return subprocess.run(
-        argv, env=site.environ(env), cwd=site.folder, capture_output=True, text=True, timeout=60, check=False
-    )
+def run_script(site: Site, text: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", textwrap.dedent(text)]
+    return subprocess.run(argv, env=site.environ(env), cwd=site.folder, capture_output=True, text=True, timeout=60)
 
 
 TRAINING = """
@@ -89,15 +83,14 @@ def test_on_a_machine_without_a_gpu_the_machine_alone_is_recorded_with_one_warni
     script = """
         import json, sys, time
         from badcjobs import Recorder, list_devices
-        with Recorder(sys.argv[1], 0.05) as recorder:
+        with Recorder("run.sqlite", 0.05) as recorder:
             while recorder.stats()["sample_count"] < 2:
                 time.sleep(0.01)
         print(json.dumps([list_devices(), recorder.stats()["gpu_stats"]]))
     """
     env = {"LD_LIBRARY_PATH": str(fake_nvml_folder()), "PATH": "/usr/bin:/bin"}
-    done = run_script(site, script, site.folder / "run.sqlite", env=env)
-    assert (done.returncode, done.stderr.count("no GPU to record")) == (0, 1), done.stderr
-    assert done.stderr.count("\n") <= 3, done.stderr
+    done = run_script(site, script, env)
+    assert (done.returncode, done.stderr.count("no GPU to record"), done.stderr.count("\n") <= 3) == (0, 1, True)
     assert json.loads(done.stdout) == [[], {}]
     assert rows(site.folder / "run.sqlite", "SELECT count(*) >= 2 FROM host_sample") == [(1,)]
 
@@ -108,23 +101,20 @@ def test_a_program_that_is_killed_still_has_its_file_even_when_its_child_lives_o
     script = """
         import os, signal, sys, time
         from badcjobs import Recorder
-        recorder = Recorder(sys.argv[1], 0.05, simulate=1).start()
+        recorder = Recorder("run.sqlite", 0.05, simulate=1).start()
         if os.fork() == 0:
             recorder.stop()  # not the child's to stop
             os.close(1), os.close(2)
-            for _ in range(1000):
-                if os.path.exists("seen"):
-                    break
+            while not os.path.exists("seen"):
                 time.sleep(0.02)
             os._exit(0)
         while recorder.stats()["sample_count"] < 4:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    assert run_script(site, script, out).returncode == -9
-    wait_for(
-        lambda: rows(out, "SELECT verdict FROM task") == [("killed",)] and not site.recorders(), "the last publication"
-    )
+    assert run_script(site, script).returncode == -9
+    last = [("killed", 1)]
+    sql = "SELECT verdict, (SELECT count(*) > 2 FROM sample) FROM task"
+    wait_for(lambda: rows(out, sql) == last and not site.recorders(), "the last publication")
     assert site.processes(), "the child lives on"
     (site.folder / "seen").touch()
-    assert rows(out, "SELECT count(*) > 2 FROM sample") == [(1,)]

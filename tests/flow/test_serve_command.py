@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,52 +22,6 @@ from support.live_run import write_live_run
 from support.live_server import LiveServer
 from support.task_files import TaskFile
 from support.waiting import wait_for
-
-TOKEN = "a+token/with&signs=and%more"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a run in the middle of its work."""
-    folder = tmp_path_factory.mktemp("serve") / "july"
-    write_live_run(folder, 3, now_ms=time.time_ns() // 10**6, waiting=1, seconds=60)
-    (folder.parent / "secret.log").write_text("this line is none of your business")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(run: Path) -> Iterator[LiveServer]:
-    """Serve that run to all tests that change nothing."""
-    with LiveServer(run.parent, run, interval_s=0.1) as server:
-        yield server
-
-
-def test_nobody_looks_at_the_folder_before_someone_asks_and_then_looks_are_shared(server: LiveServer) -> None:
-    where = {"url": f"{server.url}/", "host": "127.0.0.1", "port": server.ready["port"], "pid": server.pid}
-    assert server.ready == where
-    assert server.get("/api/health").json()["looks"] == 0
-    wait_for(lambda: server.get("/api/health").json()["status"] == "ok", "who asks after its health makes it look")
-    with ExitStack() as stack:
-        lines = [stack.enter_context(socket.create_connection(("127.0.0.1", where["port"]))) for _ in range(30)]
-        for line in lines:
-            line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        wait_for(lambda: server.get("/api/health").json()["listeners"] == 30, "all listen")
-        before = server.get("/api/health").json()
-        for _ in range(20):
-            assert server.get("/api/gpu/summary").json()["devices"] == 12
-        after = server.get("/api/health").json()
-        assert after["looks"] - before["looks"] <= 2 + (after["uptime_s"] - before["uptime_s"]) / 0.1
-    wait_for(lambda: server.get("/api/health").json()["listeners"] == 0, "all have left")
-
-
-def test_promtool_is_content_and_every_name_is_in_the_one_table(server: LiveServer) -> None:
-    text = server.get("/metrics").text
-    assert {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"} <= METRIC_BY_NAME.keys()
-    if shutil.which("promtool") is None:
-        needs.missing("promtool", "promtool (Debian package prometheus) is not installed")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
-
 
 PATHS = (
     "/../secret.log", "/api/tasks/../../../secret/log", "/api/tasks/%2e%2e%2fsecret/log", "/api/tasks//etc/passwd/log",
@@ -87,41 +40,75 @@ HARDLY_HTTP = (
     b"GET /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     *(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode() for path in PATHS),
 )  # fmt: skip
+TOKEN = "a+token/with&signs=and%more"
 
 
-def test_what_is_hardly_http_or_leads_out_of_the_run_gets_a_4xx(server: LiveServer) -> None:
-    for request in HARDLY_HTTP:
-        with socket.create_connection(("127.0.0.1", server.ready["port"]), timeout=60) as line:
-            line.sendall(request)
-            answer = b"".join(iter(lambda line=line: line.recv(65536), b""))
-        assert 400 <= int(answer.split()[1]) < 500, request[:60]
-        assert b"your business" not in answer and b"root:" not in answer
-    assert server.stderr == ""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a run in the middle of its work."""
+    folder = tmp_path_factory.mktemp("serve") / "july"
+    write_live_run(folder, 3, now_ms=time.time_ns() // 10**6, waiting=1, seconds=60)
+    (folder.parent / "secret.log").write_text("this line is none of your business")
+    return folder
+
+
+def test_looks_are_shared_promtool_is_content_and_what_is_hardly_http_gets_a_4xx(run: Path) -> None:
+    """Nobody looks at the folder before someone asks."""
+    with LiveServer(run.parent, run, interval_s=0.1) as server:
+        place = {"url": f"{server.url}/", "host": "127.0.0.1", "port": server.ready["port"], "pid": server.pid}
+        assert server.ready == place
+        assert server.get("/api/health").json()["looks"] == 0
+        wait_for(lambda: server.get("/api/health").json()["status"] == "ok", "who asks after its health makes it look")
+        with ExitStack() as stack:
+            lines = [stack.enter_context(socket.create_connection(("127.0.0.1", place["port"]))) for _ in range(30)]
+            for line in lines:
+                line.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_for(lambda: server.get("/api/health").json()["listeners"] == 30, "all listen")
+            before = server.get("/api/health").json()
+            for _ in range(20):
+                assert server.get("/api/gpu/summary").json()["devices"] == 12
+            after = server.get("/api/health").json()
+            assert after["looks"] - before["looks"] <= 2 + (after["uptime_s"] - before["uptime_s"]) / 0.1
+        wait_for(lambda: server.get("/api/health").json()["listeners"] == 0, "all have left")
+        for request in HARDLY_HTTP:
+            with socket.create_connection(("127.0.0.1", place["port"]), timeout=60) as line:
+                line.sendall(request)
+                answer = b"".join(iter(lambda line=line: line.recv(65536), b""))
+            assert 400 <= int(answer.split()[1]) < 500, request[:60]
+            assert b"your business" not in answer and b"root:" not in answer
+        assert server.stderr == ""
+        text = server.get("/metrics").text
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
+    assert names <= METRIC_BY_NAME.keys()
+    if shutil.which("promtool") is None:
+        needs.missing("promtool", "promtool (Debian package prometheus) is not installed")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_a_token_opens_the_page_for_people_and_is_never_written_down(run: Path) -> None:
     """On all addresses: it prints one that a browser can open, and how to get there from outside."""
-    said = {}
+    servers, said = {}, {}
     for host, env in (("127.0.0.1", {}), ("0.0.0.0", {"BADCJOBS_TOKEN": TOKEN})):
         words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", host]
-        with subprocess.Popen(
-            words, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        servers[host] = subprocess.Popen(words, env={**os.environ, **env}, **pipes)
+    for host, process in servers.items():
+        with process:
+            address, guarded = process.stdout.readline().strip(), host == "0.0.0.0"
+            page = address.partition("?")[0]
             opened = httpx.get(address, verify=False, timeout=60)
             cookie = opened.headers.get("set-cookie", "").partition(";")[0]
-            page = httpx.get(address.partition("?")[0], headers={"Cookie": cookie}, verify=False, timeout=60)
-            stranger = httpx.get(address.partition("?")[0], verify=False, timeout=60)
+            again, stranger = (
+                httpx.get(page, headers=one, verify=False, timeout=60) for one in ({"Cookie": cookie}, {})
+            )
             process.send_signal(signal.SIGTERM)
             said[host] = process.communicate(timeout=60)[1]
-        assert [one.status_code for one in (opened, page, stranger)] == [200, 200, 401 if env else 200]
-        assert ("live.js" in page.text, bool(cookie), process.returncode) == (True, bool(env), 0)
-        name, port = address.removeprefix("http://").split("/")[0].rsplit(":", 1)
-        tunnel = f"ssh -N -L {port}:{name}:{port} YOU@LOGIN_NODE" if env else f"ssh -N -L {port}:127.0.0.1:{port} "
-        assert tunnel in said[host]
-    assert "0.0.0.0" not in address
-    assert TOKEN not in said["0.0.0.0"]
+        assert [one.status_code for one in (opened, again, stranger)] == [200, 200, 401 if guarded else 200]
+        assert ("live.js" in again.text, bool(cookie), process.returncode) == (True, guarded, 0)
+        name, port = page.removeprefix("http://").rstrip("/").rsplit(":", 1)
+        assert f"ssh -N -L {port}:{name}:{port} {'YOU@LOGIN_NODE' if guarded else ''}" in said[host]
+    assert "0.0.0.0" not in address and TOKEN not in said["0.0.0.0"]
     assert "every user of this machine can open it" in said["127.0.0.1"]
 
 
@@ -160,8 +147,7 @@ def test_a_listener_hears_of_every_change_and_of_a_run_that_is_gone_until_it_is_
         wait_for(lambda: server.get("/api/tasks").status_code == 200, "it is back")
         task.path.unlink()
         assert next(event[2] for event in events if event[2].get("gone_tasks"))["gone_tasks"] == [task.key.name]
-        exit_code, _ = server.end(signal.SIGINT)
-        assert (exit_code, server.stderr, list(events)) == (130, "", [])
+        assert (server.end(signal.SIGINT), server.stderr, list(events)) == (130, "", [])
 
 
 def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path: Path) -> None:
@@ -175,6 +161,5 @@ def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path: 
         assert server.get("/api/tasks").json()["tasks"] == []
         events = server.events()
         next(events)
-        assert server.end(signal.SIGTERM)[0] == 0
-        assert "Traceback" not in server.stderr
-        assert not re.search("beat", str([name for _, name, _ in events]))
+        assert (server.end(), "Traceback" in server.stderr) == (0, False)
+        assert "beat" not in [name for _, name, _ in events]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -16,49 +17,47 @@ from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site
 from support.behaviour import FixedSite
 from support.pages import Pages
 
-RUN = ("run", "good.csv", "--out", "x")
-CPU = (*ON_CPU, "--out", "x")
-CASES: dict[str, list[tuple[object, ...]]] = {
+CPU = "--engine demo --cpu-workers 1 --no-emit-gpu-telemetry"  # ON_CPU
+RUN = "run good.csv --out x"
+CASES = {
     "usage": [
-        ("dance",), ("merge", "--loud"), ("run", "m.csv", "--grace", 5), ("submit", "m.csv", "--chunk-length", 294,
-            "--tasks", 3),
-        ("run", "m.csv", "--tasks", 3), ("report", "july", "--markdown"), ("demo", "extra"), (*RUN, "--retries", "few"),
-        ("serve", "--port", "x"), ("serve", "--port", 70000), ("monitor", "--interval", 0), ("monitor", "a", "b"),
-        ("submit", "good.csv", "--", "--out", "y"), ("submit", "good.csv", "--", "--shard", "0/2"),
-        ("submit", "good.csv", "--", "other.csv"), ("plan", "good.csv", "--", "--tasks", 3), ("guide", "cooking"),
+        "dance", "merge --loud", "run m.csv --grace 5", "report july --markdown", "demo extra", f"{RUN} --retries few",
+        "serve --port x", "serve --port 70000", "monitor --interval 0", "monitor a b", "submit good.csv -- --out y",
+        "submit good.csv -- --shard 0/2", "submit good.csv -- other.csv", "plan good.csv -- --tasks 3", "guide cooking",
     ],
     "settings": [
-        ("check", "--config", "run.cutt=false"), ("record", "--out", "r.sqlite", "--config", "run.live_mode=fast"),
-        ("run", "good.csv"), ("run", "good.csv", "--config", "wrong.toml", "--config", "run.grace_s=-1", "--out", "x"),
-        (*RUN, "--engine", "fax", "--interval", 0), ("merge",), ("gpus", "--simulate", 0), ("export", "--config",
-            "no.toml"),
-        (*RUN, "--command", "true {input} {output} {gpu}", "--cpu-workers", 1), (*RUN, *ON_CPU,
-            "--engine-arg=--volume=11"),
-        (*RUN, "--engine", "hawkears", "--simulate", 1, "--hawkears-python", "/no/python"),
-        (*RUN, "--engine", "demo", "--simulate", "script.toml"),
+        "check --config run.cutt=false", "record --out r.sqlite --config run.live_mode=fast", "run good.csv",
+        "run good.csv --config wrong.toml --config run.grace_s=-1 --out x", f"{RUN} --engine fax --interval 0", "merge",
+        "gpus --simulate 0", "export --config no.toml", RUN + " --cpu-workers 1 --command 'x {input} {output} {gpu}'",
+        f"{RUN} {CPU} --engine-arg=--volume=11", f"{RUN} --engine demo --simulate script.toml",
+        f"{RUN} --engine hawkears --simulate 1 --hawkears-python /no/python",
     ],
     "sources": [
-        ("run", "no.csv", *CPU), ("run", "empty.csv", *CPU), ("run", "latin.csv", *CPU), ("run", "silence", *CPU),
-        ("run", "mistakes.csv", *CPU), ("run", "latin", *CPU), ("run", "good.csv", *ON_CPU, "--out", "good.csv"),
+        *(f"run {source} {CPU} --out x"
+          for source in ("no.csv", "empty.csv", "latin.csv", "silence", "mistakes.csv", "latin")),
+        f"run good.csv {CPU} --out good.csv",
     ],
     "results": [
-        ("merge", "nowhere"), ("report", "nowhere"), ("report", "good.csv"), ("monitor", "nowhere"), ("monitor",
-            "good.csv"),
-        ("report", "july", "--markdown", "-", "--prometheus", "-"), ("demo", "--out", "good.csv"), ("monitor", "audio"),
-        ("record", "--out", "r.xls"), ("record", "--out", "no/r.csv"), ("record",), ("monitor", "july", "--simulate",
-            2),
-        ("serve", "nowhere", "--port", 0), ("serve", "--simulate", 1, "--host", "0.0.0.0", "--port", 0, "--json"),
-        ("serve", "july", "--simulate", 1, "--port", 0), ("export", "nowhere", "--out", "y"),
+        "merge nowhere", "report nowhere", "report good.csv", "monitor nowhere", "monitor good.csv", "monitor audio",
+        "report july --markdown - --prometheus -", "demo --out good.csv", "record --out r.xls", "record --out no/r.csv",
+        "record", "monitor july --simulate 2", "serve nowhere --port 0", "serve july --simulate 1 --port 0",
+        "serve --simulate 1 --host 0.0.0.0 --port 0 --json", "export nowhere --out y",
+    ],
+    "environment": [
+        f"{RUN} {CPU} --config run.live_mode=local", f"{RUN} {CPU}", "serve --simulate 1 --port 0",
+        "serve --simulate 1 --port 0",
     ],
 }  # fmt: skip
+ENVIRONMENTS = [
+    {"TMPDIR": "/nowhere"}, {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "first"}, {"BADCJOBS_POLL_S": "soon"},
+    {"BADCJOBS_TOKEN": "my secret"},
+]  # fmt: skip
 FILES = {
     "empty.csv": b"", "latin.csv": MANIFEST_HEADER.encode() + b"\nrec\xff,c0,x.wav,0,1,0,,\n", "silence/notes.txt": b"",
     "script.toml": b"[[device]]\nspeed = 1\n", "july/run.toml": b"",
     "wrong.toml": b'speed = "fast"\n[run]\nretrys = 3\nretries = "three"\nengine_arg = "--x"\nsimulate = true\n'
                   b"interval = 0\n",
 }  # fmt: skip
-
-
 # Lines of the log, and what click says of an option in its own words.
 OF_OTHERS = re.compile(r"(?m)^\d{4}-.* INFO .*\n|(?<=error: )[A-Z].*(?=\n  try: badcjobs \w+ --help)")
 
@@ -70,10 +69,9 @@ def place() -> Iterator[FixedSite]:
     for name, content in FILES.items():
         (site.folder / name).parent.mkdir(exist_ok=True)
         (site.folder / name).write_bytes(content)
-    lines = [MANIFEST_HEADER, f"rec,c0,{audio},0,600,0,,", f"rec,c0,{audio},0,600,0,,",
-        "rec,c1,/no/such/file.wav,0,600,0,,",
-             f"rec,c2,{audio},600,0,0,,", f"rec,,{audio},0,600,0,,", f"rec,c3,{audio},0"]  # fmt: skip
-    (site.folder / "mistakes.csv").write_text("\n".join(lines) + "\n")
+    rows = [f"c0,{audio},0,600,0,,", f"c0,{audio},0,600,0,,", "c1,/no/such/file.wav,0,600,0,,", f"c2,{audio},600,0,0,,",
+            f",{audio},0,600,0,,", f"c3,{audio},0"]  # fmt: skip
+    (site.folder / "mistakes.csv").write_text("\n".join([MANIFEST_HEADER, *(f"rec,{row}" for row in rows), ""]))
     (site.folder / "latin").mkdir()
     Path(os.fsdecode(os.fsencode(site.folder) + b"/latin/caf\xe9.wav")).write_bytes(audio.read_bytes())
     yield site
@@ -81,41 +79,23 @@ def place() -> Iterator[FixedSite]:
 
 
 def test_every_wrong_command_is_answered(place: FixedSite, pages: Pages) -> None:
-    before = sorted(place.folder.rglob("*"))
-    said = {}
+    before, said = {*place.folder.rglob("*")}, {}
     for name, commands in CASES.items():
-        answers = []
-        for words, done in zip(commands, place.badcjobs_each(commands), strict=True):
-            assert "Traceback" not in done.stderr
-            assert done.stdout == ""
-            shown = place.plain(" ".join(map(str, words)))
-            answers.append(
-                f"$ badcjobs {shown}\nexit code {done.exit_code}\n{OF_OTHERS.sub('', place.plain(done.stderr))}"
-            )
+        answers, envs = [], ENVIRONMENTS if name == "environment" else ()
+        for line, done in zip(commands, place.badcjobs_each([*map(shlex.split, commands)], envs), strict=True):
+            assert (done.stdout, "Traceback" in done.stderr) == ("", False)
+            words = OF_OTHERS.sub("", place.plain(done.stderr))
+            answers.append(f"$ badcjobs {line}\nexit code {done.exit_code}\n{words}")
         said[f"{name}.txt"] = re.sub("TOKEN=[0-9a-f]{32}", "TOKEN=32-HEX-DIGITS", "\n".join(answers))
-    envs = {
-        "live_mode": {"TMPDIR": str(place.folder / "nowhere")}, "array": {"SLURM_JOB_ID": "7",
-            "SLURM_ARRAY_TASK_ID": "first"},
-        "poll": {"BADCJOBS_POLL_S": "soon"}, "token": {"BADCJOBS_TOKEN": "my secret"},
-    }  # fmt: skip
-    words = dict.fromkeys(("live_mode", "array"), (*RUN, *ON_CPU, "--config", "run.live_mode=local"))
-    words |= dict.fromkeys(("poll", "token"), ("serve", "--simulate", "1", "--port", 0))
-    said["environment.txt"] = re.sub(
-        "[0-9a-f]{32}", "32-HEX-DIGITS", "\n".join(place.say(*words[name], env=env) for name, env in envs.items())
-    )
     pages(said)
-    left = {path for path in {*place.folder.rglob("*")} - {*before} if place.folder / "said" not in path.parents}
+    left = {path for path in {*place.folder.rglob("*")} - before if place.folder / "said" not in path.parents}
     assert {path for path in left if "cache" not in path.parts} == set(), "a refused command has left something"
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(site: Site) -> None:
-    commands = {
-        ("--debug", "merge", "nowhere"): 4,
-        ("run", "--loud", "--debug"): 2,
-        ("run", "--loud", "--", "--debug"): 2,
-    }
-    told = site.badcjobs_each([*commands, ("--version",), ()])
-    assert [one.exit_code for one in told] == [*commands.values(), 0, 0]
+    lines = ("--debug merge nowhere", "run --loud --debug", "run --loud -- --debug", "--version", "")
+    told = site.badcjobs_each([line.split() for line in lines])
+    assert [one.exit_code for one in told] == [4, 2, 2, 0, 0]
     assert ["Traceback (most recent call last)" in one.stderr for one in told] == [True, True, False, False, False]
     assert re.fullmatch(r"badcjobs [\d.]+\w*\n", told[3].stdout)
     assert told[4].stdout.startswith("Usage: badcjobs COMMAND")

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 from support.audio import make_wav
-from support.forked_commands import ForkedCommand, can_be_forked
+from support.forked_commands import can_be_forked, run_forked
 from support.waiting import wait_for
 
 # Every process of a test carries this variable, so that none can hide, whoever its parent is.
@@ -63,9 +63,8 @@ class Program:
     def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, said: Path) -> None:
         self._stdout, self._stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+            self._process = subprocess.Popen(argv, env=env, cwd=cwd, **pipes)
         self.pid = self._process.pid
 
     @property
@@ -124,9 +123,8 @@ class Site:
             return self.start(*args, env=env).wait(timeout_s)
         said = self._said / str(next(self._numbers))
         stdout, stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
-        command = ForkedCommand([*map(str, args)], self.environ(env), self.folder, stdout, stderr)
         try:
-            exit_code = command.wait(timeout_s)
+            exit_code = run_forked([*map(str, args)], self.environ(env), self.folder, stdout, stderr, timeout_s)
         except TimeoutError:
             raise AssertionError(f"still running after {timeout_s} s; it said:\n{stderr.read_text()}") from None
         return Outcome(exit_code, stdout.read_text(), stderr.read_text(errors="replace"))
@@ -153,9 +151,8 @@ class Site:
 
     def manifest(self, chunks: int = 6, *, name: str = "manifest.csv", prefix: str = "c") -> Path:
         """Write a manifest and its audio: three chunks to a recording, chunk i with i % 3 loud stretches."""
-        sounds = [
-            make_wav(self.folder / "sounds" / f"{n}.wav", CHUNK_S, 1000, loud=loud(n), tone_hz=100) for n in range(3)
-        ]
+        sounds = [make_wav(self.folder / "sounds" / f"{n}.wav", CHUNK_S, 1000, loud=loud(n), tone_hz=100)
+                  for n in range(3)]  # fmt: skip
         lines = [MANIFEST_HEADER]
         for i in range(chunks):
             audio = self.folder / "audio" / f"{prefix}{i:03d}.wav"
@@ -255,16 +252,10 @@ def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 def array_task(index: int, indices: Sequence[int], *, step: int = 1, job_id: int = 4821) -> dict[str, str]:
     """Return the variables that Slurm sets for one task of an array; a list of indices has step 1."""
-    return {
-        "SLURM_JOB_ID": str(job_id + 1 + index),
-        "SLURM_ARRAY_JOB_ID": str(job_id),
-        "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_ARRAY_TASK_MIN": str(min(indices)),
-        "SLURM_ARRAY_TASK_MAX": str(max(indices)),
-        "SLURM_ARRAY_TASK_STEP": str(step),
-        "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
-        "SLURMD_NODENAME": "gpu-01",
-    }
+    array = {"JOB_ID": job_id, "TASK_ID": index, "TASK_MIN": min(indices), "TASK_MAX": max(indices), "TASK_STEP": step,
+             "TASK_COUNT": len(indices)}  # fmt: skip
+    named = {f"SLURM_ARRAY_{name}": str(value) for name, value in array.items()}
+    return {"SLURM_JOB_ID": str(job_id + 1 + index), **named, "SLURMD_NODENAME": "gpu-01"}
 
 
 def assert_refused(outcome: Outcome, exit_code: int, *words: str) -> None:
