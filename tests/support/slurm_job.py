@@ -12,7 +12,7 @@ import psutil
 from rooms.root import folder as folder_of
 from support.badcjobs_program import MANIFEST_HEADER, Outcome, Program
 from support.databases import query
-from support.forked_commands import ForkedCommand
+from support.forked_commands import run_forked
 from support.slurm_cluster import JobEnd, SlurmCluster
 from support.waiting import wait_for
 
@@ -86,7 +86,7 @@ class SlurmJob:
 
     def badcjobs(self, *args: object) -> Outcome:
         stdout, stderr = (self.folder / "said" / f"{next(self._numbers)}" for _ in range(2))
-        exit_code = ForkedCommand([*map(str, args)], self.env, self.folder, stdout, stderr).wait(170)
+        exit_code = run_forked([*map(str, args)], self.env, self.folder, stdout, stderr, 170)
         return Outcome(exit_code, stdout.read_text(), stderr.read_text())
 
     def submit(self, *options: object, expect: int = 0) -> Outcome:
