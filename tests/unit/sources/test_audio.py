@@ -6,32 +6,22 @@ import io
 import math
 import os
 import random
+import re
 import struct
 import sys
 import tracemalloc
 import wave
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.sources import (
-    AudioCutter,
-    CannotCut,
-    NoDecoder,
-    NotThere,
-    NotWav,
-    copy_frames,
-    load_soundfile,
-    make_head,
-    read_header,
-    read_wav_header,
-    write_repeated,
-)
+from rooms import sources
+from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotThere, NotWav, read_header, read_wav_header
 from support.audio import make_wav
 from support.pages import Pages
 
@@ -41,6 +31,7 @@ UNTOLD = 0xFFFFFFFF
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 SOUND = bytes(range(250)) * 80  # 20,000 bytes
 LIST = b"nothing was heard today"
+FILES = Path(__file__).parents[2] / "data" / "audio_files.txt"
 
 
 def form(kind: int = PCM, channels: int = 1, bits: int = 16, rate: int = 1000, per_s: int | None = None) -> bytes:
@@ -64,64 +55,40 @@ def wav(content: bytes = SOUND, size: int | None = None, *after: bytes, fmt: byt
     return riff(chunk(b"fmt ", fmt), chunk(b"data", content, size), *after)
 
 
-def flac(
-    samples: int, rate: int = 44100, before: bytes = b"", block: int = 0x80, channels: int = 1, bits: int = 16
-) -> bytes:
+def flac(samples: int, rate: int = 44100, channels: int = 1, bits: int = 16, block: int = 0x80, tags: int = 0) -> bytes:
     streaminfo = struct.pack(">HH6xQ16x", 4096, 4096, rate << 44 | channels - 1 << 41 | bits - 1 << 36 | samples)
+    before = b"ID3\x04\0\0" + bytes([0, 0, tags >> 7, tags & 127]) + b"t" * tags if tags else b""
     return before + b"fLaC" + bytes([block, 0, 0, len(streaminfo)]) + streaminfo + b"frames"
 
 
-def long_wav(told: int, magic: bytes = b"RF64") -> bytes:
-    ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, told, 0, 0))
-    return riff(ds64, chunk(b"fmt ", form()), chunk(b"data", SOUND, UNTOLD), magic=magic, size=UNTOLD)
-
-
-FILES = {
-    "plain": wav(), "stereo": wav(fmt=form(channels=2, rate=22050)), "float": wav(fmt=form(FLOAT, bits=32)),
-    "24 bit extensible": wav(fmt=form(EXTENSIBLE, 2, 24)), "A-law": wav(fmt=form(6, bits=8)), "µ-law": wav(fmt=form(7,
-        bits=8)),
-    "8 bit": wav(fmt=form(bits=8)), "64 bit": wav(fmt=form(FLOAT, bits=64)),
-    "notes before the data": riff(chunk(b"LIST", b"INFOICMT odd!"), chunk(b"fmt ", form()), chunk(b"bext", b"x"),
-        chunk(b"data", SOUND)),
-    "notes behind the data": wav(SOUND, None, chunk(b"LIST", LIST)),
-    "half a frame": wav(SOUND[:-1], 0, fmt=form(channels=2))[:-3],
-    "without audio": wav(b""), "without audio, size 0, notes": wav(b"", 0, chunk(b"LIST", LIST), chunk(b"wamd", b"")),
-    "size 0": wav(SOUND, 0), "size 0, notes that end beyond the file": wav(b"", 0, chunk(b"LIST", LIST, 99)),
-    "size 0, half of a name": wav(b"", 0) + b"LIS", "size 0, no name": wav(b"", 0, chunk(b"\0\1\2\3", b"")),
-    "size 0, a thousand notes": wav(b"", 0, *[chunk(b"junk", b"")] * 1000), "size 0, 999 notes": wav(b"", 0,
-        *[chunk(b"junk", b"")] * 999),
-    **{f"size {size:#x}": wav(SOUND, size) for size in (
-        20_001, 21_999, 22_000, 22_002, 64_000, 0x7FFEFFFF, 0x7FFF0000, 0x80000000, 0x80000001, 0xFFFEFFFF, 0xFFFF0000,
-            UNTOLD)},
-    "size 20,002, no sound": wav(b"", 20_002), "size not known, no sound": wav(b"", UNTOLD),
-        "size not known, 8 bit": wav(SOUND, UNTOLD, fmt=form(bits=8)), "size 18,000": wav(SOUND,
-        18_000),
-    "wrong size of the whole": riff(chunk(b"fmt ", form()), chunk(b"data", SOUND), size=0),
-    "RF64": long_wav(20_000), "BW64": long_wav(20_000, b"BW64"), "RF64, size not known": long_wav(0),
-        "RF64, truncated": long_wav(40_000),
-    "RF64, shorter than the file": long_wav(10_000), "ADPCM": wav(fmt=form(0x11, bits=8, per_s=4000)),
-    "ADPCM, truncated": wav(SOUND, 40_000, fmt=form(0x11, bits=8, per_s=4000)), "ADPCM, no speed": wav(fmt=form(0x11,
-        per_s=0)),
-    "no rate": wav(fmt=form(rate=0)), "no rate, but bytes": wav(fmt=form(rate=0, per_s=2000)),
-        "no channels": wav(fmt=form(channels=0)),
-    "no format": riff(chunk(b"data", SOUND)), "half a format": wav(fmt=form()[:15]), "no data": riff(chunk(b"fmt ",
-        form())),
-    "cut in the header": wav()[:30], "cut in its name": b"RIFF\0\0\0\0WAV", "empty": b"", "text": b"this is not audio",
-    "a thousand chunks": riff(*[chunk(b"junk", b"")] * 999, chunk(b"fmt ", form()), chunk(b"data", SOUND)),
-    "nearly a thousand chunks": riff(*[chunk(b"junk", b"")] * 998, chunk(b"fmt ", form()), chunk(b"data", SOUND)),
-    "FLAC": flac(441_000), "the longest FLAC": flac(2**36 - 1, rate=384_000, channels=8, bits=32),
-        "FLAC with tags": flac(
-        44_100, before=b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130), "FLAC without a length": flac(0),
-    "FLAC without rate": flac(9, rate=0), "FLAC, other block first": flac(9, block=4), "short FLAC": b"fLaC\0\0",
-        "short tags": b"ID3\x04\0",
-}  # fmt: skip
+def make_audio(text: str) -> bytes:
+    """Return a file from its parts: ``fmt bits=8 | data 0 size=9`` has no sound, although its header says 9 bytes."""
+    chunks, whole, content = list[bytes](), dict[str, Any](), b""
+    for name, *words in (part.split() for part in text.split(" | ")):
+        options = {key: int(value, 0) for key, _, value in (word.partition("=") for word in words) if value}
+        length = next((int(word) for word in words if "=" not in word), None)
+        if name == "flac":
+            content = flac(**options)
+        elif name == "cut":
+            return (content or riff(*chunks, **whole))[:length]
+        elif name in ("RIFF", "RF64", "BW64"):
+            whole = {"magic": name.encode(), **options}
+        elif name == "fmt":
+            chunks.append(chunk(b"fmt ", form(**options)[:length]))
+        elif name == "ds64":
+            chunks.append(chunk(b"ds64", struct.pack("<QQQI", 0, length, 0, 0)))
+        else:
+            inside = (SOUND if name == "data" else LIST)[:length]
+            tag = name.encode().decode("unicode_escape").encode()
+            chunks += [chunk(tag, inside, options.get("size"))] * options.get("times", 1)
+    return content or riff(*chunks, **whole)
 
 
 def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_path: Path, pages: Pages) -> None:
     lines = []
-    for name, content in FILES.items():
+    for name, _, parts in (line.partition(": ") for line in FILES.read_text().splitlines()):
         path = tmp_path / "a.wav"
-        path.write_bytes(content)
+        path.write_bytes(make_audio(parts))
         header = read_header(path)
         said = f"{header.duration_s} s" + (f", only {header.there_s} s there" if header.there_s is not None else "")
         said += f", {header.sample_rate_hz} Hz × {header.channels}" + (", unfinished" if header.unfinished else "")
@@ -130,9 +97,8 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
         try:
             with path.open("rb") as file:
                 wanted = read_wav_header(file)
-            frames = (
-                f"{wanted.frames} of {wanted.frame_bytes} from {wanted.data_start}, {wanted.missing_frames} missing"
-            )
+            frames = f"{wanted.frames} of {wanted.frame_bytes} from {wanted.data_start}"
+            frames += f", {wanted.missing_frames} missing"
         except NotWav as problem:
             frames = str(problem)
         lines.append(f"{name}: {said} | cut: {lengths}; {sizes} bytes | {frames}")
@@ -218,12 +184,8 @@ def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() ->
     for fmt, head_bytes in ((form(channels=2), 44), (form(FLOAT, bits=32), 56)):
         header = read_wav_header(io.BytesIO(wav(fmt=fmt)))
         most = (UNTOLD - 1 - (head_bytes - 8)) // 4
-        short, long = make_head(header, most), make_head(header, most + 1)
-        assert (short[:4], struct.unpack("<I", short[4:8])[0], len(short)) == (
-            b"RIFF",
-            head_bytes - 8 + 4 * most,
-            head_bytes,
-        )
+        short, long = sources.make_head(header, most), sources.make_head(header, most + 1)
+        assert (short[:8], len(short)) == (b"RIFF" + struct.pack("<I", head_bytes - 8 + 4 * most), head_bytes)
         assert short[-8:] == b"data" + struct.pack("<I", 4 * most)
         assert (long[:8], long[-8:]) == (b"RF64" + b"\xff" * 4, b"data" + b"\xff" * 4)
         size = 4 * (most + 1)
@@ -235,7 +197,7 @@ def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() ->
 def test_audio_that_is_gone_while_it_is_copied_is_no_piece(tmp_path: Path) -> None:
     header = read_wav_header(io.BytesIO(wav()))
     with pytest.raises(EOFError, match=r"shorter while it was read \(missing bytes: 100\)"):
-        copy_frames(io.BytesIO(wav()[:-100]), header, 0, 10_000, tmp_path / "b.wav")
+        sources.copy_frames(io.BytesIO(wav()[:-100]), header, 0, 10_000, tmp_path / "b.wav")
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -243,16 +205,16 @@ def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path, channels: int
     once = SOUND[: 500 * 2 * channels]
     (tmp_path / "a.wav").write_bytes(wav(once, fmt=form(channels=channels)))
     for length_s in (1.3, 0.25, 0.0001, 0.5):
-        write_repeated(tmp_path / "a.wav", length_s, tmp_path / "b.wav")
+        sources.write_repeated(tmp_path / "a.wav", length_s, tmp_path / "b.wav")
         frames = max(1, round(length_s * 1000))
         assert frames_of((tmp_path / "b.wav").read_bytes()) == (once * 3)[: frames * 2 * channels]
     (tmp_path / "odd.wav").write_bytes(wav(SOUND[:3], fmt=form(bits=8)))
-    write_repeated(tmp_path / "odd.wav", 0.005, tmp_path / "b.wav")
+    sources.write_repeated(tmp_path / "odd.wav", 0.005, tmp_path / "b.wav")
     assert (tmp_path / "b.wav").read_bytes()[-6:] == SOUND[:3] + SOUND[:2] + b"\0"
     for content in (wav(b""), b"no audio"):
         (tmp_path / "a.wav").write_bytes(content)
         with pytest.raises(NotWav):
-            write_repeated(tmp_path / "a.wav", 5, tmp_path / "c.wav")
+            sources.write_repeated(tmp_path / "a.wav", 5, tmp_path / "c.wav")
         assert not (tmp_path / "c.wav").exists()
 
 
@@ -262,45 +224,36 @@ def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path, channels: int
 def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, pages: Pages) -> None:
     target, lines = tmp_path / "b.wav", []
     os.mkfifo(tmp_path / "pipe.wav")
-    contents = {
-        "ten.wav": wav(),
-        "half.wav": wav(SOUND, 40_000),
-        "nearly.wav": wav(SOUND, 22_000),
-        "head.wav": wav(b"", 20_000),
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    for name, start_s, end_s in (
-        ("ten.wav", 9, 60), ("ten.wav", 10, 12), ("ten.wav", 5, 5), ("half.wav", 8, 12), ("half.wav", 10, 12),
-            ("half.wav", 19.9, 25),
-        ("half.wav", 20, 25), ("nearly.wav", 10.5, 12), ("head.wav", 0, 10), ("gone.wav", 0, 1), ("pipe.wav", 0, 1),
-            (".", 0, 1),
+    for name, size in (("ten", 20_000), ("half", 40_000), ("nearly", 22_000), ("head", 20_000)):
+        (tmp_path / f"{name}.wav").write_bytes(wav(b"" if name == "head" else SOUND, size))
+    for case in (
+        "ten.wav 9-60", "ten.wav 10-12", "ten.wav 5-5", "half.wav 8-12", "half.wav 10-12", "half.wav 19.9-25",
+        "half.wav 20-25", "nearly.wav 10.5-12", "head.wav 0-10", "gone.wav 0-1", "pipe.wav 0-1", ". 0-1",
     ):  # fmt: skip
+        name, start_s, end_s = re.split("[ -]", case)
         try:
-            ALONE.cut(tmp_path / name, start_s, end_s, target)
+            ALONE.cut(tmp_path / name, float(start_s), float(end_s), target)
             said = f"{ALONE.length_s(target)} s"
             target.unlink()
         except (CannotCut, OSError) as error:
             said = f"{type(error).__name__}: {error}"
         assert not target.exists()
-        lines.append(f"{name} {start_s}-{end_s}: {said}")
+        lines.append(f"{case}: {said}")
     pages({"refusals.txt": "\n".join(lines).replace(str(tmp_path), "HERE")})
-    for ask in (
-        lambda: ALONE.size_bytes(tmp_path / "pipe.wav", 0, 1),
-        lambda: ALONE.cut(tmp_path / "ten.wav", 0, 1, target / "x"),
-    ):
-        with pytest.raises(OSError):
-            ask()
+    with pytest.raises(OSError):
+        ALONE.size_bytes(tmp_path / "pipe.wav", 0, 1)
+    with pytest.raises(OSError):
+        ALONE.cut(tmp_path / "ten.wav", 0, 1, target / "x")
     assert issubclass(NotThere, CannotCut)
 
 
 # --- FLAC, by libsndfile ----------------------------------------------------------------------------------------------
 
 
-def write_flac(path: Path, data: bytes, *, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> Path:
+def write_flac(path: Path, data: bytes, *, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> bytes:
     with soundfile.SoundFile(path, "w", rate, channels, subtype) as out:
         out.buffer_write(data, dtype="int16" if subtype == "PCM_16" else "int32")
-    return path
+    return path.read_bytes()
 
 
 def samples_of(path: Path, dtype: str = "int16") -> bytes:
@@ -335,7 +288,7 @@ def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_fr
 ) -> None:
     source, frames = tmp_path / "a.flac", round(seconds * rate)
     samples = random.Random(1).randbytes(2 * channels * frames)
-    streamed = bytearray(write_flac(source, samples, rate=rate, channels=channels).read_bytes())
+    streamed = bytearray(write_flac(source, samples, rate=rate, channels=channels))
     streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # as encoders leave it that write into a pipe
     source.write_bytes(tags + streamed)
     header = read_header(source)
@@ -354,7 +307,7 @@ def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_fr
 
 
 def test_of_a_flac_that_breaks_off_nothing_behind_its_end_can_be_cut(tmp_path: Path) -> None:
-    whole = write_flac(tmp_path / "whole.flac", (SOUND * 5)[: RATE * 8]).read_bytes()
+    whole = write_flac(tmp_path / "whole.flac", (SOUND * 5)[: RATE * 8])
     (tmp_path / "a.flac").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CannotCut, match=r"a\.flac cannot be decoded from 3\.5 s to 4 s: it is truncated or damaged"):
         ALONE.cut(tmp_path / "a.flac", 3.5, 4.0, tmp_path / "b.wav")
@@ -385,33 +338,22 @@ print(text.split("FAKE ")[1] if "FAKE " in text else "N/A")
 """
 
 
-@pytest.fixture
-def without_soundfile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as now:
-        now.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
-        yield
-
-
-@pytest.mark.usefixtures("without_soundfile")
-def test_other_formats_are_decoded_by_ffmpeg_and_flac_is_cut_at_a_sample(tmp_path: Path, pages: Pages) -> None:
+def test_other_formats_are_decoded_by_ffmpeg_and_flac_is_cut_at_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
+) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
     (tmp_path / "bin").mkdir()
     for name, program in (("ffmpeg", FFMPEG), ("ffprobe", FFPROBE)):
-        (tmp_path / "bin" / name).write_text(f"#!{sys.executable}\n{program}")
+        (tmp_path / "bin" / name).write_text(f"#!{sys.executable} -IS\n{program}")
         (tmp_path / "bin" / name).chmod(0o755)
     cutter, target, lines = AudioCutter(str(tmp_path / "bin")), tmp_path / "b.wav", []
-    files = {
-        "a day.mp3": b"FAKE 60.5",
-        "short.mp3": b"FAKE 3",
-        "zero.mp3": b"FAKE 0",
-        "text.mp3": b"no audio",
-        "empty.mp3": b"",
-    }
+    files = {"a day.mp3": b"FAKE 60.5", "short.mp3": b"FAKE 3", "zero.mp3": b"FAKE 0"}
+    files |= {"text.mp3": b"no audio", "empty.mp3": b""}
     files |= {f"{bits}.flac": flac(0, bits=bits, rate=RATE) + b"FAKE 9" for bits in (16, 17, 24, 32)}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        lines.append(
-            f"{name}: {cutter.length_s(tmp_path / name)} s, {cutter.size_bytes(tmp_path / name, 1, math.inf)} bytes"
-        )
+        size = cutter.size_bytes(tmp_path / name, 1, math.inf)
+        lines.append(f"{name}: {cutter.length_s(tmp_path / name)} s, {size} bytes")
         for start_s, end_s in ((5, 9.0001), (1.7771, math.inf)):
             try:
                 cutter.cut(tmp_path / name, start_s, end_s, target)
@@ -434,5 +376,5 @@ def test_threads_that_ask_for_a_broken_package_together_are_all_told_so(
     monkeypatch.delitem(sys.modules, "soundfile")
     monkeypatch.syspath_prepend(str(tmp_path))
     with ThreadPoolExecutor(max_workers=3) as pool:
-        asked = [pool.submit(load_soundfile) for _ in range(3)]
+        asked = [pool.submit(sources.load_soundfile) for _ in range(3)]
     assert [str(one.exception()) for one in asked] == ["the package soundfile cannot be loaded (no libsndfile)"] * 3
