@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-from support.badcjobs_program import Outcome, Site, assert_refused
+from support.badcjobs_program import Site, assert_refused
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.pages import Pages
 
 SCRIPT = """#!/bin/bash
 #SBATCH --array=0-3
@@ -19,13 +17,13 @@ OF_SUBMIT = (
     "-o x --cluster local --root . --again --dry-run --wait --tasks 200 --parallel 2 --gpus-per-task 4 --cpus 8"
     " --mem 64G --time 72:00:00 --constraint gpu_mem_32 --sbatch=--partition=gpu --site sockeye"
 )
-ANSWERED = {  # words → exit code
-    "--out results -- --hawkears-root {folder}": 1,  # no models
-    "--out results -- --hawkears-root {folder}/hawkears": 0,
-    "own.sbatch manifest.csv --out results --time 30 -- --engine demo": 0,
-    f"manifest.csv {OF_SUBMIT} -- --engine demo": 1,
-    "manifest.csv --account st-lab-1-gpu --config site=sockeye -- --engine demo": 0,
-}
+ANSWERED = (
+    "--out results -- --hawkears-root {folder}",  # no models
+    "--out results -- --hawkears-root {folder}/hawkears",
+    "own.sbatch manifest.csv --out results --time 30 -- --engine demo",
+    f"manifest.csv {OF_SUBMIT} -- --engine demo",
+    "manifest.csv --account st-lab-1-gpu --config site=sockeye -- --engine demo",
+)
 REFUSED = {  # words → what is said
     "--site atlantis": ("atlantis", "sockeye"),
     "nowhere.sbatch": ("nowhere.sbatch",),
@@ -36,10 +34,14 @@ REFUSED = {  # words → what is said
 }
 
 
-@pytest.fixture(scope="module")
-def answers(shared_site: Site) -> dict[str, Outcome]:
-    folder = shared_site.folder
-    shared_site.manifest(6)
+SHOWN = ("engine", "source", "account", "merge account", "signal", "array", "GPU-hours", "time")
+
+
+def test_the_words_of_submit_and_of_run_are_those_that_are_judged_and_wrong_usage_exits_2(
+    site: Site, pages: Pages
+) -> None:
+    folder = site.folder
+    site.manifest(6)
     (folder / "own.sbatch").write_text(SCRIPT)
     (folder / "wrong.toml").write_text('name = "x"\n[limits]\nbirds = 3\n')
     make_fake_root(folder / "hawkears")
@@ -47,31 +49,15 @@ def answers(shared_site: Site) -> dict[str, Outcome]:
     commands = [("check", "--json", *words.format(folder=folder).split()) for words in ANSWERED]
     commands += [("check", *words.split()) for words in REFUSED]
     before = sorted(path.name for path in folder.iterdir())
-    found = shared_site.badcjobs_each(commands, [{"PATH": path, "HOME": str(folder / "nobody")}] * len(commands))
+    found = site.badcjobs_each(commands, [{"PATH": path, "HOME": str(folder / "nobody")}] * len(commands))
     assert sorted(path.name for path in folder.iterdir()) == before, "a check leaves nothing behind"
-    return dict(zip((*ANSWERED, *REFUSED), found, strict=True))
-
-
-def test_the_words_of_submit_and_of_run_are_those_that_are_judged(
-    answers: dict[str, Outcome], shared_site: Site
-) -> None:
-    assert {words: answers[words].exit_code for words in ANSWERED} == ANSWERED
-    models, hawkears, variables, submit, merging = (answers[words].json for words in ANSWERED)
-    texts = [
-        {one["subject"]: one["text"] for one in found["findings"]} for found in (models, hawkears, variables, merging)
-    ]
-    assert texts[0]["engine"].startswith("HawkEars has no models in")
-    assert texts[1]["engine"] == "hawkears can be started here"
-    assert texts[2]["source"].startswith("6 chunks") and texts[2]["engine"] == "demo can be started here"
-    assert texts[2]["out"].startswith(str(Path(shared_site.folder, "results")))
-    assert variables["asked"]["time_s"] == 1800
-    assert texts[3]["account"] == "st-lab-1-gpu ends in -gpu" and "merge account" not in texts[3]
-    assert merging["asked"]["merge_account"] == "st-lab-1", "as submit would pay it"
-    asked = ("tasks", "gpus_per_task", "cpus", "time_s", "partition", "constraint", "memory_gb_per_node")
-    assert [submit["asked"][name] for name in asked] == [200, 4, 8, 72 * 3600, "gpu", "gpu_mem_32", 64]
-    assert "Slurm" in {one["subject"] for one in submit["findings"]} and submit["source"]["chunks"] == 6
-
-
-def test_wrong_usage_exits_2_and_says_what_is_known(answers: dict[str, Outcome]) -> None:
-    for words, said in REFUSED.items():
-        assert_refused(answers[words], 2, *said)
+    said = []
+    for words, outcome in zip(ANSWERED, found, strict=False):
+        document = outcome.json
+        asked = {key: value for key, value in document["asked"].items() if value not in (None, [], False)}
+        said.append(f"$ {words} → exit code {outcome.exit_code}\n  asked: {asked}\n  source: {document['source']}")
+        shown = [one for one in document["findings"] if one["subject"] in SHOWN]
+        said += [f"  {one['severity']} {one['subject']}: {one['text']}" for one in shown]
+    pages({"answers.txt": "\n".join(said).replace(str(folder), "HERE")})
+    for outcome, known in zip(found[len(ANSWERED) :], REFUSED.values(), strict=True):
+        assert_refused(outcome, 2, *known)

@@ -20,23 +20,8 @@ def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site
     make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, loud=[(1.0, 2.0), (7.0, 8.0)], tone_hz=100)
     (site.folder / "list.txt").write_text("audio/st1/r1.wav\n")
     run = ("--engine", "demo", "--engine-arg=--burn-s=0.01", "--chunk-length", 4, "--overlap", 1)
-    made = site.badcjobs(
-        "plan",
-        manifest,
-        "list.txt",
-        "--rate",
-        0.05,
-        "--time",
-        12,
-        *SMALL[4:],
-        "--config",
-        f"run.out={site.out}",
-        "--out",
-        "plan",
-        "--json",
-        "--",
-        *run,
-    )
+    more = ("--config", f"run.out={site.out}", "--out", "plan", "--json", "--", *run)
+    made = site.badcjobs("plan", manifest, "list.txt", "--rate", 0.05, "--time", 12, *SMALL[4:], *more)
     assert made.exit_code == 0, made.stderr
     (script,), many = made.json["scripts"], made.json["tasks"]["count"]
     assert many > 1
@@ -54,27 +39,33 @@ def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site
     assert len(site.task_databases()) == many
 
 
+REFUSED = {  # words after plan MANIFEST → what is said
+    "": ("no measured speed for this engine", "badcjobs probe AUDIO", "--rate"),
+    "--rate 400 --time late": ("--time", "late", "H:M:S"),
+    "--rate 400 --margin 2": ("No such option: --margin", "--config plan.margin=2"),
+    "--rate 400 --chunk-length 9": ("manifest.csv --rate 400 -- --chunk-length 9",),
+    "--rate 400 --site odd.toml": ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'"),
+}
+
+
 def test_the_same_command_says_the_same_and_wrong_input_gets_one_clear_answer(site: Site) -> None:
     manifest = site.manifest(3)
     odd = 'name = "odd"\n[limits]\ngpu_hours = nan\narray_tasks = -3\n[plan]\ngpus = "x"\n'
     (site.folder / "odd.toml").write_text(odd)
     (site.folder / "wrong.csv").write_text(manifest.read_text() + "rec9,c9,x.wav,5,1,0,,\n")
-    rate = ("--rate", 400)
-    cases: list[tuple[tuple[object, ...], tuple[str, ...]]] = [
-        ((manifest,), ("no measured speed for this engine", "badcjobs probe AUDIO", "--rate")),
-        ((manifest, *rate, "--time", "late"), ("--time", "late", "H:M:S")),
-        ((manifest, *rate, "--margin", 2), ("No such option: --margin", "--config plan.margin=2")),
-        ((manifest, *rate, "--chunk-length", 9), (f"badcjobs plan {manifest} --rate 400 -- --chunk-length 9",)),
-        ((manifest, *rate, "--site", "odd.toml"), ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'")),
+    asked = ("plan", manifest, *SMALL, "--site", "sockeye", "--gpus-per-task", 1)
+    commands = [
+        asked,
+        asked,
+        ("plan", "wrong.csv", "--rate", 400),
+        *(("plan", manifest, *words.split()) for words in REFUSED),
     ]
-    asked = (manifest, *SMALL, "--site", "sockeye", "--gpus-per-task", 1)
-    commands = [("plan", *words) for words in (asked, asked, ("wrong.csv", *rate), *(args for args, _ in cases))]
     first, second, wrong, *refused = site.badcjobs_each(commands)
     assert first.exit_code == 0 and first.stdout == second.stdout
     end = datetime.fromisoformat(first.stderr.partition("finished on ")[2].split()[0])
     assert timedelta(minutes=4) < end - datetime.now().astimezone() < timedelta(minutes=12)
     assert wrong.exit_code == 1 and "line 5: end_ms 1 is not after start_ms 5" in wrong.stdout
-    for outcome, (_, words) in zip(refused, cases, strict=True):
+    for outcome, words in zip(refused, REFUSED.values(), strict=True):
         assert_refused(outcome, 2, *words)
 
 

@@ -19,20 +19,10 @@ from support.fake_hawkears_package import fake_package_environ
 from support.waiting import wait_for
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
-CARDS = """
-[[device]]
-index = 0
-name = "Big"
-memory_total_mib = 500
-[[device]]
-index = 1
-name = "Small"
-memory_total_mib = 300
-[[device]]
-index = 2
-name = "Big"
-memory_total_mib = 500
-"""
+CARDS = "\n".join(
+    f'[[device]]\nindex = {index}\nname = "{name}"\nmemory_total_mib = {mib}'
+    for index, (name, mib) in enumerate((("Big", 500), ("Small", 300), ("Big", 500)))
+)
 DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.1")
 QUICK = ("--config", "probe.lengths_s=[20, 100]", "--config", "probe.trial_s=0.1")
 
@@ -116,37 +106,30 @@ def test_the_same_command_knows_it_already_and_a_later_run_cuts_what_is_too_long
     assert why.startswith("found by badcjobs probe: audio of ")
 
 
-def test_a_killed_probe_goes_on_where_it_was(site: Site) -> None:
-    arguments = (*DEMO, "--engine-arg=--threshold=0.3", *cards(site, CARDS.partition("[[device]]\nindex = 1")[0]))
-    arguments = (*arguments, "--no-emit-gpu-telemetry")
-    program = start(site, *arguments)
-    wait_for(lambda: program.stderr.count("× real time") >= 2, "two trials have ended")
-    program.kill()
-    (before,) = read_probes(store(site))
-    assert len(before.trials) >= 2 and not before.finished
-    done = probe(site, *arguments, more=("--json",))
+def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_set_aside(site: Site) -> None:
+    file, half = site.folder / "mine.toml", to_toml([])[:-5]
+    file.write_text(half)
+    arguments = (*DEMO, *cards(site, CARDS.partition("[[device]]\nindex = 1")[0]), "--no-emit-gpu-telemetry")
+    known: set[str] = set()
+    for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        program = start(site, *arguments, more=("--out", file, "--json"))
+        wait_for(lambda program=program: "× real time" in program.stderr, "a trial has ended")  # type: ignore[misc]
+        program.send(signum)
+        stopped = program.wait(timeout_s=40)
+        assert stopped.exit_code == exit_code, stopped.stderr
+        assert not known & set(tried(stopped))
+        (before,) = read_probes(file)
+        known |= {f"Big: trying {trial.length_s:g} s" for trial in before.trials}
+        assert known and not before.finished
+        if signum == signal.SIGINT:
+            assert "stopped by SIGINT; the trials are stored" in stopped.json["notes"][0]
+            assert not list(site.local.iterdir())
+            assert Path(stopped.json["set_aside"]).read_text() == half
+    done = probe(site, *arguments, more=("--out", file, "--json"))
     assert done.exit_code == 0, done.stderr
-    known = {f"Big: trying {trial.length_s:g} s" for trial in before.trials}
     assert tried(done) and not known & set(tried(done))
     (gpu,) = done.json["gpus"]
     assert gpu["finished"] and {trial["length_s"] for trial in gpu["trials"]} >= {t.length_s for t in before.trials}
-
-
-def test_ctrl_c_ends_it_at_once_and_a_damaged_file_is_set_aside(site: Site) -> None:
-    file = site.folder / "mine.toml"
-    half = to_toml([])[:-5]
-    file.write_text(half)
-    demo = ("--engine", "demo", "--engine-arg=--burn-s=5", "--simulate", 1)
-    program = start(site, *demo, more=("--out", file, "--json"))
-    wait_for(site.workers, "a worker works")
-    program.send(signal.SIGINT)
-    done = program.wait(timeout_s=40)
-    assert done.exit_code == 130, done.stderr
-    assert "stopped by SIGINT" in done.json["notes"][0]
-    assert not list(site.local.iterdir())
-    assert Path(done.json["set_aside"]).read_text() == half
-    assert "mine.toml is damaged" in done.stderr
-    assert read_probes(file) == []
 
 
 def test_a_command_is_probed_by_its_words_and_what_fails_for_another_reason_is_not_kept(site: Site) -> None:
@@ -208,22 +191,20 @@ def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
     os.mkfifo(pipe := site.folder / "pipe.wav")  # whoever opens it waits for ever
     demo = ("--", "--engine", "demo", "--simulate", 1)
     wrong = ("--config", "probe.margin_percent=99", "--config", "probe.lengths_s=[0, 10]")
-    audio, numbers, auto, no_gpu, no_place, no_page = site.badcjobs_each(
-        [
-            ("probe", empty, text, pipe, site.folder / "missing.wav", site.folder, *demo),
-            ("probe", empty, *wrong, *demo),
-            ("probe", good, *demo, "--workers-per-gpu", "auto"),
-            ("probe", good, "--", "--engine", "demo"),
-            ("probe", good, "--out", text / "probe.toml", *demo),
-            ("probe", good, "--html", site.folder / "nowhere" / "probe.html", *demo),
-        ]
-    )
-    assert_refused(audio, 2, "empty.wav has no audio", "notes.wav cannot be read", "No such file", "is a folder")
-    assert "pipe.wav cannot be read: it is a pipe" in audio.stderr
-    assert_refused(numbers, 2, "probe.margin_percent = 99.0 must be at most 90", "probe.lengths_s = ", "at least 3")
-    assert_refused(auto, 2, "--workers-per-gpu auto cannot be probed")
-    assert_refused(no_gpu, 3, "no GPU here to probe", "--cpu-workers 1")
-    assert_refused(no_place, 2, "the result cannot be written")
-    assert_refused(no_page, 2, "nowhere/probe.html cannot be written", "mkdir -p ")
-    assert tried(no_page) == []
+    no_place, no_page = text / "probe.toml", site.folder / "nowhere" / "probe.html"
+    cases: list[tuple[tuple[object, ...], int, tuple[str, ...]]] = [
+        ((empty, text, pipe, site.folder / "missing.wav", site.folder, *demo), 2,
+         ("empty.wav has no audio", "notes.wav cannot be read", "pipe.wav cannot be read: it is a pipe", "No such file",
+          "is a folder")),
+        ((empty, *wrong, *demo), 2,
+         ("probe.margin_percent = 99.0 must be at most 90", "probe.lengths_s = ", "at least 3")),
+        ((good, *demo, "--workers-per-gpu", "auto"), 2, ("--workers-per-gpu auto cannot be probed",)),
+        ((good, "--", "--engine", "demo"), 3, ("no GPU here to probe", "--cpu-workers 1")),
+        ((good, "--out", no_place, *demo), 2, ("the result cannot be written",)),
+        ((good, "--html", no_page, *demo), 2, ("nowhere/probe.html cannot be written", "mkdir -p ")),
+    ]  # fmt: skip
+    outcomes = site.badcjobs_each([("probe", *words) for words, _, _ in cases])
+    for outcome, (_, exit_code, said) in zip(outcomes, cases, strict=True):
+        assert_refused(outcome, exit_code, *said)
+        assert tried(outcome) == []
     assert not store(site).exists()
