@@ -6,10 +6,8 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pytest
@@ -18,20 +16,10 @@ from rooms.devices import DeviceLocks
 from rooms.model import Device, StandIn
 from rooms.root import BadInput, Clock, NotHere, SystemClock
 from rooms.task import StopRequest, World
+from support.brief import page
 from support.pages import Pages
 from support.task_files import TaskFile
 from support.waiting import wait_for
-
-
-class JobEnd(NamedTuple):
-    """A job that is over."""
-
-    job_id: str
-    rows: tuple[TaskRow, ...]
-
-    @property
-    def ends(self) -> list[tuple[str | None, int | None, int]]:
-        return [(row.state, row.exit_code, row.restarts) for row in self.rows]
 
 
 class QuickClock(SystemClock):
@@ -41,41 +29,31 @@ class QuickClock(SystemClock):
         return super().monotonic_s() * 30
 
 
-@dataclass
 class Place:
     """A machine of four devices and eight cores for one test."""
 
-    folder: Path
-    said: list[str] = field(default_factory=list)
-    environ: dict[str, str] = field(default_factory=dict)
-    clock: Clock = field(default_factory=SystemClock)
-    settings: LocalSettings = field(default_factory=lambda: LocalSettings(StandIn(simulate=4), kill_wait_s=10.0))
-
-    def __post_init__(self) -> None:
-        (self.folder / "tmp").mkdir(parents=True)
-        self.stop = StopRequest(self.clock.monotonic_s)
-        self.environ |= {
-            "PATH": os.environ["PATH"], "TMPDIR": str(self.folder / "tmp"), "MINE": "yes",
-            "BADCJOBS_LOCK_DIR": str(self.folder.parent / "locks"),
-        }  # fmt: skip
+    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+        self.folder, self.tmp, self.clock = folder, folder / "tmp", clock or SystemClock()
+        self.tmp.mkdir(parents=True)
+        self.said, self.job_id, self.stop = list[str](), "", StopRequest(self.clock.monotonic_s)
+        locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
+        self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
     @property
     def world(self) -> World:
         return World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
 
     def scheduler(self, **settings: Any) -> LocalScheduler:
-        return LocalScheduler(replace(self.settings, **settings), self.world, self.said.append, self.folder / "run")
+        known = LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
+        return LocalScheduler(known, self.world, self.said.append, self.folder / "run")
 
-    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> JobEnd:
+    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> tuple[TaskRow, ...]:
         self.said.clear()
-        done = JobEnd(*self.scheduler(**settings).run("\n".join(["#!/bin/sh", *lines, ""]), "job.sh", options))
-        assert list((self.folder / "tmp").iterdir()) == [], "nothing stays in the machine's folder"
+        script = "\n".join(["#!/bin/sh", *lines, ""])
+        self.job_id, rows = self.scheduler(**settings).run(script, "job.sh", options)
+        assert list(self.tmp.iterdir()) == [], "nothing stays in the machine's folder"
         assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
-        return done
-
-    @property
-    def most_running(self) -> int:
-        return max(int(many) for line in self.said for many in re.findall(r"(\d+) running", line))
+        return rows
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -83,23 +61,11 @@ class Place:
         except psutil.Error:
             return False
 
-    def meanwhile(self, *steps: tuple[Callable[[], object], signal.Signals]) -> threading.Thread:
-        """Receive each signal as soon as something is so."""
-
-        def act() -> None:
-            for when, signum in steps:
-                wait_for(when, str(signum))
-                self.stop.receive(signum)
-
-        thread = threading.Thread(target=act)
-        thread.start()
-        return thread
-
-    def plain(self, text: str, job: JobEnd) -> str:
+    def plain(self, text: str) -> str:
         """Return a text without what differs from run to run."""
-        text = re.sub(r"_TIME=\d+", "_TIME=SECONDS", text)
+        text = re.sub(r"after \d+ s", "after SECONDS", re.sub(r"_TIME=\d+", "_TIME=SECONDS", text))
         for number in (2, 1, 0):
-            text = text.replace(str(int(job.job_id) + number), f"JOB+{number}" if number else "JOB")
+            text = text.replace(str(int(self.job_id) + number), f"JOB+{number}" if number else "JOB")
         text = re.sub(rf"([=-]){psutil.Process().username()}\b", r"\1USER", text.replace(str(self.folder), "FOLDER"))
         return re.sub(r"-\d+/", "-PID/", text)
 
@@ -124,15 +90,13 @@ def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Plac
         f"{dump}; echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))",
         stand_in=StandIn(simulate=6),
     )  # fmt: skip
-    texts = {row.index: row.log.read_text() for row in array.rows}
-    said = {f"task-{i}.txt": place.plain(texts[i], array) for i in (3, 9)}
+    texts = {row.index: row.log.read_text() for row in array}
+    said = {f"task-{i}.txt": place.plain(texts[i]) for i in (3, 9)}
     assert len({re.findall(r"CUDA_VISIBLE_DEVICES=.*", text)[0] for text in texts.values()}) == 3
     options = ("-D", "sub", "-o", "%x-%4j-%%-%N-%u-%a-%A.log", "-e", str(place.folder / "%j.err"))
-    one = place.run(dump, "pwd; echo no >&2", options=options)
-    assert (place.folder / f"{one.job_id}.err").read_text() == "no\n"
-    said["log-name.txt"] = place.plain(str(one.rows[0].log), one)
-    said["no-array.txt"] = place.plain(one.rows[0].log.read_text(), one)
-    pages(said)
+    (one,) = place.run(dump, "pwd; echo no >&2", options=options)
+    assert (place.folder / f"{place.job_id}.err").read_text() == "no\n"
+    pages({**said, "log-name.txt": place.plain(str(one.log)), "no-array.txt": place.plain(one.log.read_text())})
 
 
 def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
@@ -149,26 +113,30 @@ def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
 # --- who runs when ----------------------------------------------------------------------------------------------------
 
 
+# head, what a task does → how many run at a time; tasks wait until so many are there
+HEADS: dict[str, tuple[int, dict[str, Any]]] = {
+    "--array=0-4 --gpus-per-node=2|mkdir at-$CUDA_VISIBLE_DEVICES && MEET && rmdir at-$CUDA_VISIBLE_DEVICES": (2, {}),
+    "--array=0-5%2|MEET": (2, {}),
+    "--array=0-3%3 -c4|MEET": (2, {}),
+    "--array=0-5 --gpus-per-node=1 -c2 -n2|MEET": (2, {"share_gpus": True}),
+    "--array=0-1 --gpus-per-node=1 -c99|echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE": (1, {"share_gpus": True}),
+    "--array=0-2 --gpus-per-node=1|true": (1, {"stand_in": StandIn(simulate=1)}),
+    "--mem=4G -A x -c 99 --signal=USR1@60 --time=5|true": (1, {}),
+}
+
+
 def test_devices_the_array_and_the_cores_limit_how_many_run_and_it_is_said_where_cores_do(
-    place: Place, pages: Pages
+    tmp_path: Path, pages: Pages
 ) -> None:
-    busy = "mkdir at-$CUDA_VISIBLE_DEVICES && sleep 0.2 && rmdir at-$CUDA_VISIBLE_DEVICES"
-    heads = {  # head → how many run at a time, of how many
-        f"--array=0-4 --gpus-per-node=2|{busy}": (2, {}),
-        "--array=0-5%2|sleep 0.1": (2, {}),
-        "--array=0-3%3 -c4|sleep 0.1": (2, {}),
-        "--array=0-5 --gpus-per-node=1 -c2 -n2|sleep 0.1": (2, {"share_gpus": True}),
-        "--array=0-1 --gpus-per-node=1 -c99|echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE": (1, {"share_gpus": True}),
-        "--array=0-2 --gpus-per-node=1|true": (1, {"stand_in": StandIn(simulate=1)}),
-        "--mem=4G -A x -c 99 --signal=USR1@60 --time=5|true": (1, {}),
-    }
     said = []
-    for head, (most, settings) in heads.items():
-        options, line = head.split("|")
-        done = place.run(f"#SBATCH {options}", line, **settings)
-        assert {end[0] for end in done.ends} == {"COMPLETED"}, place.said
-        assert place.most_running <= most and (place.most_running == most or "true" in head), head
-        said += [f"{options} → at most {most}", *(place.plain(one, done) for one in place.said if " ended" not in one)]
+    for number, (head, (most, settings)) in enumerate(HEADS.items()):
+        place, (options, line) = Place(tmp_path / f"{number}"), head.split("|", 1)
+        meet = f"touch up-$SLURM_ARRAY_TASK_ID; until [ $(ls up-* | wc -l) -ge {most} ]; do sleep 0.01; done"
+        rows = place.run(f"#SBATCH {options}", line.replace("MEET", f"{{ {meet}; }}"), **settings)
+        assert {row.state for row in rows} == {"COMPLETED"}, place.said
+        running = max(int(many) for one in place.said for many in re.findall(r"(\d+) running", one))
+        assert running == most or "true" in head, head
+        said += [f"{options} → at most {most}", *(place.plain(one) for one in place.said if " ended" not in one)]
     pages({"said.txt": "\n".join(said)})
 
 
@@ -201,18 +169,6 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
 
 
-def test_more_gpus_than_the_machine_has_are_refused_with_a_smaller_number_to_paste(place: Place) -> None:
-    for count, simulate, words, fix in (
-        (4, 2, "each task asks for 4 GPUs, but this machine has 2", "--gpus-per-task 2"),
-        (1, None, "each task asks for 1 GPU, but this machine has none", "--gpus-per-task 0 -- --cpu-workers 2"),
-    ):
-        place.environ["CUDA_VISIBLE_DEVICES"] = "" if simulate is None else "0,1"
-        with pytest.raises(NotHere) as refused:
-            open_pool(count, StandIn(simulate=simulate), place.world, place.folder, share=False, lock=True)
-        more = f"or with -- --simulate {count} to try it out"
-        assert (refused.value.what, refused.value.fix) == (words, f"the same command with {fix}, {more}")
-
-
 # --- how tasks end ----------------------------------------------------------------------------------------------------
 
 # What each task of one array does, by its index.
@@ -230,6 +186,10 @@ esac
 """
 
 
+def end_of(row: TaskRow) -> str:
+    return f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
+
+
 def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_can_help(
     place: Place, pages: Pages
 ) -> None:
@@ -238,24 +198,21 @@ def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_can
         TaskFile(place.folder / f"{restart}", states={"c0": status}).write().rename(place.folder / f"db-{restart}")
     tasks.mkdir(parents=True)
     way = WAYS.replace("FOLDER", str(place.folder)).replace("RUN", str(tasks))
-    done = place.run("#SBATCH --array=0-6 --open-mode=append", way, max_requeues=3)
-    ends = [f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}" for row in done.rows]
-    attempts = [f"  {row.index}: {[(end['state'], end['slurm_exit_code']) for end in row.ends]}" for row in done.rows]
-    logs = [f"  {row.index}: {row.log.read_text().split(chr(10))}" for row in done.rows]
-    text = re.sub(r"after \d+ s", "after SECONDS", place.plain("\n".join([*ends, *attempts, *logs]), done))
+    rows = place.run("#SBATCH --array=0-6 --open-mode=append", way, max_requeues=3)
+    attempts = [f"  {row.index}: {[(end['state'], end['slurm_exit_code']) for end in row.ends]}" for row in rows]
+    logs = [f"  {row.index}: {row.log.read_text().split(chr(10))}" for row in rows]
+    said = [place.plain("\n".join([*map(end_of, rows), *attempts, *logs]))]
     assert place.said[-1].endswith("; 7 of 7 ended (3 completed, 4 failed), 0 running, 0 waiting")
-    said = {}
-    for name, line, terms in (("never", "", {"max_requeues": 0}), ("not wanted", "#SBATCH --no-requeue", {})):
-        (row,) = place.run(line, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", **terms).rows
-        said[name] = f"{row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
-    (over,) = place.run("echo ${SLURM_RESTART_COUNT:-0}; [ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75").rows
+    for name, line, settings in (("never", "", {"max_requeues": 0}), ("not wanted", "#SBATCH --no-requeue", {})):
+        (row,) = place.run(line, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", **settings)
+        said.append(f"{name}: {place.plain(end_of(row))}")
+    (over,) = place.run("echo ${SLURM_RESTART_COUNT:-0}; [ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75")
     assert over.log.read_text() == "1\n", "without append the second attempt writes over the first log"
-    never = re.sub(r"after \d+ s|slurm-\d+", "…", "\n".join(f"{name}: {one}" for name, one in said.items()))
-    pages({"ends.txt": f"{text}\n{never.replace(str(place.folder), 'FOLDER')}"})
+    pages({"ends.txt": "\n".join(said)})
 
 
-def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(place: Place) -> None:
-    place.clock = QuickClock()
+def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_path: Path) -> None:
+    place = Place(tmp_path / "machine", QuickClock())
     (row,) = place.run(
         "#SBATCH --time=0:02 --signal=B:USR1@30",
         "trap 'echo warned' USR1; trap 'echo told' TERM",
@@ -263,50 +220,56 @@ def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(plac
         "setsid sh -c \"trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done\" &",
         "while :; do sleep 0.1; done",
         kill_wait_s=30.0,
-    ).rows  # fmt: skip
+    )  # fmt: skip
     assert (row.state, row.exit_code, row.ends[0]["slurm_exit_code"]) == ("TIMEOUT", 137, "0:9")
-    assert row.log.read_text().split("\n")[0] == "warned"
-    assert {"told", "child told"} <= set(row.log.read_text().splitlines())
-    assert (place.folder / "deaf").exists()
+    first, *others = row.log.read_text().splitlines()
+    assert (first, {"told", "child told"} <= {*others}, (place.folder / "deaf").exists()) == ("warned", True, True)
 
 
-def test_one_signal_ends_every_task_in_order_a_second_one_at_once_and_nothing_new_is_started(tmp_path: Path) -> None:
-    def tell(name: str, script: str, *signums: signal.Signals) -> tuple[Place, JobEnd]:
+def test_one_signal_ends_every_task_in_order_a_second_one_at_once_and_nothing_new_is_started(
+    tmp_path: Path, pages: Pages
+) -> None:
+    said, wait = {}, "touch up; while :; do sleep 0.05; done"
+    for name, script, steps in (
+        ("INT", f"trap 'exit 75' TERM; {wait}", {"up": signal.SIGINT}),
+        ("INT twice", f"trap 'touch stopping' TERM; {wait}", {"up": signal.SIGINT, "stopping": signal.SIGINT}),
+        ("USR1", f"trap 'exit 75' USR1; {wait}", {"up": signal.SIGUSR1}),
+    ):  # fmt: skip
         place = Place(tmp_path / name)
-        marks = ("up-*", "stopping-*")
-        steps = [
-            (lambda mark=mark: list(place.folder.glob(mark)), one) for mark, one in zip(marks, signums, strict=False)
-        ]
-        thread = place.meanwhile(*steps)
-        done = place.run("#SBATCH --array=0-3%1 --open-mode=append", script)
-        thread.join()
-        return place, done
 
-    wait = "touch up-$SLURM_ARRAY_TASK_ID; while :; do sleep 0.05; done"
-    place, done = tell("one", f"trap 'echo in order; exit 75' TERM; {wait}", signal.SIGINT)
-    assert done.ends == [("CANCELLED", 75, 0), *[("CANCELLED", None, 0)] * 3]
-    assert done.rows[0].log.read_text().splitlines()[-1] == "in order", "bash may say before that its sleep was ended"
-    assert not done.rows[1].log.exists()
-    assert any(line.startswith("SIGINT: stopping 1 task; a second signal kills them") for line in place.said)
-    assert done.rows[1].note == "never started: the emulation was stopped"
-    place, done = tell("two", f"trap 'touch stopping-it' TERM; {wait}", signal.SIGINT, signal.SIGINT)
-    assert done.ends[0] == ("CANCELLED", 137, 0)
-    assert any(line.startswith("SIGINT: killing 1 task") for line in place.said)
-    place, done = tell("warned", f"trap 'exit 75' USR1; {wait}", signal.SIGUSR1)
-    assert done.ends[:2] == [("FAILED", 75, 0), ("CANCELLED", None, 0)]
-    assert "not restarted: the emulation is being stopped" in done.rows[0].note
-    assert "SIGUSR1: starting no new task, passing it on to 1 task" in place.said
+        def send(place: Place = place, steps: dict[str, signal.Signals] = steps) -> None:
+            for mark, number in steps.items():
+                wait_for((place.folder / mark).exists, mark)
+                place.stop.receive(number)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        rows = place.run("#SBATCH --array=0-2%1 --open-mode=append", script)
+        thread.join()
+        assert [row.log.exists() for row in rows] == [True, False, False]
+        heard = [line for line in place.said if line.startswith("SIG")]
+        said[name] = [place.plain(text) for text in (*map(end_of, rows), *heard)]
+    pages({"ends.txt": page(said)})
 
 
 def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place: Place) -> None:
+    for count, simulate, words, fix in (
+        (4, 2, "each task asks for 4 GPUs, but this machine has 2", "--gpus-per-task 2"),
+        (1, None, "each task asks for 1 GPU, but this machine has none", "--gpus-per-task 0 -- --cpu-workers 2"),
+    ):
+        place.environ["CUDA_VISIBLE_DEVICES"] = "" if simulate is None else "0,1"
+        with pytest.raises(NotHere) as missing:
+            open_pool(count, StandIn(simulate=simulate), place.world, place.folder, share=False, lock=True)
+        more = f"or with -- --simulate {count} to try it out"
+        assert (missing.value.what, missing.value.fix) == (words, f"the same command with {fix}, {more}")
     with pytest.raises(BadInput) as refused:
         place.run("#SBATCH --output=logs/%A_%a.out", "true")
     assert refused.value.fix == f"mkdir -p {place.folder / 'logs'}"
     place.environ["TMPDIR"] = "/nowhere"
     with pytest.raises(BadInput, match="cannot create a folder for the emulation in /nowhere"):
         place.run("true")
-    place.environ["TMPDIR"] = str(place.folder / "tmp")
-    assert list((place.folder / "tmp").iterdir()) == []
+    place.environ["TMPDIR"] = str(place.tmp)
+    assert list(place.tmp.iterdir()) == []
     job_id, (row,) = place.scheduler().run("#!/no/such/shell\n", "x", state_folder=place.folder, tell_mem=False)
     assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
     again, _ = place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", state_folder=place.folder, tell_mem=False)
