@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.cluster import (
-    ArrayPlan,
-    make_order,
-    parse_array,
-    parse_limit,
-    parse_minutes,
-    read_source,
-    suggest_range,
-)
+from rooms.cluster import ArrayPlan, make_order, parse_array, parse_limit, parse_minutes, read_source, suggest_range
 from rooms.model import ArrayOrder, ArrayShape
 from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
 from rooms.store import asked_of, differences, submit_command, with_words
@@ -26,7 +19,6 @@ from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
 from support.pages import Pages
 
-OUT = Path("/scratch/july")
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 ON_CPU = (*RUN, "--cpu-workers=1")
 
@@ -65,14 +57,6 @@ def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its
         assert (again.indices == spec.indices) == (len(gaps) == 1)
 
 
-def test_what_is_no_array_is_refused_with_its_text() -> None:
-    assert parse_array("0-4000001:4000001").indices == (0, 4_000_001)
-    for text in ("", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "٣", "4000002", "1%٣"):
-        with pytest.raises(ValueError, match="is not an array: ") as refused:
-            parse_array(text)
-        assert f"--array={text}" in str(refused.value)
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d: int, h: int, m: int, s: int) -> None:
@@ -88,92 +72,68 @@ def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d: i
             assert parse_minutes(text) == minutes
 
 
-def test_what_is_no_time_is_refused_and_no_limit_is_none_for_an_order() -> None:
-    for text in ("unlimited", "INFINITE", "-1", "0", "0-0"):
-        assert parse_limit(text) is None
-        with pytest.raises(ValueError):
-            parse_minutes(text)
-    for text in ("", "1:2:3:4", "-5", "1-", "12h", "٣", "noon"):
-        with pytest.raises(ValueError, match="is not a time limit"):
-            parse_limit(text)
+ARRAYS = ("", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "٣", "4000002", "1%٣")
+TIMES = ("unlimited", "INFINITE", "-1", "0", "0-0", "", "1:2:3:4", "-5", "1-", "12h", "٣", "noon")
+
+
+def answer(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        return f"refused: {error}"
+
+
+def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages: Pages) -> None:
+    assert parse_array("0-4000001:4000001").indices == (0, 4_000_001)
+    arrays = {repr(text): answer(parse_array, text) for text in ARRAYS}
+    times = {repr(text): [answer(parse_limit, text), answer(parse_minutes, text)] for text in TIMES}
+    pages({"arrays.txt": page(arrays), "times.txt": page(times)})
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
-Known = tuple[FrozenRun | None, int | None]  # the run as it has begun, and how many manifests are listed
-TEN = (FrozenRun({}, ArrayShape(1, 2, 10)), None)
-FOUR = (FrozenRun({}, ArrayShape(0, 1, 4)), None)
-NO_ARRAY = (FrozenRun({}, None), None)
-FIVE_LISTED = (None, 5)
 
-
-def order(known: Known = (None, None), run: tuple[str, ...] = RUN, out: Path = OUT, **wishes: Any) -> ArrayOrder:
+def order(known: str = "", run: tuple[str, ...] = RUN, out: Path = Path("/scratch/july"), **wishes: Any) -> ArrayOrder:
+    """Make an order for what is known of a run: an array, or so many manifests."""
+    frozen, listed = None, None
+    if known.endswith("manifests"):
+        listed = int(known.split()[0])
+    elif known:
+        begun = None if known == "no array" else parse_array(known)
+        frozen = FrozenRun({}, begun and ArrayShape(begun.indices[0], begun.step, len(begun.indices)))
     options = Project().make(SubmitSettings, wishes, "submit")
-    return make_order(options, *known, out=out, run_arguments=run)
+    return make_order(options, frozen, listed, out=out, run_arguments=run)
 
 
-def array(text: str) -> dict[str, Any]:
-    return {"sbatch": (f"--array={text}",)}
+def read_wishes(text: str) -> dict[str, Any]:
+    wishes: dict[str, Any] = {}
+    for key, _, value in (word.replace("⏎", "\n").partition("=") for word in shlex.split(text) if word != "-"):
+        if key in ("sbatch", "setup"):
+            wishes[key] = (*wishes.get(key, ()), value)
+        elif key == "run":
+            wishes[key] = ("run", *value.split())
+        else:
+            number = key in ("tasks", "parallel", "cpus", "gpus_per_task", "requeues")
+            wishes[key] = Path(value) if key == "out" else int(value) if number else value
+    return wishes
 
 
-CASES: list[tuple[dict[str, Any], Known]] = [
-    ({}, (None, None)), ({"gpus_per_task": 4}, (None, None)), ({"gpus_per_task": 0, "run": ON_CPU}, (None, None)),
-    ({"gpus_per_task": 4, "cpus": 24, "mem": "9000MB", "merge_mem": "16g", "merge_time": "90"}, (None, None)),
-    *(({"time": text}, (None, None)) for text in ("1", "2:01", "4", "12", "600", "1-0")),
-    (array("0-19%4"), (None, None)), (array("1-20:2"), (None, None)), (array("7"), (None, None)),
-    ({"tasks": 5, "parallel": 2, "requeues": 0, "account": "a", "constraint": "c", "setup": ["x"]}, (None, None)),
-    ({"sbatch": ("--qos=high", "--exclusive", "--job-name=mine", "--nodes=1"), "merge_account": "m"}, (None, None)),
-    (array("3,7%1"), TEN), ({**array("3,7"), "tasks": 10}, TEN), ({}, TEN), ({"tasks": 10}, TEN),
-    (array("1-19:2"), TEN), ({}, FIVE_LISTED),
-    *(({"gpus_per_task": 0, "run": ("run", *more)}, (None, None)) for more in (
-        (), ("--simulate=2",), ("--cpu-workers=0",), ("--cpu-workers=2",), ("--config=/x/run.toml",),
-        ("--config=run.retries=3",),
-    )),
-    ({"gpus_per_task": 0, "sbatch": ("--gres=gpu:a100:1",)}, (None, None)),
-    ({"gpus_per_task": 0, "sbatch": ("--exclusive",)}, (None, None)),
-    (array("1,2,5"), (None, None)), (array("1,3,5,7%2"), (None, None)), (array("4"), TEN), ({"tasks": 3}, FOUR),
-    ({}, NO_ARRAY), ({"tasks": 3}, FIVE_LISTED), ({"tasks": 0}, (None, None)), ({**array("0-2"), "tasks": 4},
-    (None, None)),
-    ({**array("0-2"), "tasks": 3}, (None, None)), ({**array("0-3%2"), "parallel": 3}, (None, None)),
-    ({**array("0-3%2"), "parallel": 2}, (None, None)), (array("3-1"), (None, None)), ({"mem": "a lot"}, (None, None)),
-    ({"account": "a\nb"}, (None, None)), ({"sbatch": ("--signal=USR1",)}, (None, None)), ({"sbatch": ("-N2",)},
-    (None, None)),
-    ({"sbatch": ("--nodes=2",)}, (None, None)), ({"sbatch": ("--a b",)}, (None, None)), ({"mem": "1.5G"}, (None, None)),
-    ({"out": Path("/scratch/a\nb")}, (None, None)), ({"tasks": 4, "time": "soon"}, (FrozenRun({},
-    ArrayShape(0, 1, 3)), None)),
-]  # fmt: skip
-
-
-def told(wishes: dict[str, Any], known: Known) -> Any:
+def told(text: str) -> Any:
+    wishes, _, known = text.partition(" | ")
     try:
-        made = order(known, **wishes)
+        made = order(known, **read_wishes(wishes))
     except BadInput as error:
         return str(error).splitlines()
     return {"spec": made.spec, "indices": len(made.indices), "order": made}
 
 
 def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages: Pages) -> None:
-    def case(wishes: dict[str, Any], known: Known) -> str:
-        run, listed = known
-        begun = "" if run is None else f" in a run of {run.array}"
-        return f"{wishes}{begun}{f' with {listed} manifests' if listed else ''}"
-
-    pages({"orders.txt": page({case(*one): told(*one) for one in CASES})})
-
-
-def test_all_mistakes_of_one_command_are_told_together() -> None:
+    cases = (Path(__file__).parents[2] / "data" / "orders.txt").read_text().split("\n\n")[1].splitlines()
+    pages({"orders.txt": page({text: told(text) for text in cases})})
     with pytest.raises(BadInput) as refused:
-        make_order(
-            SubmitSettings(time="soon", account="", merge_time="x"),
-            out=OUT, run_arguments=(), mistakes=["--engine foo is not known"],
-        )  # fmt: skip
-    assert (refused.value.why or "").splitlines() == [
-        "--engine foo is not known",
-        "--account '' cannot be written in a line of a script",
-        "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
-        "[submit] merge_time = x is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00",
-    ]
-    assert refused.value.exit_code == 2
+        make_order(SubmitSettings(time="soon"), out=Path("o"), run_arguments=(), mistakes=["--engine foo is not known"])
+    why = ["--engine foo is not known", "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00"]
+    assert ((refused.value.why or "").splitlines(), refused.value.exit_code) == (why, 2)
 
 
 def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tmp_path: Path) -> None:
@@ -189,8 +149,8 @@ def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tm
 def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list() -> None:
     four = order(tasks=4)
     assert [ArrayPlan(four, chunks, {}).idle for chunks in (5, 4, 3, 1, 0)] == [0, 0, 1, 3, 0]
-    assert ArrayPlan(order(FOUR, sbatch=("--array=3",)), 3, {}).idle == 0
-    assert ArrayPlan(order(FIVE_LISTED), 3, {}, listed=5).idle == 0
+    assert ArrayPlan(order("0-3", sbatch=("--array=3",)), 3, {}).idle == 0
+    assert ArrayPlan(order("5 manifests"), 3, {}, listed=5).idle == 0
 
 
 # --- and back to a command --------------------------------------------------------------------------------------------
@@ -208,9 +168,8 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
         "--sbatch=--array=1-9:2%4", "--mem=9G", "--time=1440", "--sbatch=--qos=high",
         '--config=submit.setup=["module load gcc", "x"]',
     )  # fmt: skip
-    assert differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"]))) == [
-        "--mem was 4G, now 9G", "submit.setup was not given, now a, b",
-    ]  # fmt: skip
+    differing = differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"])))
+    assert differing == ["--mem was 4G, now 9G", "submit.setup was not given, now a, b"]
 
 
 @settings(max_examples=15)
@@ -226,14 +185,8 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
 )
 def test_the_command_asks_for_the_same_order(**wishes: Any) -> None:
     first = order(run=ON_CPU, **wishes)
-    again: dict[str, Any] = {"sbatch": []}
-    for word in submit_command("slurm", RUN, asked_of(first))[5:-2]:
-        name, value = word.removeprefix("--config=submit.").removeprefix("--").split("=", 1)
-        if name == "sbatch":
-            again["sbatch"].append(value)
-        else:
-            key = name.replace("-", "_")
-            again[key] = int(value) if key in ("gpus_per_task", "cpus", "requeues") else value
-    assert order(run=ON_CPU, **again) == first
-    assert differences(asked_of(first), asked_of(order(run=ON_CPU, **again))) == []
-    assert shlex.split(shlex.join(submit_command("slurm", RUN, asked_of(first))))
+    words = submit_command("slurm", RUN, asked_of(first))[5:-2]
+    settings = [word.removeprefix("--config=submit.").removeprefix("--") for word in words]
+    named = (f"{name.replace('-', '_')}={value}" for name, _, value in (one.partition("=") for one in settings))
+    again = order(run=ON_CPU, **read_wishes(shlex.join(named)))
+    assert again == first and differences(asked_of(first), asked_of(again)) == []
