@@ -1,32 +1,23 @@
 """How fast ``badcjobs plan`` reads a manifest and a folder of WAV headers, and how much memory that takes.
 
-    python tests/bench/plan.py            1,000,000 rows and 100,000 files: about a minute
-    python tests/bench/plan.py --small    seconds
-
-Files on a shared filesystem take time to open; here each takes 10 ms on purpose, and is compared with as many waits
-one after another.
+python tests/bench/plan.py            1,000,000 rows and 100,000 files: about a minute
+python tests/bench/plan.py --small    seconds
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-import time
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rooms.model import AudioHeader
-from rooms.sources import WHOLE, open_sources, read_header
 from support.measured import Promises, main, measure
 
 ROWS, FILES = 1_000_000, 100_000
 MOST_S, MOST_WRITE_S, MOST_MB = 15.0, 20.0, 300.0  # for a million rows
 START_S = 3.0  # of them before the first row
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
-WAIT_S, MOST_SLOW, LEAST_TIMES = 0.01, 5000, 5  # of a slow file; files; times as fast as one after another
 
 
 def write_manifest(path: Path, rows: int) -> Path:
@@ -77,22 +68,6 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
         headers = measure("plan", wavs, *options, *more, cwd=folder)
         promises.just(f"headers per second, {name}", files / headers.seconds, "")
         promises.at_most("peak memory", headers.memory_mb, MOST_MB, "MB", is_time=False)
-    slow = min(files, MOST_SLOW)
-    print(f"the headers of {slow:,} WAV files that take {WAIT_S * 1000:g} ms each")
-    promises.at_least("times as fast as one after another", slow * WAIT_S / read_slowly(wavs, slow), LEAST_TIMES, "×")
-
-
-def read_slowly(wavs: Path, files: int) -> float:
-    """Return the seconds that reading a folder takes where each header takes long."""
-
-    def read_late(path: str) -> AudioHeader:
-        time.sleep(WAIT_S)
-        return read_header(path)
-
-    sources = replace(open_sources([wavs], root=None), read_header=read_late)
-    began_s = time.perf_counter()
-    assert sum(1 for _ in islice(sources.chunks(WHOLE), files)) == files
-    return time.perf_counter() - began_s
 
 
 if __name__ == "__main__":

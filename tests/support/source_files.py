@@ -3,7 +3,7 @@
 a.wav: 2 s                      audio; also "2 of 8 s", truncated, and "5 s unfinished", whose size was never written
 b.wav: link ../a.wav            also "pipe" and "socket"
 c.wav: text no audio            exactly this; \\xNN is a byte, here as in names
-list.txt: lines                 followed by indented lines
+list.txt: lines                 followed by indented lines; also "program", a shell script
 m.csv: rows                     the same below the header of a manifest; "9 × c#" are nine lines, from c0 to c8
 """
 
@@ -66,8 +66,10 @@ def write_files(text: str, folder: Path = Path()) -> None:
                 one.bind(str(path))
         else:
             texts = {"rows": rows(*lines), "lines": "\n".join([*lines, ""])}
+            texts["program"] = "\n".join(["#!/bin/sh", *lines, ""])
             content = texts[kind] if kind in texts else _unescape(re.fullmatch("text ?(.*)", kind)[1])  # type: ignore[index]
             path.write_bytes(content.encode("utf-8", "surrogateescape"))
+            path.chmod(0o755 if kind == "program" else 0o644)
 
 
 def _unescape(text: str) -> str:

@@ -41,32 +41,6 @@ module load gcc cuda
 exec badcjobs run manifest.csv --out results --engine demo
 """
 MERGE = "#!/bin/bash\n#SBATCH --account=st-lab-1-gpu\nmodule load gcc\nexec badcjobs merge results\n"
-MODULES = """
-echo Welcome to the cluster
-module() {
-    case $1 in
-        load) shift; for one in "$@"; do
-            case $one in
-                gcc|cuda|apptainer) LOADED="$LOADED $one/1.0" ;;
-                *) echo "Lmod error: unknown: $one" >&2 ;;
-            esac
-        done ;;
-        -t) for one in $LOADED; do echo "$one"; done >&2 ;;
-    esac
-}
-"""
-SCONTROL = "echo Configuration data as of $(( $(date +%s) {} )); echo KillWait = {} sec; echo MaxArraySize = 1001"
-NODE = "n1|gpu*|up|idle|infinite|0/64/0/64|gpu_mem_32,fast|gpu:v100:6|gpu:v100:0|180000|"
-PROGRAMS = {  # folder on PATH / program → text
-    "slurm/scontrol": SCONTROL.format("", 30),
-    "hasty/scontrol": SCONTROL.format("", 10),
-    "late/scontrol": SCONTROL.format("- 3600", 30),
-    "early/scontrol": SCONTROL.format("+ 30", 30),
-    "silent/scontrol": "echo 'Unable to contact' >&2; exit 1",
-    "nodes/sinfo": f"echo '{NODE}'",
-    "strict/sbatch": "[ $1 = --test-only ] && echo 'allocation failure: Invalid account' >&2; exit 1",
-    "dead/sbatch": "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1",
-}
 
 
 class Case(NamedTuple):
@@ -107,18 +81,13 @@ class LoginNode:
 
     def __init__(self, here: Path) -> None:
         self.here = here
-        for name in ("home", "scratch", "plain", "empty", "bare"):
-            (here / name).mkdir()
-        for home in ("home", "."):
-            (here / home / ".bash_profile").write_text(MODULES)
         (case,) = read_cases("login_node")
         write_files(case.files.replace("HERE", str(here)), here)
+        shutil.copy(here / "home" / ".bash_profile", here)
+        for name in ("scratch", "plain", "empty"):
+            (here / name).mkdir()
         rules = (folder("sites") / "sockeye.toml").read_text().replace("/scratch/<alloc>/<you>", f"{here}/scratch/july")
         (here / "sockeye.toml").write_text(rules.replace('"/scratch"', f'"{here}"'))
-        for name, text in PROGRAMS.items():
-            (here / name).parent.mkdir(exist_ok=True)
-            (here / name).write_text(f"#!/bin/sh\n{text}\n")
-            (here / name).chmod(0o755)
         for name in ("bash", "cat", "date", "sh", "env", "python3"):
             (here / "plain" / name).symlink_to(shutil.which(name) or f"/bin/{name}")
         FakeNvidiaSmi(here / "smi")

@@ -10,32 +10,7 @@ from rooms.planning import Site, find_site
 from rooms.root import BadInput
 from support.pages import Pages
 
-FILES = {
-    "all wrong": """
-colour = 1
-about = ""
-[limits]
-array_task = 5
-gpu_hours = "many"
-time_h = true
-files = 1.5
-[folders]
-read_only = "~"
-writable = [""]
-example = ""
-[billing]
-rule = "mean"
-cpu = -1
-gpu = inf
-memory_gb = 0
-[plan]
-gpus = nan
-""",
-    "no name": "",
-    "an empty name": 'name = ""\n',
-    "no table": 'name = "x"\nlimits = 3\n',
-    "no TOML": "name = \n",
-}
+FILES = (Path(__file__).parents[2] / "data" / "sites.txt").read_text().split("=== ")[1:]
 
 
 def test_sockeyes_limits_come_with_badcjobs_and_a_file_may_leave_everything_but_its_name_out(
@@ -52,14 +27,13 @@ def test_sockeyes_limits_come_with_badcjobs_and_a_file_may_leave_everything_but_
 
 def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path: Path, pages: Pages) -> None:
     said = []
-    for name, text in FILES.items():
-        (tmp_path / "mine.toml").write_text(text)
-        with pytest.raises(BadInput) as refused:
-            find_site("mine.toml", tmp_path)
-        why = refused.value.why if name != "no TOML" else ""
-        said.append(f"## {name}\n{refused.value.what}\n{why}\ntry: {refused.value.fix}\n")
-    for name in ("narval", "./narval.toml"):
+    files = {f"{number}.toml": text.partition("\n") for number, text in enumerate(FILES)}
+    for name, (_, _, text) in files.items():
+        (tmp_path / name).write_text(text)
+    for name in (*files, "narval", "./narval.toml"):
         with pytest.raises(BadInput) as refused:
             find_site(name, tmp_path)
-        said.append(f"## {name}\n{refused.value.what}\n{refused.value.why}\ntry: {refused.value.fix}\n")
+        heading = files[name][0] if name in files else name
+        why = "" if heading == "no TOML" else refused.value.why
+        said.append(f"## {heading}\n{refused.value.what}\n{why}\ntry: {refused.value.fix}\n")
     pages({"refusals.txt": "\n".join(said).replace(str(tmp_path), "HERE")})

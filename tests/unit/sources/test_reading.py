@@ -19,8 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rooms.model import AudioHeader, Cutting
 from rooms.root import BadInput
-from rooms.sources import WHOLE, Mistakes, Shard, Sources, look_ahead, open_sources, parse_shard, read_header, survey
+from rooms.sources import WHOLE, Mistakes, Shard, look_ahead, open_sources, parse_shard, read_header, survey
 from support.audio import make_wav
+from support.source_files import rows, write_files
 from support.waiting import wait_for
 
 COLUMNS = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "notes")
@@ -61,28 +62,31 @@ def test_a_shard_that_cannot_be_is_refused_with_one_that_can(text: str) -> None:
     assert (refused.value.fix or "").startswith("--shard 0/") and parse_shard((refused.value.fix or "")[8:])
 
 
-def three_kinds(folder: Path, rows: int) -> Sources:
-    """Return a manifest of so many rows, a list of recordings that are cut, and a folder of one."""
-    lines = [f"rec,c{n},{folder}/a.wav,{n},{n + 1}" for n in range(rows)]
-    (folder / "m.csv").write_text("\n".join([",".join(COLUMNS[:5]), *lines, ""]))
-    for name, seconds in (("x/s.wav", 25), ("y/s.wav", 8), ("y/鳥.wav", 13), ("z/only.wav", 21)):
-        make_wav(folder / name, seconds, 1000, tone_hz=100)
-    (folder / "list.txt").write_text("x/s.wav\ny/s.wav\ny/鳥.wav\n")
-    paths = [folder / "m.csv", folder / "list.txt", folder / "z"]
-    return open_sources(paths, root=folder, cutting=Cutting(None, 10.0, 2.0))
+THREE_KINDS = """
+m.csv: rows
+  7 × rec,c#,a.wav,#,900,,,
+x/s.wav: 25 s
+y/s.wav: 8 s
+y/鳥.wav: 13 s
+z/only.wav: 21 s
+list.txt: lines
+  x/s.wav
+  y/s.wav
+  y/鳥.wav
+"""
 
 
 @pytest.mark.parametrize("many", [1, 2, 3, 5, 13])
 def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_counts(folder: Path, many: int) -> None:
-    sources = three_kinds(folder, 7)
+    write_files(THREE_KINDS, folder)
+    paths = [folder / name for name in ("m.csv", "list.txt", "z")]  # rows, recordings that are cut, a folder of one
+    sources = open_sources(paths, root=folder, cutting=Cutting(None, 10.0, 2.0))
     everything = list(sources.chunks(WHOLE))
     shards = [list(sources.chunks(Shard(index, many))) for index in range(many)]
     assert sorted(one.key for shard in shards for one in shard) == sorted(one.key for one in everything)
     assert len(everything) == 7 + 3 + 1 + 2 + 3
-    holders = [
-        index for index, shard in enumerate(shards) for key in {one.recording_id for one in shard} if key != "rec"
-    ]
-    assert len(holders) == 4, "no recording is in two shards"
+    holders = {(index, one.recording_id) for index, shard in enumerate(shards) for one in shard}
+    assert sum(name != "rec" for _, name in holders) == 4, "no recording is in two shards"
     counted: list[list[tuple[str, str]]] = [[] for _ in range(many)]
     parts: list[int] = []
 
@@ -101,12 +105,6 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
-def lines_of(rows: list[list[str]]) -> list[int]:
-    """Return the line on which each row begins, below the header."""
-    heights = [1 + sum(field.count("\n") for field in row) for row in rows]
-    return [2 + sum(heights[:number]) for number in range(len(rows))]
-
-
 @settings(max_examples=60)
 @given(
     ids=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=8, unique=True),
@@ -122,21 +120,23 @@ def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_it
     folder: Path, ids: list[tuple[str, str]], times: list[tuple[int, int]], order: list[str], ends: str, mark: bool,
     note: str, mistakes: dict[int, tuple[str, str]],
 ) -> None:  # fmt: skip
-    rows = []
+    lines = []
     for number, ((recording, chunk), (start_ms, length_ms)) in enumerate(zip(ids, times, strict=False)):
         fields = [recording, chunk, "a.wav", str(start_ms), str(start_ms + length_ms), note]
         values = dict(zip(COLUMNS, fields, strict=True)) | dict([mistakes[number]] if number in mistakes else [])
-        rows.append([values[name] for name in order])
+        lines.append([values[name] for name in order])
     path = folder / "any.csv"
     with path.open("w", encoding="utf-8-sig" if mark else "utf-8", newline="") as file:
-        csv.writer(file, lineterminator=ends).writerows([order, *rows])
-    wrong = {n: WRONG[what].format(start=times[n][0]) for n, what in sorted(mistakes.items()) if n < len(rows)}
+        csv.writer(file, lineterminator=ends).writerows([order, *lines])
+    wrong = {n: WRONG[what].format(start=times[n][0]) for n, what in sorted(mistakes.items()) if n < len(lines)}
     sources = open_sources([path], root=None, cutting=Cutting(False))
     if wrong:
         with pytest.raises(BadInput) as refused:
             list(sources.chunks(WHOLE))
-        starts = lines_of(rows)
-        assert (refused.value.why or "").splitlines() == [f"line {starts[n]}: {text}" for n, text in wrong.items()]
+        heights = [1 + sum(field.count("\n") for field in row) for row in lines]
+        assert (refused.value.why or "").splitlines() == [
+            f"line {2 + sum(heights[:n])}: {text}" for n, text in wrong.items()
+        ]
     else:
         found = [(one.key, one.start_ms, one.end_ms) for one in sources.chunks(WHOLE)]
         assert found == [(key, start, start + length) for key, (start, length) in zip(ids, times, strict=False)]
@@ -158,8 +158,7 @@ def test_the_chunks_of_a_recording_cover_it_and_share_what_was_asked(
     assert len(stretches) == 1 or last_ms >= overlap_ms + 3000
 
 
-@pytest.mark.parametrize("many", [1, 50])
-def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path, many: int) -> None:
+def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path) -> None:
     make_wav(tmp_path / "x.wav")
 
     def peak_bytes(rows: int) -> int:
@@ -167,10 +166,10 @@ def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path, many: int) -> Non
             file.write(",".join(COLUMNS) + "\n")
             file.writelines(f"STATION-{n // 20:05}_20230501,{n:060},x.wav,{n},{n + 30000},\n" for n in range(rows))
         tracemalloc.start()
-        chunks = sum(1 for _ in open_sources([tmp_path / "m.csv"], root=None).chunks(Shard(0, many)))
+        chunks = sum(1 for _ in open_sources([tmp_path / "m.csv"], root=None).chunks(Shard(0, 3)))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert chunks == -(-rows // many)
+        assert chunks == -(-rows // 3)
         return peak
 
     few, rows = 1_000, 9_000
@@ -186,20 +185,17 @@ def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path: 
 
     for name in "ab":
         make_wav(tmp_path / f"{name}.wav", 60, 1000, tone_hz=100)
-    ours = [(name, n) for name in "ab" for n in range(20)]
-    lines = [f"r,{name}{n},{name}.wav,{n},{n + 9}\nr,{name}{n}x,not there {name}{n}.wav,0,9\n" for name, n in ours]
-    path, header = tmp_path / "m.csv", ",".join(COLUMNS[:5]) + "\n"
-    path.write_text(header + "".join(lines))
+    ours = [f"r,{name}{n},{name}.wav,{n},{n + 9},,," for name in "ab" for n in range(20)]
+    mixed = [row for one in ours for row in (one, one.replace(".wav", " that is not there.wav").replace("r,", "s,"))]
     sys.addaudithook(note)
-    assert len(list(open_sources([path], root=tmp_path).chunks(Shard(0, 2)))) == 40
-    assert set(opened) == {"a.wav", "b.wav"}
-    opened.clear()
-    path.write_text(header + "".join(line.splitlines()[0] + "\n" for line in lines))
-    assert len(list(open_sources([path], root=tmp_path).chunks(WHOLE))) == 40
-    assert opened == ["a.wav", "b.wav"]
-    opened.clear()
-    assert len(list(open_sources([path], root=tmp_path, cutting=Cutting(False)).chunks(WHOLE))) == 40
-    assert opened == []
+    for lines, shard, cutting, files in (
+        (mixed, Shard(0, 2), Cutting(), {"a.wav", "b.wav"}), (ours, WHOLE, Cutting(), ["a.wav", "b.wav"]),
+        (ours, WHOLE, Cutting(False), []),
+    ):  # fmt: skip
+        (tmp_path / "m.csv").write_text(rows(*lines))
+        opened.clear()
+        assert len(list(open_sources([tmp_path / "m.csv"], root=tmp_path, cutting=cutting).chunks(shard))) == 40
+        assert (opened if isinstance(files, list) else {*opened}) == files
 
 
 # --- looking ahead ----------------------------------------------------------------------------------------------------
@@ -212,8 +208,7 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
         make_wav(tmp_path / "audio" / f"{name}.wav", 1, 100)
     (tmp_path / "audio" / "005.wav").write_bytes(b"RIFF")
     (tmp_path / "list").write_text("".join(f"{name}.wav\n" for name in names))
-    rows = [",".join(COLUMNS[:3]), *(f"{name},{name},{name}.wav" for name in names), ""]
-    (tmp_path / "manifest").write_text("\n".join(rows))
+    (tmp_path / "manifest").write_text(rows(*(f"{name},{name},{name}.wav,,,,," for name in names)))
     many, lock, helpers = Event(), Lock(), set()
 
     def read_slowly(path: str) -> AudioHeader:
@@ -250,23 +245,13 @@ def test_more_threads_are_hired_only_where_looks_are_slow_and_reading_ahead_is_b
     looking = look_ahead(endless(read), abs, monotonic_s=lambda: next(ticks))
     assert [next(looking) for _ in range(3000)] == [(number, number) for number in range(3000)]
     assert 3000 <= read[0] < 3000 + 600
-    assert (helpers() > 1) is hired
-    assert helpers() <= 16
+    assert (helpers() > 1) is hired and helpers() <= 16
     looking.close()
     wait_for(lambda: not helpers(), "an end of the threads")
 
 
 def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> None:
-    read, go_on, slow = [0], Event(), count(0, 0.01)
-    hanging = look_ahead(endless(read), lambda n: go_on.wait(60) if n > 200 else True, monotonic_s=lambda: next(slow))
-    assert next(hanging) == (0, True)
-    hanging.close()
-    assert helpers() and not go_on.is_set()
-    go_on.set()
-    wait_for(lambda: not helpers(), "an end of the threads")
-
-    go_on.clear()
-    clock, heard = [0.0], count(1)
+    go_on, clock, heard = Event(), [0.0], count(1)
 
     def hang(number: int) -> int:
         if number == 200:
@@ -279,11 +264,12 @@ def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> No
         if helpers() > 1 and next(heard) > 5:
             raise KeyError("a signal came")
 
-    seen, given = 0, look_ahead(endless(read), hang, 2, monotonic_s=lambda: clock[0], while_waiting=heed)
+    looked = look_ahead(endless([0]), hang, 2, monotonic_s=lambda: clock[0], while_waiting=heed)
+    assert next(looked) == (0, 0)
     with pytest.raises(KeyError, match="a signal came"):
-        for seen, _ in given:
+        for seen, _ in looked:
             assert seen < 200
-    assert seen and helpers() == 2
+    assert helpers() == 2 and not go_on.is_set()
     go_on.set()
     wait_for(lambda: not helpers(), "an end of the threads")
 
