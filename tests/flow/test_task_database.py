@@ -1,0 +1,84 @@
+"""One array task from its allocation to its exit code: all that it writes and says, as pages."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.badcjobs_program import QUICK, array_task
+from support.behaviour import FixedSite, pretty, some_rows
+from support.pages import Pages
+
+LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((90, 5, 42.5)))
+GRANTED = {
+    **array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "1,2", "SLURM_CPUS_PER_TASK": "3", "SLURM_MEM_PER_NODE": "8192",
+    "SLURM_RESTART_COUNT": "2",
+}  # fmt: skip
+TABLES = ("task", "device", "worker", "chunk", "attempt", "detection", "recording", "decision", "gap", "meta")
+TABLES += ("metric_source", "recorder", "sample", "host_sample", "usage_sample")
+# Depends on the moment: not told at all, or only whether it is known.
+UNTOLD = {
+    "attempt_id",
+    "processes",
+    "gpu_state",
+    "ticks",
+    "time_limit_s",
+    "cpu_cores",
+    "cpu_percent",
+    "read_bytes_per_s",
+}
+KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst_late_s|memory_(used_|total_)?bytes")
+OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
+
+
+@pytest.fixture
+def site() -> Iterator[FixedSite]:
+    site = FixedSite(after_s=None)
+    yield site
+    site.close()
+
+
+def told(site: FixedSite) -> str:
+    """Return the tables that a task writes, with their columns; a recorder on a busy machine is no gap."""
+    ids = {row[0]: row[1] for row in site.rows("SELECT device_id, 'GPU ' || device_index FROM device")}
+    ids |= {row[0]: "ours" for row in site.rows("SELECT task_id FROM task UNION SELECT worker_id FROM worker")}
+    parts = []
+    for table in TABLES:
+        names = [name for (name,) in site.rows(f"SELECT name FROM pragma_table_info('{table}')") if name not in UNTOLD]
+        places = ("start_ms", "end_ms") if table in ("chunk", "detection") else ()  # in the audio
+        shown = [f"{one} NOTNULL" if KNOWN.fullmatch(one) and one not in places else one for one in names]
+        where = {"meta": f"WHERE key NOT IN {OWN}", "gap": "WHERE reason NOT LIKE 'the recorder was %'"}.get(table, "")
+        found = site.rows(f"SELECT DISTINCT {', '.join(shown)} FROM {table} {where}")
+        parts.append(
+            f"## {table}\n{some_rows(names, [tuple(ids.get(value, value) for value in row) for row in found])}"
+        )
+    return re.sub(r'-\w{8}"', '-XXXXXXXX"', "\n".join(parts))
+
+
+def told_log(text: str) -> str:
+    text = re.sub(r"(?m)^\S+ ", "", text)
+    text = re.sub(r"-\w{8} \(\w+, local\)", "-XXXXXXXX (FILESYSTEM, local)", text)
+    return re.sub(r"until \S+, 0:5\d:\d\d|(?<=recorder: ).*", "…", text)
+
+
+def test_all_that_one_task_writes_and_says(site: FixedSite, pages: Pages) -> None:
+    """The second of two devices is not used; one file is missing, one is broken."""
+    manifest = site.manifest(5)
+    (site.folder / "audio" / "c001.wav").unlink()
+    (site.folder / "audio" / "c003.wav").write_bytes(b"no audio")
+    (site.folder / "loads.toml").write_text(LOADS)
+    options = ("--simulate", "loads.toml", "--max-gpus", 1, "--retries", 1, "--keep-raw", "--config", "run.stage=never")
+    env = {**GRANTED, "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
+    slow = ("--engine-arg=--burn-s=0.2",)  # so that there are readings of every kind
+    done = site.badcjobs(
+        "run", manifest.name, "--out", "run", "--engine", "demo", *slow, *QUICK, *options, "--json", env=env
+    )
+    document = {key: value for key, value in done.json.items() if key != "wall_s"}
+    log = told_log(site.task_database().with_suffix(".log").read_text())
+    assert told_log(done.stderr).splitlines()[-3:] == log.splitlines()[-3:], "stderr says the same"
+    said = {"database.txt": told(site), "end.json": pretty(document), "log.txt": log}
+    pages({name: site.plain(text) for name, text in said.items()})
+    ((limit_s,),) = site.rows("SELECT time_limit_s FROM task")
+    assert 3500 < limit_s <= 3600
