@@ -10,50 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rooms import report, store
 from rooms.model import CutShort, NameGaps, Reading
-from rooms.report import (
-    Cell,
-    Summary,
-    Table,
-    durations,
-    energies,
-    escaped,
-    find,
-    index_ranges,
-    indices,
-    job_samples,
-    markdown,
-    memory,
-    natural,
-    number,
-    page,
-    period,
-    prometheus_text,
-    removal_text,
-    share_words,
-    spark,
-    summarize,
-    summary_text,
-    table_html,
-    table_text,
-    task_end_text,
-    three,
-)
-from rooms.store import (
-    AlertFacts,
-    Completeness,
-    CostFacts,
-    FailedChunk,
-    Freshness,
-    GapFacts,
-    JobFacts,
-    StateTime,
-    TaskAlert,
-    UnderWay,
-)
+from rooms.report import Summary, find, job_samples, markdown, page, prometheus_text, summarize, summary_text
+from rooms.store import AlertFacts, Completeness, CostFacts, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
 from support.behaviour import page_text
 from support.pages import Pages
 from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
@@ -276,8 +238,8 @@ def of_numbers() -> dict[str, Summary]:
     silent = replace(device(1), energy_counter_j=None, energy_integrated_j=None)
     idle = replace(device(), work=replace(device().work, audio_s=0.0))
     dark = replace(device(), states={"working": StateTime(3600.0, 0.0, None, None)})
-    going = replace(device(), under_way=UnderWay(2, 900.0, 600.0, 1200.0, 800.0))
-    alert = TaskAlert("thermal", "warning", "hot", "gpu1", START_MS)
+    going = replace(device(), under_way=store.UnderWay(2, 900.0, 600.0, 1200.0, 800.0))
+    alert = store.TaskAlert("thermal", "warning", "hot", "gpu1", START_MS)
     alerting = replace(HEARD, alerts=(alert, replace(alert, is_open=False), replace(alert, kind="memory")))
     alerts = (replace(HOT, still_open=3), replace(HOT, kind="memory", still_open=1))
     nothing = {"chunks": {"pending": 40}, "audio_done_s": 0.0}
@@ -301,7 +263,7 @@ def of_numbers() -> dict[str, Summary]:
         "under way": left(replace(tasks(HEARD), devices=(going, device(1)))),
         "under way, and silent": left(replace(tasks(HEARD), devices=(going, device(1))), END_MS + 200_000),
         "under way to the last": left(replace(tasks(HEARD), devices=(
-            replace(going, under_way=UnderWay(1, 2700.0, None, None, 2699.9995)), device(1))), END_MS + 200_000),
+            replace(going, under_way=store.UnderWay(1, 2700.0, None, None, 2699.9995)), device(1))), END_MS + 200_000),
         "killed": left(tasks(replace(TASK, slurm_state="NODE_FAIL"))),
         "outdated": left(tasks(replace(HEARD, changed=True)), END_MS + 200_000),
         "changed, and running": left(tasks(replace(HEARD, changed=True)), END_MS),
@@ -336,27 +298,19 @@ def test_what_prometheus_hears_where_one_fact_is_different(pages: Pages) -> None
     pages(differences(whole(), {name: replace(known[name], findings=FINDINGS) for name in of_them}, "report.prom"))
 
 
-PROOF_OF_3 = Completeness(3, None, 3, 3, 0, 0, 0, 0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("chunks", "missing", "proof", "verdict"),
-    [
-        ({"done": 3}, (), None, "done"),
+def test_work_left_comes_before_failures_and_both_before_done() -> None:
+    proof = Completeness(3, None, 3, 3, 0, 0, 0, 0, 0, 0)
+    stopped, failed = {"done": 3, "pending": 1, "failed": 1}, {"done": 3, "failed": 1}
+    for chunks, missing, proved, verdict in (
+        ({"done": 3}, (), None, "done"), (failed, (), None, "failed"), ({"done": 3, "poison": 1}, (), None, "failed"),
         ({"done": 3, "skipped": 2}, (), None, "stopped"),  # their results are in a file that was not given
-        ({"done": 3, "failed": 1}, (), None, "failed"),
-        ({"done": 3, "poison": 1}, (), None, "failed"),
-        ({"done": 3, "pending": 1, "failed": 1}, (), None, "stopped"),
-        ({"done": 3, "failed": 1}, (2,), None, "stopped"),
-        ({"done": 3}, (), {"strangers": 1}, "done"),
-        ({"done": 3}, (), {"expected": None, "not_listed": None}, "done"),
-        ({"done": 3}, (), {"expected": 4, "not_listed": 1}, "stopped"),
-        ({"done": 2, "failed": 1}, (), {"unmerged_indices": (1,)}, "stopped"),
-    ],
-)
-def test_work_left_comes_before_failures_and_both_before_done(chunks, missing, proof, verdict: str) -> None:
-    proved = None if proof is None else replace(PROOF_OF_3, **proof)
-    assert summarize(replace(JOB, chunks=chunks), missing, proved).verdict == verdict
+        (stopped, (), None, "stopped"), (failed, (2,), None, "stopped"),
+        ({"done": 3}, (), replace(proof, strangers=1), "done"),
+        ({"done": 3}, (), replace(proof, expected=None, not_listed=None), "done"),
+        ({"done": 3}, (), replace(proof, expected=4, not_listed=1), "stopped"),
+        (failed, (), replace(proof, unmerged_indices=(1,)), "stopped"),
+    ):  # fmt: skip
+        assert summarize(replace(JOB, chunks=chunks), missing, proved).verdict == verdict, (chunks, missing, proved)
 
 
 def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> None:
@@ -384,49 +338,34 @@ def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> N
 # --- words and tables -------------------------------------------------------------------------------------------------
 
 
-def test_how_numbers_are_written() -> None:
-    minute = 60_000
-    said = {
-        spark: [((0, 12.4, 12.5, 99.9, 100, None, -5), "▁▁▂██·▁")],
-        share_words: [(None, "–"), (0, "0 %"), (0.49, "<1 %"), (0.5, "1 %"), (99.6, "100 %")],
-        memory: [(None, "–"), (2**30 - 1, "1024 MiB"), (2**30, "1.0 GiB"), (5 << 20, "5 MiB")],
-        durations: [
-            ([9.94, 59.94], ["9.9 s", "59.9 s"]), ([59.95], ["1 min 00 s"]), ([0.2, 100], ["0 min 00 s", "1 min 40 s"]),
-            ([3599.4], ["59 min 59 s"]), ([3599.6], ["1 h 00 min"]), ([259_200], ["72 h 00 min"]), ([], []),
-            ([0, 29, 30, 90, 7200, 36e5],
-             ["0 h 00 min", "<1 min", "0 h 01 min", "0 h 02 min", "2 h 00 min", "1,000 h 00 min"]),
-        ],
-        energies: [
-            ([None], ["–"]), ([0], ["0.00 Wh"]), ([5.7e-05], ["under 0.01 Wh"]), ([0.01], ["0.01 Wh"]),
-            ([9.99], ["9.99 Wh"]), ([10.0], ["10.0 Wh"]), ([999.9], ["999.9 Wh"]),
-            ([0.001, None, 90, 1000], ["under 0.01 kWh", "–", "0.09 kWh", "1.00 kWh"]),
-        ],
-        natural: [("gpu10.9", [(-1, "gpu"), (10, ""), (-1, "."), (9, ""), (-1, "")])],
-        index_ranges: [([], ""), ([3], "3"), ([7, 3], "3,7"), ([3, 4], "3,4"), ([0, 1, 2, 5, 7, 8, 9], "0-2,5,7-9")],
-        indices: [(range(1000), "0-999"), (range(0, 20, 2), "0,2,4,6,8,10,12,14,16,18"),
-                  (range(0, 22, 2), "0,2,4,6,8,10,12,14,16,18,… (11 in total)")],
+def test_how_numbers_are_written(pages: Pages) -> None:
+    minute, hour = 60_000, 3600
+    inputs: dict[str, list[tuple[Any, ...]]] = {
+        "spark": [((0, 12.4, 12.5, 99.9, 100, None, -5),)],
+        "share_words": [(None,), (0,), (0.49,), (0.5,), (99.6,)],
+        "memory": [(None,), (2**30 - 1,), (2**30,), (5 << 20,)],
+        "durations": [([9.94, 59.94],), ([59.95],), ([0.2, 100],), ([3599.4],), ([3599.6],), ([72 * hour],), ([],),
+                      ([0, 29, 30, 90, 2 * hour, 1000 * hour],)],
+        "energies": [([None],), ([0],), ([5.7e-05],), ([0.01],), ([9.99],), ([10.0],), ([999.9],),
+                     ([0.001, None, 90, 1000],)],
+        "natural": [("gpu10.9",)],
+        "index_ranges": [([],), ([3],), ([7, 3],), ([3, 4],), ([0, 1, 2, 5, 7, 8, 9],), ([1, 3, 5, 9], 2),
+                         ([1, 3, 5], 1)],
+        "indices": [(range(1000),), (range(0, 20, 2),), (range(0, 22, 2),)],
+        "number": [(None,), (0.155, 2), (2.675, 2), (1234567.5, 0), (0.0994, 1), (0.1, 1), (0, 1), (0.0001, 1),
+                   (0.00009, 1), (-0.00009, 1), (math.inf, 1)],
+        "three": [(1.25, 2, 3, 1), (None, 1, 2), (1, 2, None)],
+        "period": [(START_MS, START_MS + ms) for ms in (10 * minute - 1, 10 * minute, 1440 * minute)],
     }  # fmt: skip
-    for function, cases in said.items():
-        for given_, words in cases:
-            assert function(given_) == words, (function.__name__, given_)
-    assert [number(*one) for one in ((None,), (0.155, 2), (2.675, 2), (1234567.5, 0), (0.0994, 1), (0.1, 1), (0, 1),
-                                     (0.0001, 1), (0.00009, 1), (-0.00009, 1), (math.inf, 1))] == [
-        "–", "0.16", "2.68", "1,234,568", "0.099", "0.1", "0.0", "0.0001", "under 0.0001", "under 0.0001", "inf",
-    ]  # fmt: skip
-    assert (three(1.25, 2, 3, 1), three(None, 1, 2), three(1, 2, None)) == ("1.3/2.0/3.0", "–", "–")
-    assert [index_ranges(*one) for one in (([1, 3, 5, 9], 2), ([1, 3, 5], 1))] == ["1-5:2,9", "1,3,5"]
-    assert [period(START_MS, START_MS + ms) for ms in (10 * minute - 1, 10 * minute, 1440 * minute)] == [
-        "2027-01-15 08:00:00 to 08:09:59 UTC", "2027-01-15 08:00 to 08:10 UTC",
-        "2027-01-15 08:00 to 2027-01-16 08:00 UTC",
-    ]  # fmt: skip
+    said = [f"{name}{given_} → {getattr(report, name)(*given_)}" for name, those in inputs.items() for given_ in those]
+    pages({"numbers.txt": "\n".join(said)})
 
 
 @given(st.lists(st.lists(st.text('ab鳥声|<&"', max_size=70), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_a_table_is_aligned_in_100_columns_and_keeps_the_ends_of_what_may_be_shortened(rows: list[list[str]]) -> None:
-    table = Table(
-        "t", "T", (("a", "text"), ("b", "text"), ("c", "")), [[row[0][:20], row[1], row[2][:9]] for row in rows]
-    )
-    lines = table_text(table, shorten="b")
+    kinds = (("a", "text"), ("b", "text"), ("c", ""))
+    table = report.Table("t", "T", kinds, [[row[0][:20], row[1], row[2][:9]] for row in rows])
+    lines = report.table_text(table, shorten="b")
     shown = [f"{line}|" if line.endswith(" ") else line for line in lines]
     assert max(map(columns_of, shown)) <= 100
     assert len({columns_of(line) for line, row in zip(lines[1:], rows, strict=True) if row[2].strip()}) <= 1
@@ -436,26 +375,23 @@ def test_a_table_is_aligned_in_100_columns_and_keeps_the_ends_of_what_may_be_sho
 
 @given(st.text("aé鳥|`\\*<$ \n\t\x1b\u2028"))
 def test_escaped_text_is_one_line_and_backslashes_give_the_text_back(text: str) -> None:
-    line = escaped(text)
+    line = report.escaped(text)
     assert len(line.splitlines()) <= 1
     assert re.sub(r"\\(.)", r"\1", line) == "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
 
 
 def test_a_table_of_a_page_is_escaped_sorted_by_numbers_and_folded(pages: Pages) -> None:
-    rows = [(NASTY, Cell(f"<{n}>", 1 / (n + 1) if n else None), "x & y") for n in range(17)]
+    rows = [(NASTY, report.Cell(f"<{n}>", 1 / (n + 1) if n else None), "x & y") for n in range(17)]
     kinds = (("<name>", "text"), ("many", ""), ("why", "long"))
-    pages({"table.html": table_html(Table("a<b", '"T"', kinds, rows, foot=rows[0]))})
+    pages({"table.html": report.table_html(report.Table("a<b", '"T"', kinds, rows, foot=rows[0]))})
 
 
-def test_colours_change_no_word() -> None:
+def test_colours_change_no_word_and_a_long_name_leaves_room_for_the_verdict() -> None:
     for verdict, code in (("stopped", 33), ("done", 32), ("failed", 31)):
         plain, coloured = (summary_text(replace(whole(), verdict=verdict), "july", colour=c) for c in (False, True))
         assert coloured.startswith(f"july: \x1b[{code}m") and "  \x1b[1;31mproblem\x1b[0m  One of" in coloured
         assert "\n  \x1b[33mwarning\x1b[0m  Starting" in coloured
         assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
-
-
-def test_a_long_name_of_a_run_leaves_room_for_its_verdict() -> None:
     first = summary_text(whole(), "july" * 60).splitlines()[0]
     assert len(first) == 100 and first.endswith("j…: not finished: there is work left")
 
@@ -469,7 +405,8 @@ def test_the_last_lines_of_merge_and_run(pages: Pages) -> None:
     left_files = [(f"/scratch/st-somebody-1/a-folder/of-some-length/tasks/4821_{n}.r0.gpu1.sqlite", "not ended")
                   for n in range(21)]  # fmt: skip
     pages({
-        "run.txt": task_end_text(end), "run-more.txt": task_end_text(more),
-        "run-nothing.txt": task_end_text({**end, "chunks": {}, "failed": [], "wall_s": 0.0}),
-        "removed.txt": removal_text(["a"], left_files[:20]), "removed-more.txt": removal_text(["a", "b"], left_files),
+        "run.txt": report.task_end_text(end), "run-more.txt": report.task_end_text(more),
+        "run-nothing.txt": report.task_end_text({**end, "chunks": {}, "failed": [], "wall_s": 0.0}),
+        "removed.txt": report.removal_text(["a"], left_files[:20]),
+        "removed-more.txt": report.removal_text(["a", "b"], left_files),
     })  # fmt: skip
