@@ -21,39 +21,19 @@ DEVICES = 4 * 26
 CHARTS = ("timeline", "utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "histogram")
 READY = "document.documentElement.dataset.ready === 'yes'"
 
-# How many pixels of a chart are painted; Bokeh's canvases lie in shadow trees.
-_PAINTED = """(() => {
-  let many = 0;
-  const walk = (node) => {
-    for (const one of node.querySelectorAll('*')) {
-      if (one.tagName === 'CANVAS' && one.width && one.height) {
-        const data = one.getContext('2d').getImageData(0, 0, one.width, one.height).data;
-        for (let n = 3; n < data.length; n += 4) if (data[n]) many++;
-      }
-      if (one.shadowRoot) walk(one.shadowRoot);
-    }
-  };
-  walk(document.getElementById('chart-%s'));
-  return many;
-})()"""
-_TOOLTIP = """(() => {
-  const tip = [...document.querySelectorAll('.bk-Tooltip')].find((one) => getComputedStyle(one).display !== 'none');
-  return tip ? tip.shadowRoot.textContent : '';
-})()"""
-_MODEL = "Bokeh.documents[0].get_model_by_name('%s')"
-_TIMES = f"(({{start, end}}) => [start, end])({_MODEL % 'time'})"
-_AS_OPENED = """(() => {
-  pick.value = '0';
-  pick.dispatchEvent(new Event('change'));
-  document.querySelector('[data-move=all]').click();
-  document.querySelectorAll('details').forEach((one) => { one.open = false; });
-  window.scrollTo(0, 0);
-})()"""
+LOOK = Path(__file__).with_name("look.js").read_text()
+TIMES = "span('time')"
+
+
+def open_report(browser: Browser, url: str, **size: int) -> Page:
+    page = browser.open(url, ready=READY, **size)
+    page.evaluate(LOOK)
+    return page
 
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, report: str) -> Page:
-    return browser.open(report, ready=READY)
+    return open_report(browser, report)
 
 
 @pytest.fixture
@@ -61,7 +41,7 @@ def page(tab: Page) -> Iterator[Page]:
     """The page as it was opened; it must not have said anything when the test is over."""
     tab.call("Page.bringToFront")
     tab.prefer()
-    tab.evaluate(_AS_OPENED)
+    tab.evaluate("asOpened()")
     yield tab
     assert tab.errors == []
 
@@ -71,7 +51,7 @@ def tooltip(page: Page, chart: str, across: float = 0.5, down: float = 0.4) -> s
     for _ in range(20):
         page.point_at(*page.center(f"#chart-{chart}", across, down))
         time.sleep(0.1)
-        if said := page.evaluate(_TOOLTIP):
+        if said := page.evaluate("tooltip()"):
             return str(said)
     return ""
 
@@ -83,21 +63,13 @@ def test_it_loads_without_a_word_on_the_console_asks_for_nothing_but_itself_and_
     page: Page, report: str
 ) -> None:
     for chart in CHARTS:
-        assert page.wait_for(f"{_PAINTED % chart} > 2000"), chart
+        assert page.wait_for(f"painted('{chart}') > 2000"), chart
     assert (page.errors, page.requests) == ([], [report])
 
 
 def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(browser: Browser, report: str) -> None:
-    page = browser.open(report, ready=READY)
-    page.evaluate(
-        """(() => { window.refused = [];
-        document.addEventListener('securitypolicyviolation', (event) => refused.push(event.effectiveDirective));
-        fetch('http://127.0.0.1:9/').catch(() => 0);
-        new Image().src = 'http://127.0.0.1:9/picture.png';
-        const script = document.createElement('script'); script.textContent = 'window.hacked = 1';
-        document.body.append(script);
-        setTimeout(() => { window.thrown = 1; throw new Error('on purpose'); }); })()"""
-    )
+    page = open_report(browser, report)
+    page.evaluate("misbehave()")
     refused = page.wait_for("window.thrown && refused.length >= 3 && refused.map((one) => one.split('-')[0])")
     assert set(refused) == {"connect", "img", "script"}
     assert page.evaluate("window.hacked") is None
@@ -108,7 +80,7 @@ def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(b
 
 
 def test_text_from_files_stays_text_wherever_it_is_shown(browser: Browser, hostile_report: str) -> None:
-    page = browser.open(hostile_report, ready=READY)
+    page = open_report(browser, hostile_report)
     tooltip(page, "power_w", across=0.3)
     assert "<script>window.hacked" in tooltip(page, "timeline", across=0.3)
     assert page.evaluate("document.body.innerText").count("<script>window.hacked = 1</script>") > 20
@@ -132,23 +104,23 @@ def test_pointing_at_a_chart_says_what_is_there(page: Page) -> None:
 
 
 def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_goes_back(page: Page) -> None:
-    start, end = page.evaluate(_TIMES)
+    start, end = page.evaluate(TIMES)
     x, y = page.center("#chart-temperature_c", 0.4)
     page.drag(x, y, x + 80, y)
-    page.wait_for(f"{_TIMES}[1] - {_TIMES}[0] < {(end - start) / 2}")
+    page.wait_for(f"{TIMES}[1] - {TIMES}[0] < {(end - start) / 2}")
     page.click("[data-move=all]")
-    page.wait_for(f"{_TIMES}[0] === {start} && {_TIMES}[1] === {end}")
+    page.wait_for(f"{TIMES}[0] === {start} && {TIMES}[1] === {end}")
     page.evaluate("document.querySelector('#chart-power_w').focus()")
     page.press("+")
-    page.wait_for(f"Math.abs({_TIMES}[1] - {_TIMES}[0] - {(end - start) / 2}) < 1000")
+    page.wait_for(f"Math.abs({TIMES}[1] - {TIMES}[0] - {(end - start) / 2}) < 1000")
     page.press("ArrowRight")
-    page.wait_for(f"{_TIMES}[0] > {start + (end - start) / 4 + 1000}")
+    page.wait_for(f"{TIMES}[0] > {start + (end - start) / 4 + 1000}")
     page.press("0")
-    page.wait_for(f"{_TIMES}[0] === {start} && {_TIMES}[1] === {end}")
+    page.wait_for(f"{TIMES}[0] === {start} && {TIMES}[1] === {end}")
 
 
 def test_a_device_can_be_picked_a_task_be_found_and_the_rows_be_tasks_or_devices(page: Page) -> None:
-    mean = f"{_MODEL % 'power_w-mean'}.data"
+    mean = "model('power_w-mean').data"
     before = page.evaluate(f"JSON.stringify({mean}.y)")
     names = page.texts("#pick option")
     assert (names[0], len(names)) == (f"All {DEVICES} devices together", DEVICES + 1)
@@ -158,13 +130,13 @@ def test_a_device_can_be_picked_a_task_be_found_and_the_rows_be_tasks_or_devices
     assert page.evaluate(f"{mean}.x.length") <= 240
     assert page.evaluate(f"{mean}.y.filter(Number.isNaN).length") >= 20, "it breaks the line"
     page.fill("#find", "4821_20.", "change")
-    last, first = page.evaluate(f"(({{start, end}}) => [start, end])({_MODEL % 'rows'})")
+    last, first = page.evaluate("span('rows')")
     assert first < 80 and last > 83 and last - first < 20, "the rows of task 20 of four devices each"
     assert page.evaluate("document.querySelector('#by').parentElement.hidden") is True  # each device had one task
     page.fill("#by", "cards", "change")
-    labels = page.evaluate(f"[...{_MODEL % 'device-names'}.major_label_overrides.values()]")
+    labels = page.evaluate("[...model('device-names').major_label_overrides.values()]")
     assert labels[:5] == ["gpu01 · 0", "gpu01 · 1", "gpu01 · 2", "gpu01 · 3", "gpu02 · 0"]
-    assert page.evaluate(f"{_MODEL % 'rows'}.start") == len(labels) - 0.5
+    assert page.evaluate("model('rows').start") == len(labels) - 0.5
     page.fill("#by", "rows", "change")
 
 
@@ -194,39 +166,6 @@ def test_a_long_table_is_folded_filtered_and_sorted_by_its_numbers(page: Page) -
 
 # --- for everybody ----------------------------------------------------------------------------------------------------
 
-_CONTRASTS = """(() => {
-  const light = (text) => {
-    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
-    const line = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
-    return { value: 0.2126 * line(r) + 0.7152 * line(g) + 0.0722 * line(b), solid: a === 1 };
-  };
-  const behind = (one) => {
-    for (; one; one = one.parentElement) {
-      const found = light(getComputedStyle(one).backgroundColor);
-      if (found.solid && getComputedStyle(one).backgroundColor !== 'rgba(0, 0, 0, 0)') return found.value;
-    }
-    return 1;
-  };
-  const worst = {};
-  for (const one of document.querySelectorAll('main *, header *, nav *, footer')) {
-    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || !one.getClientRects().length) continue;
-    const [a, b] = [light(getComputedStyle(one).color).value, behind(one)];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const name = one.tagName + '.' + one.className;
-    worst[name] = Math.min(worst[name] ?? 99, ratio);
-  }
-  return worst;
-})()"""
-_AXIS = f"""(() => {{
-  const probe = document.body.appendChild(document.createElement('p'));
-  probe.style.color = {_MODEL % "device-names"}.major_label_text_color;
-  const color = getComputedStyle(probe).color; probe.remove();
-  return [color, getComputedStyle(document.body).backgroundColor];
-}})()"""
-_REACHABLE = """[...document.querySelectorAll('a, button, select, input, summary, [tabindex="0"]')]
-  .filter((one) => one.checkVisibility())"""
-
 
 def lightness(color: str) -> float:
     red, green, blue = (int(part) for part in color.removeprefix("rgb(").rstrip(")").split(",")[:3])
@@ -238,24 +177,19 @@ def test_all_text_can_be_read_in_light_and_in_dark_and_the_charts_follow(page: P
     for dark in (False, True):
         page.prefer(dark=dark)
         page.wait_for(f"document.documentElement.dataset.charts === '{'dark' if dark else 'light'}'")
-        assert {name: ratio for name, ratio in page.evaluate(_CONTRASTS).items() if ratio < 4.5} == {}
-        letters, paper = map(lightness, page.evaluate(_AXIS))
+        assert {name: ratio for name, ratio in page.evaluate("contrasts()").items() if ratio < 4.5} == {}
+        letters, paper = map(lightness, page.evaluate("axisColours()"))
         assert abs(letters - paper) > 0.45 and (paper < 0.5) == dark
         seen.add(letters)
     assert len(seen) == 2
 
 
 def test_the_keyboard_reaches_everything_and_the_focus_can_be_seen(page: Page) -> None:
-    page.evaluate("document.querySelector('.skip').focus(); window.unseen = [];"
-                  " window.reached = new Set([document.activeElement])")  # fmt: skip
-    for _ in range(page.evaluate(f"{_REACHABLE}.length") - 1):
+    page.evaluate("document.querySelector('.skip').focus()")
+    for _ in range(page.evaluate("reachable().length")):
+        page.evaluate("noteFocus()")
         page.press("Tab")
-        page.evaluate(
-            """(() => { const one = document.activeElement; reached.add(one);
-            if (one !== document.body && getComputedStyle(one).outlineStyle === 'none')
-              unseen.push(one.outerHTML.slice(0, 99)); })()"""
-        )
-    left = f"{_REACHABLE}.filter((one) => !reached.has(one)).map((one) => one.outerHTML.slice(0, 99))"
+    left = "reachable().filter((one) => !reached.has(one)).map((one) => one.outerHTML.slice(0, 99))"
     assert page.evaluate(f"[{left}, unseen]") == [[], []]
 
 
@@ -281,14 +215,10 @@ def test_a_screen_reader_finds_landmarks_headings_and_a_name_for_everything(page
 def test_on_a_telephone_nothing_sticks_out_and_times_do_not_run_into_each_other(
     browser: Browser, page: Page, report: str
 ) -> None:
-    small = browser.open(report, width=420, height=800, ready=READY)
+    small = open_report(browser, report, width=420, height=800)
     assert small.evaluate("document.documentElement.scrollWidth") <= 420
     for one in (small, page):
-        wide, ticks = one.evaluate(
-            f"(() => {{ const times = {_MODEL % 'time'}, axis = {_MODEL % 'timeline'}.below[0];"
-            " const ticks = axis.ticker.get_ticks(times.start, times.end, times, 0).major.length;"
-            " return [document.getElementById('chart-timeline').getBoundingClientRect().width, ticks]; })()"
-        )
+        wide, ticks = one.evaluate("timesOfTimeline()")
         assert 2 <= ticks <= (wide - 60) / 50  # a time is about 40 pixels wide
     assert small.errors == []
     small.close()
@@ -304,11 +234,6 @@ def test_without_script_every_row_is_there_to_be_read(browser: Browser, report: 
     page.close()
 
 
-# Of each table: its name, its rows, and how many of them are shown.
-_ROWS = """[...document.querySelectorAll('table[data-fold]')].map((table) => [table.id, table.tBodies[0].rows.length,
-  [...table.tBodies[0].rows].filter((row) => !row.hidden).length])"""
-
-
 def test_printed_it_is_dark_on_white_without_what_only_a_screen_needs(page: Page) -> None:
     page.prefer(dark=True)
     page.wait_for("document.documentElement.dataset.charts === 'dark'")
@@ -318,12 +243,12 @@ def test_printed_it_is_dark_on_white_without_what_only_a_screen_needs(page: Page
     assert "invert" in page.evaluate("getComputedStyle(document.querySelector('.chart')).filter")
     for gone in ("nav", ".controls", ".bar label"):
         assert page.evaluate(f"getComputedStyle(document.querySelector('{gone}')).display") == "none"
-    on_screen = page.evaluate(_ROWS)
+    on_screen = page.evaluate("rowsShown()")
     assert "device-table" in [name for name, there, shown in on_screen if shown < there]
-    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {_ROWS}; }}, {{ once: true }})")
+    page.evaluate("addEventListener('beforeprint', () => { window.printed = rowsShown(); }, { once: true })")
     pdf = page.print_pdf()
     assert all(shown == there for _, there, shown in page.evaluate("printed")), "nobody unfolds a table on paper"
-    page.wait_for(f"JSON.stringify({_ROWS}) === JSON.stringify({json.dumps(on_screen)})")
+    page.wait_for(f"JSON.stringify(rowsShown()) === JSON.stringify({json.dumps(on_screen)})")
     assert pdf.startswith(b"%PDF")
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type/Page/") + pdf.count(b"/Type /Page ") >= 3
     assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
@@ -336,9 +261,9 @@ def test_a_table_as_long_as_a_book_is_printed_as_it_is_shown(browser: Browser, t
     )
     script = ASSETS.joinpath("page.js").read_text()
     (tmp_path / "long.html").write_text(f"<!doctype html>{body}<script>{script}</script>")
-    page = browser.open((tmp_path / "long.html").as_uri(), ready=READY)
+    page = open_report(browser, (tmp_path / "long.html").as_uri())
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate(_ROWS) == [["short", 1000, 1000], ["long", 1001, 15]]
+    assert page.evaluate("rowsShown()") == [["short", 1000, 1000], ["long", 1001, 15]]
     page.close()
 
 
@@ -351,8 +276,8 @@ def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read
     TaskFile(tmp_path, states={"a": "done", "b": "failed"}, samples=0).write()
     merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
     write_page(summarize_database(tmp_path / "job.sqlite"), tmp_path / "report.html", tmp_path / "job.sqlite")
-    bare = browser.open((tmp_path / "report.html").as_uri(), ready=READY)
-    bare.wait_for(f"({_PAINTED % 'timeline'}) > 500")
+    bare = open_report(browser, (tmp_path / "report.html").as_uri())
+    bare.wait_for("painted('timeline') > 500")
     assert "There are no readings" in bare.texts("#load")[0]
     # One device in one task: there is nothing to choose from.
     assert bare.evaluate("document.getElementById('by').parentElement.getBoundingClientRect().height") == 0
@@ -367,12 +292,8 @@ def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(
     silent = replace(first, verdict=None, slurm_state=None, heard_at_ms=first.last_sign_ms)
     summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)), tasks_silent=(silent.name,))
     (tmp_path / "silent.html").write_text(make_page(summary, "june"))
-    page = browser.open((tmp_path / "silent.html").as_uri(), width=1280, ready=READY)
+    page = open_report(browser, (tmp_path / "silent.html").as_uri(), width=1280)
     assert "silent, last update 20" in page.texts("#task-table")[0]
-    wide, room, lines = page.evaluate(
-        "(() => { const table = document.getElementById('task-table'), box = table.parentElement;"
-        " const [silent, other] = [...table.tBodies[0].rows].map((row) => row.getBoundingClientRect().height);"
-        " return [box.scrollWidth, box.clientWidth, silent / other]; })()"
-    )
+    wide, room, lines = page.evaluate("taskTable()")
     assert wide <= room and lines < 2
     page.close()

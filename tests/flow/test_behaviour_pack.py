@@ -70,6 +70,8 @@ def test_jobs(jobs: FixedSite, pages: Pages) -> None:
             if job == "live":
                 said |= {"live.json": pretty(reported.to_dict()), "live.prom": reported.to_prometheus(),
                          "live.md": reported.to_markdown()}  # fmt: skip
+    with report_job(jobs.folder / "healthy" / "job.sqlite", HandClock(2 * START_MS)) as later:
+        assert later.to_text() == said["healthy.txt"], "of a job that has ended the same is said at any time"
     with report_job(jobs.folder / "array" / "job.sqlite", clock_of("array"), jobs.folder / "requeued") as two:
         said |= {"compare.txt": two.to_text(), "compare.json": pretty(two.to_dict())}
     said["array-tables.txt"] = tables(jobs.folder / "array" / "job.sqlite")

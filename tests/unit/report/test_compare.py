@@ -6,21 +6,9 @@ import difflib
 from dataclasses import replace
 from typing import Any
 
-import pytest
+from rooms import report
 from rooms.model import CutShort
-from rooms.report import (
-    FAST,
-    LONG,
-    MUCH,
-    Comparison,
-    Summary,
-    at_least,
-    change_words,
-    compare,
-    comparison_markdown,
-    comparison_text,
-    summarize,
-)
+from rooms.report import Comparison, Summary, compare, comparison_markdown, comparison_text, summarize
 from rooms.store import Freshness, JobFacts, StateTime
 from support.behaviour import pretty
 from support.pages import Pages
@@ -132,25 +120,16 @@ def test_what_is_said_of_other_pairs(pages: Pages) -> None:
     pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
 
 
-@pytest.mark.parametrize(
-    ("this", "other", "words", "better", "said"),
-    [
-        (None, 1.0, MUCH, 0, "–"), (1.0, None, MUCH, 1, "–"), (0.0, 0.0, MUCH, 1, "the same"),
-        (100.0, 100.4, FAST, 1, "the same"), (100.0, 100.6, FAST, 1, "1 % slower (worse)"),
-        (3.0, 0.0, MUCH, -1, "more (worse)"), (0.0, 3.0, MUCH, -1, "100 % less (better)"),
-        (0.8, 366.75, MUCH, 0, "1/458 as much"), (0.16, 115.24, LONG, -1, "1/720 as long (better)"),
-        (1.0, 100.0, MUCH, 0, "99 % less"), (0.999, 100.0, MUCH, 0, "1/100 as much"),
-        (110.0, 100.0, FAST, 1, "10 % faster (better)"), (90.0, 100.0, FAST, 1, "10 % slower (worse)"),
-        (199.0, 100.0, MUCH, 0, "99 % more"), (200.0, 100.0, MUCH, 0, "2.0 × as much"),
-        (-1.0, 100.0, MUCH, 0, "less"),
-    ],
-)  # fmt: skip
-def test_a_change_is_said_with_its_direction(this, other, words: tuple[str, str, str], better: int, said: str) -> None:
-    assert change_words(this, other, words, better) == said
-
-
-def test_percentages_differ_by_the_points_that_are_shown() -> None:
-    assert [change_words(*two, MUCH, 1, points=True) for two in ((2.5, 2.01), (2.5, 2.0), (7.4, 2.6), (2.4, 2.9))] == [
-        "the same", "1 point more (better)", "4 points more (better)", "1 point less (worse)",
-    ]  # fmt: skip
-    assert (at_least("under 0.01 Wh"), at_least("3 Wh")) == ("measured: under 0.01 Wh", "at least 3 Wh")
+def test_a_change_is_said_with_its_direction_and_percentages_differ_by_the_points_that_are_shown(pages: Pages) -> None:
+    changes = {
+        "much": [(None, 1.0, 0), (1.0, None, 1), (0.0, 0.0, 1), (3.0, 0.0, -1), (0.0, 3.0, -1), (0.8, 366.75, 0),
+                 (1.0, 100.0, 0), (0.999, 100.0, 0), (199.0, 100.0, 0), (200.0, 100.0, 0), (-1.0, 100.0, 0)],
+        "fast": [(100.0, 100.4, 1), (100.0, 100.6, 1), (110.0, 100.0, 1), (90.0, 100.0, 1)],
+        "long": [(0.16, 115.24, -1)], "points": [(2.5, 2.01, 1), (2.5, 2.0, 1), (7.4, 2.6, 1), (2.4, 2.9, 1)],
+    }  # fmt: skip
+    words = {"much": report.MUCH, "fast": report.FAST, "long": report.LONG, "points": report.MUCH}
+    said = [f"{kind}: {this} after {other}: "
+            + report.change_words(this, other, words[kind], better, points=kind == "points")
+            for kind, those in changes.items() for this, other, better in those]  # fmt: skip
+    pages({"changes.txt": "\n".join(said)})
+    assert (report.at_least("under 0.01 Wh"), report.at_least("3 Wh")) == ("measured: under 0.01 Wh", "at least 3 Wh")

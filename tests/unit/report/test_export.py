@@ -73,22 +73,8 @@ def as_lines(name: str, text: str) -> str:
     return json.dumps(json.loads(text), indent=1, ensure_ascii=False) if name.endswith(".json") else text
 
 
-EVIL = (
-    "..",
-    "../..",
-    "../../evil",
-    "/etc/passwd",
-    "a/../../../b",
-    "./x",
-    "",
-    "/",
-    "//",
-    ".",
-    "x/..",
-    "x//y",
-    "a\0b",
-    "~root",
-)
+EVIL = ("..", "../..", "../../evil", "/etc/passwd", "a/../../../b", "./x", "", "/", "//", ".", "x/..", "x//y", "a\0b",
+        "~root")  # fmt: skip
 
 
 def test_no_id_leaves_the_folder(tmp_path: Path) -> None:
@@ -102,16 +88,17 @@ def test_no_id_leaves_the_folder(tmp_path: Path) -> None:
     long = {chunk_file("r", "é" * 300 + end) for end in "12"}
     assert len(long) == 2 and all(len(path.name.encode()) <= 255 for path in long)
     database = TaskFile(tmp_path / "task", states=dict.fromkeys("abc", "done"), labels=()).write()
-    for chunk_id, name in zip("abc", ("../../up", "/abs/olute", NASTY), strict=True):
+    names = ("../../up", "/abs/olute", NASTY)
+    for chunk_id, name in zip("abc", names, strict=True):
         for table in ("attempt", "chunk"):
-            sql = f"UPDATE {table} SET recording_id = ?, chunk_id = ? WHERE chunk_id = ?"
-            change(database, sql, values=(name, name, chunk_id))
+            change(database, f"UPDATE {table} SET recording_id = ?, chunk_id = ? WHERE chunk_id = ?",
+                   values=(name, name, chunk_id))  # fmt: skip
     before = set(tmp_path.rglob("*"))
     export(ExportOrder(database, "badc", tmp_path / "deep" / "out"), io.BytesIO())
     made = set(tmp_path.rglob("*")) - before
     assert all(path.is_relative_to(tmp_path / "deep") for path in made)
     documents = [json.loads(path.read_text()) for path in made if path.suffix == ".json"]
-    assert {one["chunk_id"] for one in documents if "chunk_id" in one} == {"../../up", "/abs/olute", NASTY}
+    assert {one["chunk_id"] for one in documents if "chunk_id" in one} == {*names}
 
 
 ids = st.text("aé\0\n", max_size=20) | st.text("/.%2F0aE", max_size=8)
@@ -189,34 +176,31 @@ def test_tables_and_detections(job: Path, tmp_path: Path, pages: Pages) -> None:
 
 def test_options_that_do_not_go_together_are_answered(job: Path, tmp_path: Path, pages: Pages) -> None:
     (tmp_path / "there").touch()
-    some = DetectionFilter(("",), float("nan"))
-    orders = {
-        "all mistakes": ExportOrder(job, "badc", job, ("chunk",), True, some),
-        "detections and a table": ExportOrder(job, "csv", None, ("chunk",), wanted=DetectionFilter(("A",), 0.5)),
-        "detections for BADC": ExportOrder(job, "badc", tmp_path / "x", by_study_area=True),
-        "an empty species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("A", ""))),
-        "two tables to stdout": ExportOrder(job, "csv", None, ("chunk", "task")),
-        "areas into a file": ExportOrder(job, "csv", tmp_path / "a b.CSV", by_study_area=True),
-        "all into a file that is there": ExportOrder(job, "csv", tmp_path / "there", ("all",)),
-        "a table that is none": ExportOrder(job, "csv", None, ("chunks",)),
-        "a task": ExportOrder(next((tmp_path / "tasks").iterdir()), "csv", None),
-    }  # fmt: skip
     said = []
-    for name, order in orders.items():
+
+    def refuse(name: str, *order: object, **more: object) -> None:
         with pytest.raises((BadInput, DatabaseProblem)) as caught:
-            export(order, io.BytesIO())
+            export(ExportOrder(*order, **more), io.BytesIO())
         error = caught.value
         said.append(f"## {name}\n{error.what}\n  why: {error.why}\n  try: {error.fix}".replace(str(tmp_path), ""))
+
+    refuse("all mistakes", job, "badc", job, ("chunk",), True, DetectionFilter(("",), float("nan")))
+    refuse("detections and a table", job, "csv", None, ("chunk",), wanted=DetectionFilter(("A",), 0.5))
+    refuse("detections for BADC", job, "badc", tmp_path / "x", by_study_area=True)
+    refuse("an empty species", job, "csv", None, wanted=DetectionFilter(("A", "")))
+    refuse("two tables to stdout", job, "csv", None, ("chunk", "task"))
+    refuse("areas into a file", job, "csv", tmp_path / "a b.CSV", by_study_area=True)
+    refuse("all into a file that is there", job, "csv", tmp_path / "there", ("all",))
+    refuse("a table that is none", job, "csv", None, ("chunks",))
+    refuse("a task", next((tmp_path / "tasks").iterdir()), "csv", None)
+    sql = f"{INSERT} SELECT task_id, ?, 'x', ?, NULL, NULL FROM task"
     with closing(sqlite3.connect(job)) as db, db:
-        sql = f"{INSERT} SELECT task_id, ?, 'x', ?, NULL, NULL FROM task"
         db.executemany(sql, [(f"x{n}", f"area {n:04}") for n in range(997)])
     order = ExportOrder(job, "csv", tmp_path / "many", by_study_area=True)
     assert len(export(order, io.BytesIO())[0]) == 1 + 1000
     change(job, sql, values=("y", "area y"))
-    with pytest.raises(BadInput) as caught:
-        export(order, io.BytesIO())
-    said.append(f"## too many areas\n{caught.value.what}\n  why: {caught.value.why}\n  try: {caught.value.fix}")
+    refuse("too many areas", job, "csv", tmp_path / "many", by_study_area=True)
     pages({"errors.txt": "\n".join(said)})
-    forms = {name: form_of(Path(name)) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a", "a.txt")}
-    assert list(forms.values()) == ["csv", "json", "json", "parquet", "csv", "csv"]
+    forms = [form_of(Path(name)) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a", "a.txt")]
+    assert forms == ["csv", "json", "json", "parquet", "csv", "csv"]
     assert not (tmp_path / "x").exists()

@@ -9,26 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
+from rooms import store
 from rooms.cli import read_topic
 from rooms.model import MemoryHeld
 from rooms.report import Finding, Summary, find, list_findings, summarize
-from rooms.store import (
-    AlertFacts,
-    Completeness,
-    DecisionFacts,
-    DeviceFacts,
-    DeviceWork,
-    ErrorFacts,
-    FailedChunk,
-    ForeignProcess,
-    Freshness,
-    GapFacts,
-    JobFacts,
-    MetricFacts,
-    StateTime,
-    TaskFacts,
-    UnderWay,
-)
+from rooms.store import AlertFacts, DeviceFacts, DeviceWork, ErrorFacts, GapFacts, JobFacts, StateTime, TaskFacts
 from rooms.workers import Ramp, plan_start
 from support.pages import Pages
 
@@ -76,8 +61,8 @@ def many(task: TaskFacts, number: int, **changes: object) -> list[TaskFacts]:
     return [replace(task, name=f"1_{n}", array_index=n, **changes) for n in range(number)]
 
 
-def proof(**changes: object) -> Completeness:
-    return replace(Completeness(None, None, 9, 0, 0, 0, 9, 0), **changes)
+def proof(**changes: object) -> store.Completeness:
+    return replace(store.Completeness(None, None, 9, 0, 0, 0, 9, 0), **changes)
 
 
 def at(make: Callable[..., JobFacts | Summary], *values: object) -> Variants:
@@ -91,12 +76,14 @@ def late(facts: JobFacts, seconds: float = 600.0, **more: object) -> Summary:
 # --- tasks and chunks -------------------------------------------------------------------------------------------------
 
 
-def failed(number: int, error_class: str = "bad_audio", error: str = "no header", **more: str) -> list[FailedChunk]:
-    return [FailedChunk(f"r{n}", more.get("chunk", f"r{n}"), more.get("status", "failed"), 3, error_class, error)
+def failed(
+    number: int, error_class: str = "bad_audio", error: str = "no header", **more: str
+) -> list[store.FailedChunk]:
+    return [store.FailedChunk(f"r{n}", more.get("chunk", f"r{n}"), more.get("status", "failed"), 3, error_class, error)
             for n in range(number)]  # fmt: skip
 
 
-def with_failed(those: Iterable[FailedChunk], done: int = 10, **more: object) -> JobFacts:
+def with_failed(those: Iterable[store.FailedChunk], done: int = 10, **more: object) -> JobFacts:
     listed = tuple(those)
     poison = sum(chunk.status == "poison" for chunk in listed)
     counts = {"done": done, "failed": len(listed) - poison, "poison": poison}
@@ -112,7 +99,7 @@ def of_tasks() -> dict[str, Variants]:
     died = ErrorFacts("worker_died", 40, 40, 40, 1, "first\nKilled  \n")
     beyond = ("/a.wav has 61.000 s of audio and nothing after 70.000 s",
               "/a.wav ends at 61.000 s, before the end of the chunk from 55.000 s to 65.000 s", "RIFF?")  # fmt: skip
-    limits = tuple(DecisionFacts("memory_limit", name, value, "two tries failed", 1)
+    limits = tuple(store.DecisionFacts("memory_limit", name, value, "two tries failed", 1)
                    for name, value in (("V100", 900.0), (None, 610.4), ("A100", None)))  # fmt: skip
     classes = (*("bad_audio",) * 2, "missing_audio", "no_space", "host_memory", "configuration", "gpu_error", "")
 
@@ -132,7 +119,7 @@ def of_tasks() -> dict[str, Variants]:
             "three": summarize(job(), (1, 2, 7)),
             "others are running, and it may be in the queue": summarize(job(replace(UNENDED, pending=9)), (3,)),
             "one, and a command": summarize(job(), (3,), proof(missing_indices=(3,), finish=("sbatch --array=3 …",))),
-            "the folder cannot be read": summarize(job(merged=Freshness(closed="tasks/: no permission")), (3,)),
+            "the folder cannot be read": summarize(job(merged=store.Freshness(closed="no permission")), (3,)),
             "of an emulation": summarize(job(), range(6), proof(missing_indices=tuple(range(6)), missing_notes=notes)),
             **at(submitted, "local", "slurm"),
         },
@@ -149,7 +136,7 @@ def of_tasks() -> dict[str, Variants]:
             "an attempt of all": doing(8, array_index=1, shard_count=1),
         },
         "what a silent task had under way": {
-            late_s: late(job(replace(SILENT), devices=[replace(DEVICE, under_way=UnderWay(2, 900.0, 600.0))]), late_s)
+            late_s: late(job(SILENT, devices=[replace(DEVICE, under_way=store.UnderWay(2, 900.0, 600.0))]), late_s)
             for late_s in (60, 600)
         },
         "killed": {
@@ -213,8 +200,8 @@ def of_tasks() -> dict[str, Variants]:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def clock(p50: float, most: float = 1000.0) -> dict[str, MetricFacts]:
-    return {"sm_clock_mhz": MetricFacts(3600, 100.0, p50, p50, most, most)}
+def clock(p50: float, most: float = 1000.0) -> dict[str, store.MetricFacts]:
+    return {"sm_clock_mhz": store.MetricFacts(3600, 100.0, p50, p50, most, most)}
 
 
 def throttled(device: DeviceFacts = DEVICE, mhz: float = 900.0, **samples: int) -> JobFacts:
@@ -265,9 +252,9 @@ def of_devices() -> dict[str, Variants]:
             replace(DEVICE, node="gpu3", uuid="GPU-2", metrics=clock(800.0, 1005.0))]  # fmt: skip
     capped = [replace(DEVICE, throttled={"hw_power_brake": 900}, power_limit_w=watts, metrics={}, index=n)
               for n, watts in enumerate((250.0, 199.6, None))]  # fmt: skip
-    process = ForeignProcess("t", "gpu1", 0, 77, "python", "ann", 90.0, GIB)
+    process = store.ForeignProcess("t", "gpu1", 0, 77, "python", "ann", 90.0, GIB)
 
-    def foreign(*others: ForeignProcess) -> JobFacts:
+    def foreign(*others: store.ForeignProcess) -> JobFacts:
         return job(foreign=others)
 
     return {
@@ -357,8 +344,8 @@ def with_cores(used: float | None, cpus: int = 8, **changes: object) -> JobFacts
 
 
 def ramp(reason: str, value: float | None = 2.0) -> dict[str, object]:
-    other = DecisionFacts("other", None, 9.0, reason, 1)
-    return {"decisions": (other, DecisionFacts("workers_per_gpu", "Tesla V100", value, reason, 1))}
+    other = store.DecisionFacts("other", None, 9.0, reason, 1)
+    return {"decisions": (other, store.DecisionFacts("workers_per_gpu", "Tesla V100", value, reason, 1))}
 
 
 def busy_job(waiting_h: float, starting_h: float = 0.0, tasks: int = 1, working_h: float = 950.0) -> JobFacts:
@@ -518,7 +505,7 @@ def of_waiting() -> dict[str, Variants]:
 
 def asleep(done: int = 3, busy: float = 0.009, working_s: float = 60.0, low: float = 200 * 2**20,
            high: float = 250 * 2**20) -> JobFacts:  # fmt: skip
-    held = {"memory_used_bytes": MetricFacts(60, low, high, high, high, high)}
+    held = {"memory_used_bytes": store.MetricFacts(60, low, high, high, high, high)}
     return idle(device=with_work(replace(DEVICE, states=spent(busy, working=working_s), metrics=held), done=done))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rooms.cli import files_text
-from rooms.model import Reading, Submitted
+from rooms.model import Submitted
 from rooms.report import default_target, find_job_database, finish_job, page, report_job, summarize_database, write_page
 from rooms.root import BadInput, DatabaseProblem
 from rooms.store import MergeOrder, Record, merge, read_job, write_record
@@ -98,22 +98,6 @@ def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing() -> No
     assert after.findings == ()
 
 
-def test_a_report_of_a_job_that_has_ended_is_the_same_at_any_time_and_says_what_its_samples_say(tmp_path: Path) -> None:
-    for index in range(2):
-        TaskFile(tmp_path, index=index, states={f"c{index}": "done", f"d{index}": "failed"}, devices=2, samples=11,
-                 reading=Reading(utilization_percent=60 + index, power_w=100.0),
-                 gaps=[(2000, 5000, "the recorder was late")]).write()  # fmt: skip
-    summary = summarize_database(merged(tmp_path), now_ms=START_MS)
-    assert summary == summarize_database(tmp_path / "job.sqlite", now_ms=START_MS + 10**12)
-    assert (summary.verdict, summary.tasks, summary.done, summary.failed) == ("failed", 2, 2, 2)
-    for found in summary.devices:
-        assert (found.samples, found.gap_s, found.energy_source) == (11, 3.0, "integrated power")
-        assert found.energy_j == pytest.approx(1000.0)  # 100 W for the 10 s from the first sample to the last
-    states = summary.states.values()
-    assert sum(state.energy_wh or 0.0 for state in states) == pytest.approx(summary.energy_wh)
-    assert sum(state.gpu_hours for state in states) == pytest.approx(summary.gpu_hours)
-
-
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
@@ -151,23 +135,6 @@ def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path: 
         with pytest.raises(DatabaseProblem), report_job(job_path, CLOCK):
             pass
     pages({"paths.txt": "\n".join(said)})
-
-
-def test_a_task_database_is_reported_alone_and_jobs_of_one_name_are_compared_by_their_paths(tmp_path: Path) -> None:
-    files = [task(tmp_path / name / "run", n, "done", ended=True) for n, name in enumerate("ab")]
-    task(tmp_path / "a" / "run", 7, "failed", ended=True)
-    jobs = [merged(tmp_path / name / "run") for name in "ab"]
-    with report_job(files[0], CLOCK) as one:
-        assert (one.title, one.summary.done, one.summary.failed, one.comparison) == (files[0].name, 1, 0, None)
-        assert one.to_dict()["tasks"] == 1 and one.to_text().startswith(f"{files[0].name}: all done\n")
-        assert one.to_markdown().startswith("# 4821") and 'run="4821_0' in one.to_prometheus()
-    assert list((tmp_path / "a" / "run").glob("tasks/*merged*")) == []
-    with report_job(jobs[0], CLOCK, jobs[1].parent) as two:
-        assert two.comparison is not None
-        assert (two.comparison.this["title"], two.comparison.other["title"]) == (str(jobs[0]), str(jobs[1].parent))
-        assert two.to_dict()["version"] == 1 and two.to_markdown().startswith("# ")
-    with report_job(jobs[0], CLOCK, files[1]) as two:
-        assert two.comparison is not None and two.comparison.this["title"] == "run"
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -77,11 +77,6 @@ JOBS: dict[str, Labelled] = {
         "waiting_for_audio", Story(workers=1, cores=2, cpu_s=0.04, pause_s=5.0, chunks=(600.0,) * 200)),
     "one recording of a whole day at the end": job(
         "tail", Story(devices=4, workers=3, chunks=(*(300.0,) * 300, 86400.0))),
-    "nine long chunks for eight devices": job(
-        "tail", Story(card=RTX4000, devices=8, workers=1, cpu_s=0.08, chunks=(36000.0,) * 9)),
-    "one task of four has most of the work": job(
-        "tail ?start_up", *[replace(task, chunks=(3600.0,) * (158 if n == 3 else 16))
-                            for n, task in enumerate(array(ONE, 4))]),
     "eight workers on four cores": job(
         "cpu_bound", Story(card=H200, devices=1, workers=8, cores=4, chunks=(3600.0,) * 100)),
     "one worker, one big card": job("too_few_workers", Story(card=H200, devices=1, workers=1, chunks=(600.0,) * 200)),
@@ -102,8 +97,6 @@ JOBS: dict[str, Labelled] = {
         "tasks_killed memory_request",
         replace(PLAIN, killed_s=420.0, slurm_state="OUT_OF_MEMORY", memory_limit_gib=20.0)),
     "the engine did not use its GPU": job("ran_on_cpu", replace(PLAIN, on_cpu=True, chunks=(300.0,) * 90)),
-    "some tasks had no GPU": job(
-        "ran_on_cpu", ONE, replace(ONE, index=3, node="cpu1", devices=0, chunks=(120.0,) * 80)),
     "one ended, and two left no word": job("tasks_missing", ONE, missing=(1, 2)),
     "one of two tasks went silent": job("tasks_silent", ONE, replace(ONE, index=1, under_way_s=200.0)),
     "silent, with long chunks under way": job("tasks_silent lost_work", replace(LONG, under_way_s=900.0)),
