@@ -8,12 +8,14 @@ The share of a core is the processor time over the time on the wall: the median 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import statistics
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -30,15 +32,14 @@ TASKS, PUBLISH_EVERY_S = 100, 30.0
 _STRETCH_S = 2.5  # a refresh, sometimes two
 
 
-def publish_again_and_again(files: list[Path], every_s: float, over: threading.Event) -> None:
+def publish_again_and_again(files: list[Path], over: threading.Event) -> None:
     """Put a new copy in the place of each file once per interval, evenly, as that many tasks would."""
-    while True:
-        for path in files:
-            copy = path.with_name(f".{path.name}.copy")
-            shutil.copyfile(path, copy)
-            copy.replace(path)
-            if over.wait(every_s / len(files)):
-                return
+    for path in itertools.cycle(files):
+        copy = path.with_name(f".{path.name}.copy")
+        shutil.copyfile(path, copy)
+        copy.replace(path)
+        if over.wait(PUBLISH_EVERY_S / len(files)):
+            return
 
 
 def share_of_a_core(process: psutil.Process, terminal: Terminal, seconds: float) -> float:
@@ -61,9 +62,7 @@ def watch(folder: Path, promises: Promises, seconds: float) -> None:
         terminal.wait_for(lambda text: "still to be read" not in text, "all tasks", timeout_s=300)
         promises.just("until all are", time.monotonic() - started_s, "s")
         process = psutil.Process(terminal.process.pid)
-        at_s, shares = time.monotonic(), []
-        while time.monotonic() < at_s + seconds:
-            shares.append(share_of_a_core(process, terminal, min(_STRETCH_S, seconds)))
+        shares = [share_of_a_core(process, terminal, _STRETCH_S) for _ in range(round(seconds / _STRETCH_S))]
         promises.at_most("share of a core", 100 * statistics.median(shares), 3, "%", is_time=False)
         promises.at_most("memory", process.memory_info().rss / 2**20, 100, "MiB", is_time=False)
         terminal.type("q")
@@ -72,29 +71,24 @@ def watch(folder: Path, promises: Promises, seconds: float) -> None:
         terminal.close()
 
 
-def idle_look_ms(folder: Path) -> float:
-    """Return what one more look costs when nothing has changed."""
-    view = open_run_view(folder, SystemClock())
+def bench(folder: Path, promises: Promises, small: bool) -> None:
+    """Watch a run of a hundred tasks, each of which publishes every half minute; then look when nothing has changed."""
+    print(f"monitor: {TASKS} tasks that publish every {PUBLISH_EVERY_S:g} s")
+    files, over = write_live_run(folder / "run", TASKS, now_ms=SystemClock().now_ms()), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        publishing = pool.submit(publish_again_and_again, files, over)
+        try:
+            watch(folder / "run", promises, 10 if small else 60)
+        finally:
+            over.set()
+    publishing.result()
+    view = open_run_view(folder / "run", SystemClock())
     view.look()
     before_s = time.process_time()
     for _ in range(10):
         view.look()
-    return (time.process_time() - before_s) * 100
-
-
-def bench(folder: Path, promises: Promises, small: bool) -> None:
-    """Watch a run of a hundred tasks, each of which publishes every half minute."""
-    print(f"monitor: {TASKS} tasks that publish every {PUBLISH_EVERY_S:g} s")
-    files = write_live_run(folder / "run", TASKS, now_ms=SystemClock().now_ms())
-    over = threading.Event()
-    publisher = threading.Thread(target=publish_again_and_again, args=(files, PUBLISH_EVERY_S, over))
-    publisher.start()
-    try:
-        watch(folder / "run", promises, 10 if small else 60)
-    finally:
-        over.set()
-        publisher.join()
-    promises.at_most("one look when nothing has changed", idle_look_ms(folder / "run"), 20, "ms", is_time=False)
+    idle_ms = (time.process_time() - before_s) * 100
+    promises.at_most("one look when nothing has changed", idle_ms, 20, "ms", is_time=False)
 
 
 if __name__ == "__main__":

@@ -252,16 +252,17 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
         result = results[one.chunk_id]
         assert (result.error_class, result.charged, result.detections) == (ENGINES[kind], True, ())
         assert Path(one.audio_path).name in (result.error or "")
-    waiting, asked = [place.good(name, 1) for name in "cdefgh"], list[str]()
+    waiting, asked = [place.good(name, 1) for name in "cdefgh"], list[tuple[int, int]]()
 
     def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-        assert wanted >= 0 and idle >= 0
-        fresh = [waiting.pop(0) for _ in range(min(len(waiting), max(wanted, idle)))]
-        asked.extend(one.chunk_id for one in fresh)
-        return fresh
+        asked.append((wanted, idle))
+        return [waiting.pop(0) for _ in range(min(len(waiting), max(wanted, idle)))]
 
     again = feed(session, [place.good("a", 1), place.good("b", 1)], more)
-    assert classes(again) == dict.fromkeys(["a", "b", *asked])
+    asks = {"hawkears": (3, 1), "demo": (0, 0), "demo behind": (0, 0)}.get(
+        kind
+    )  # it holds two, and has so many threads
+    assert (asked[:1], classes(again)) == ([asks], dict.fromkeys("abcdefgh")) if asks else ([], dict.fromkeys("ab"))
     assert session.close() == session.close() in (None, 0)
     assert place.environs() == {}
 

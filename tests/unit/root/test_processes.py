@@ -12,23 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rooms import root
 from rooms.model import Device, WorkerPlan
-from rooms.root import (
-    TASK_MARK,
-    BadcjobsError,
-    Process,
-    SubprocessLauncher,
-    end_leftovers,
-    fingerprint_of,
-    last_lines,
-    parse_prefix,
-    worker_environment,
-)
+from rooms.root import TASK_MARK, BadcjobsError, Process, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
 from support.pages import Pages
 from support.waiting import wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 MARK = f"4821_7.r0.test-{os.getpid()}"
+LAUNCHER = SubprocessLauncher(MARK)
 NVIDIA = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
 AMD = Device("3", "test", index=3, uuid="GPU-00000000000000aa", backend="amdsmi", vendor="amd")
 GIVEN = {
@@ -48,28 +40,22 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
-def launcher() -> SubprocessLauncher:
-    return SubprocessLauncher(MARK)
-
-
-@pytest.fixture
-def start(launcher: SubprocessLauncher, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def start_one(*argv: str, **options: bool) -> Process:
-        started.append(
-            launcher.start(argv, env={**ENVIRON, "A": "b"}, cwd=tmp_path, stderr=tmp_path / "log", **options)
-        )
+        place = {"env": {**ENVIRON, "A": "b"}, "cwd": tmp_path, "stderr": tmp_path / "log"}
+        started.append(LAUNCHER.start(argv, **place, **options))
         return started[-1]
 
     yield start_one
     for process in started:
-        launcher.kill(process)
+        LAUNCHER.kill(process)
         process.wait(60)
 
 
 def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_whole_group(
-    start: Callable[..., Process], launcher: SubprocessLauncher
+    start: Callable[..., Process],
 ) -> None:
     known = [start("sleep", "60"), start("sleep", "60", receives_term=True)]
     for process, ignored in zip(known, (WARNINGS | {signal.SIGTERM}, WARNINGS), strict=True):
@@ -78,10 +64,10 @@ def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_who
         assert os.getpgid(process.pid) == process.pid, "Ctrl-C in our own group does not reach it"
     shell = start("sh", "-c", "sleep 60 & sleep 60")
     children = wait_for(lambda: (c := psutil.Process(shell.pid).children()) and len(c) == 2 and c, "two children")
-    launcher.kill(shell)
+    LAUNCHER.kill(shell)
     assert shell.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(is_running(child.pid) for child in children), "they are gone")
-    launcher.kill(shell)  # one that has ended
+    LAUNCHER.kill(shell)  # one that has ended
 
 
 def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path) -> None:
@@ -173,15 +159,15 @@ def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_pat
     said = []
     for text in ("nsys 'x", "", "no-such-program -o x"):
         with pytest.raises(BadcjobsError) as refused:
-            parse_prefix(text, str(tmp_path))
+            root.parse_prefix(text, str(tmp_path))
         said.append(f"{refused.value}\n  exit code {refused.value.exit_code}")
     told = {"refusals.txt": "\n\n".join(said)}
-    assert parse_prefix("sh -c 'a b'", os.environ["PATH"]) == ["sh", "-c", "a b"]
+    assert root.parse_prefix("sh -c 'a b'", os.environ["PATH"]) == ["sh", "-c", "a b"]
     for name, device in {"nvidia": NVIDIA, "amd": AMD, "token": Device("2", "no library"), "cpu": None}.items():
-        env = worker_environment(GIVEN, WorkerPlan(0, device, 7, 3))
+        env = root.worker_environment(GIVEN, WorkerPlan(0, device, 7, 3))
         told[f"{name}.txt"] = "\n".join(f"{key}={value}" for key, value in sorted(env.items()))
     pages(told)
-    assert worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
+    assert root.worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
 
 
 def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path: Path) -> None:
