@@ -1,7 +1,7 @@
-/* Writes down which files below a folder a program and its children open or look at, SQLite's own calls included.
+/* Writes down which files below a folder a program and its children open, look at or sync, SQLite's own calls included.
  *
  * LD_PRELOAD=this  FILE_CALLS_BELOW=/folder  FILE_CALLS_LOG=/elsewhere/log
- * One line per call: "open PATH" or "stat PATH". Relative paths count as elsewhere.
+ * One line per call: "open PATH", "stat PATH" or "sync PATH". Relative paths count as elsewhere.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -63,3 +63,14 @@ int statx(int at, const char *path, int flags, unsigned mask, struct statx *into
     note("stat", path);
     return NEXT(statx)(at, path, flags, mask, into);
 }
+
+static void note_sync(int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0) return;
+    path[length] = 0;
+    note("sync", path);
+}
+int fsync(int fd) { note_sync(fd); return NEXT(fsync)(fd); }
+int fdatasync(int fd) { note_sync(fd); return NEXT(fdatasync)(fd); }

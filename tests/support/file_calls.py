@@ -1,4 +1,4 @@
-"""Counts the files that a program opens and looks at, through a small library built from ``file_calls.c``."""
+"""Counts the files that a program opens, looks at and syncs, through a small library built from ``file_calls.c``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,9 @@ class FileCalls:
 
     def __init__(self, below: Path, log: Path) -> None:
         self._log = log
-        self.environ = {
-            "LD_PRELOAD": str(_library()),
-            "FILE_CALLS_BELOW": str(below),
-            "FILE_CALLS_LOG": str(log),
-        }
+        self.environ = {"LD_PRELOAD": str(_library()), "FILE_CALLS_BELOW": str(below), "FILE_CALLS_LOG": str(log)}
 
     def count(self) -> Counter[tuple[str, Path]]:
-        """Map ("open" or "stat", path) to how often that was."""
+        """Map ("open", "stat" or "sync", path) to how often that was."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return Counter((call, Path(path)) for call, _, path in (line.partition(" ") for line in lines))
