@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rooms.store import create_live
 from support.badcjobs_program import Site
 
 
@@ -46,15 +45,3 @@ def live_rows(site: Site, sql: str) -> list[tuple[Any, ...]]:
 
 def halves(folder: Path) -> list[Path]:
     return [folder / "wrapper.sqlite", folder / "recorder.sqlite"]
-
-
-def grow(live: Path, task_id: int, *, megabytes: int, shared: bool) -> None:
-    """Make the recorder's file as large as after many hours, before anybody writes it."""
-    with closing(create_live(live, shared=shared)) as db:
-        db.execute(
-            """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
-               INSERT INTO sample (task_id, device_id, at_ms, utilization_percent, memory_used_bytes, power_w)
-               SELECT ?, i % 8, i / 8, i % 100, 1000000000 + i, 250.5 FROM n""",
-            (megabytes * 1_000_000 // 43, task_id),
-        )
-    assert live.stat().st_size > megabytes * 900_000
