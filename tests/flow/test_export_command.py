@@ -6,63 +6,51 @@ import csv
 import io
 import json
 import os
+import select
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.badcjobs_program import Site, assert_refused
+from support.databases import change
 from support.task_files import TaskFile, make_job
 from support.waiting import wait_for
 
 EXPORT = (sys.executable, "-m", "badcjobs", "export")
+HOSTS = ("--table", "host_sample", "--format")
 
 
 def long_task(folder: Path, count: int) -> Path:
     """Make a task database with so many host samples, quicker than a recorder would."""
     task = TaskFile(folder, samples=0, states={"a": "done"}, labels=("Grüne-漢",)).write()
-    with closing(sqlite3.connect(task)) as db, db:
-        db.execute(
-            """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
-               INSERT INTO host_sample SELECT 1, i, i / 7.0, i, i FROM n""",
-            (count,),
-        )
-    return task
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+    return change(task, f"{rows} INSERT INTO host_sample SELECT 1, i, i / 7.0, i, i FROM n", count)
 
 
 def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_way(site: Site) -> None:
     make_job(site.out)
-    out = site.folder / "for-badc"
+    out, export = site.folder / "for-badc", ("export", site.out, "-o", site.folder / "x", "--format")
     done = site.badcjobs("export", site.out, "--format", "badc", "-o", out)
-    assert done.stdout.splitlines() == [
-        f"{out}: 4 rows (chunk)",
-        f"{out}/telemetry.jsonl: 8 rows (attempt)",
-        f"{out}/telemetry.jsonl.summary.json: 4 rows (chunk)",
-    ]
-    export = ("export", site.out, "-o", site.folder / "x", "--format")
+    files = {"": "4 rows (chunk)", "/telemetry.jsonl": "8 rows (attempt)",
+             "/telemetry.jsonl.summary.json": "4 rows (chunk)"}  # fmt: skip
+    assert done.stdout.splitlines() == [f"{out}{name}: {what}" for name, what in files.items()]
     (site.folder / "empty").mkdir()
-    (site.folder / "text.sqlite").write_text("text")
-    cases = [
-        ((*export, "xml"), 2, ("xml", "parquet")),
-        ((*export, "csv", "--table", "nope", "--table", "neither"), 2, ("nope, neither", "detection")),
-        (("export", "-o", "x.csv"), 2, ("DIR is missing",)),
-        (("export", site.out, "--format", "csv"), 2, ("--out",)),
-        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, ("is not a run folder",)),
-        (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, ("gone does not exist",)),
-        (("export", site.folder / "text.sqlite", "--format", "csv", "-o", "x"), 4, ("text.sqlite",)),
-    ]
-    for (_, exit_code, words), outcome in zip(cases, site.badcjobs_each([case[0] for case in cases]), strict=True):
-        assert_refused(outcome, exit_code, *words)
+    (site.folder / "stub").mkdir()
+    (site.folder / "stub" / "pyarrow.py").write_text("raise ImportError('no pyarrow here')")
+    without = {"PYTHONPATH": os.pathsep.join([str(site.folder / "stub"), site.environ()["PYTHONPATH"]])}
+    cases: list[tuple[tuple[object, ...], int, str]] = [
+        ((*export, "xml"), 2, "parquet"), ((*export, "csv", "--table", "nope"), 2, "detection"),
+        (("export", "-o", "x.csv"), 2, "DIR is missing"), (("export", site.out, "--format", "csv"), 2, "--out"),
+        (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, "is not a run folder"),
+        (("export", site.folder / "gone", "--format", "csv", "-o", "x"), 4, "gone does not exist"),
+        ((*export, "parquet"), 3, "try: pip install 'badcjobs[parquet]'"),
+    ]  # fmt: skip
+    envs = [without if code == 3 else {} for _, code, _ in cases]
+    for (_, code, words), outcome in zip(cases, site.badcjobs_each([case[0] for case in cases], envs), strict=True):
+        assert_refused(outcome, code, words)
     assert not (site.folder / "x").exists()
-    stub = site.folder / "stub"
-    stub.mkdir()
-    (stub / "pyarrow.py").write_text("raise ImportError('no pyarrow here')")
-    env = {"PYTHONPATH": os.pathsep.join([str(stub), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    refused = site.badcjobs("export", site.out, "--format", "parquet", "-o", site.folder / "d.parquet", env=env)
-    assert_refused(refused, 3, "try: pip install 'badcjobs[parquet]'")
 
 
 def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_helps(site: Site) -> None:
@@ -81,45 +69,36 @@ def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_reader_who_leaves_early_is_no_failure(site: Site, form: str) -> None:
-    command = [*EXPORT, str(long_task(site.out, 20_000)), "--format", form, "--table", "host_sample", "-o", "-"]
-    process = subprocess.Popen(command, env=site.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.read(2)
-    process.stdout.close()
-    assert (process.stderr.read(), process.wait()) == (b"", 0)
-    process.stderr.close()
+    command = [*EXPORT, str(long_task(site.out, 20_000)), *HOSTS, form, "-o", "-"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=site.environ(), **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.read(2)
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
 def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_file(site: Site) -> None:
-    pipe, folder = site.folder / "pipe", site.folder / "tables"
+    pipe, folder, task = site.folder / "pipe", site.folder / "tables", long_task(site.out, 60_000)
     os.mkfifo(pipe)
     folder.mkdir()
     (folder / "h.json").write_text("old")
-    task = long_task(site.out, 60_000)
     terminal, its_end = os.openpty()
-    command = [*EXPORT, str(task), "--format", "csv", "--table", "host_sample", "-o", str(pipe)]
+    command = [*EXPORT, str(task), *HOSTS, "csv", "-o", str(pipe)]
     process = subprocess.Popen(command, env=site.environ(), stdout=subprocess.DEVNULL, stderr=its_end)
     with pipe.open("rb") as slow_reader:
-        slow_reader.read(10)
         told = b""
         while b"rows of host_sample written" not in told:
             slow_reader.read(20_000)
-            while select_one(terminal):
+            while select.select([terminal], [], [], 0.05)[0]:
                 told += os.read(terminal, 65536)
         slow_reader.read()
     assert process.wait() == 0
     os.close(its_end)
     os.close(terminal)
-    order = ("export", task, "--format", "json", "--table", "host_sample", "-o", folder / "h.json")
+    order = ("export", task, *HOSTS, "json", "-o", folder / "h.json")
     program = site.start(*order)
     wait_for(lambda: [p for p in folder.iterdir() if p.name != "h.json" and p.stat().st_size], "it has begun")
     program.send(signal.SIGKILL)
     assert (program.wait().exit_code, (folder / "h.json").read_text()) == (-signal.SIGKILL, "old")
     assert site.badcjobs(*order).exit_code == 0
     assert len(json.loads((folder / "h.json").read_text())) == 60_000
-
-
-def select_one(terminal: int) -> bool:
-    import select
-
-    return bool(select.select([terminal], [], [], 0.05)[0])
