@@ -14,36 +14,27 @@ from support.task_files import make_chunk
 NOW_MS = HandClock().now_ms()
 
 
-class FakeSqueue:
-    """A squeue on PATH that writes down how it is called."""
+def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(tmp_path: Path) -> None:
+    program, calls = tmp_path / "squeue", tmp_path / "calls"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def ask(self, answer: str, **facts: str) -> tuple[EndTime | None, list[str]]:
-        """Return the end that was found, and the calls of squeue."""
-        program, calls = self.folder / "squeue", self.folder / "calls"
+    def ask(answer: str, stop_after: str | None = None, **facts: str) -> tuple[EndTime | None, list[str]]:
+        """Return the end that was found, and how squeue was called."""
         program.write_text(f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {calls}\n{answer}\n')
         program.chmod(0o755)
         calls.write_text("")
-        stop_after = facts.pop("stop_after", None)
         allocation = Allocation("outside" not in facts, "4821", "gpu3", array_index=7, facts=facts)
-        environ = {"PATH": f"{self.folder}:/usr/bin:/bin", "SLURM_TIME_FORMAT": "relative"}
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_TIME_FORMAT": "relative"}
         return find_end(stop_after, allocation, environ, NOW_MS), calls.read_text().splitlines()
 
-
-def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(tmp_path: Path) -> None:
-    squeue, called = FakeSqueue(tmp_path), ["%s -h -j 4821_7 -o %e"]
-    hour = "echo 1800003600"
-    by_variable, by_squeue = EndTime(NOW_MS + 7_200_000, "SLURM_JOB_END_TIME"), EndTime(NOW_MS + 3_600_000, "squeue")
-    by_user = EndTime(NOW_MS + 60_000, "run.stop_after")
-    assert squeue.ask(hour, stop_after="1:00", SLURM_JOB_END_TIME="1800007200") == (by_user, [])
-    assert squeue.ask(hour, SLURM_JOB_END_TIME="1800007200") == (by_variable, [])
-    assert squeue.ask(hour) == squeue.ask(hour, SLURM_JOB_END_TIME="1799999000") == (by_squeue, called)
-    assert squeue.ask(hour, outside="Slurm") == (None, [])
+    called, hour, in_two_hours = ["%s -h -j 4821_7 -o %e"], "echo 1800003600", {"SLURM_JOB_END_TIME": "1800007200"}
+    by_squeue = EndTime(NOW_MS + 3_600_000, "squeue")
+    assert ask(hour, "1:00", **in_two_hours) == (EndTime(NOW_MS + 60_000, "run.stop_after"), [])
+    assert ask(hour, **in_two_hours) == (EndTime(NOW_MS + 7_200_000, "SLURM_JOB_END_TIME"), [])
+    assert ask(hour) == ask(hour, SLURM_JOB_END_TIME="1799999000") == (by_squeue, called)
+    assert ask(hour, outside="Slurm") == (None, [])
     for answer in ("echo NONE", "echo slurmctld is down >&2; exit 1", "kill -9 $$"):
-        assert squeue.ask(answer) == (None, called), answer
-    (tmp_path / "squeue").write_bytes(b"\x7fELF, or nearly")
+        assert ask(answer) == (None, called), answer
+    program.write_bytes(b"\x7fELF, or nearly")
     for path in (f"{tmp_path}", "/nowhere"):
         assert find_end(None, Allocation(True, "4821", "gpu3"), {"PATH": path}, NOW_MS) is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,18 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.devices import (
-    SimulatedDevice,
-    SimulatedReader,
-    list_granted,
-    load_script,
-    open_reader,
-    parse_script,
-    simulated_uuid,
-)
-from rooms.model import ProcessFacts, ProcessReading, Reading, StandIn
-from rooms.root import BadInput, DeviceUnreadable
+from rooms.devices import SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
+from rooms.model import ProcessFacts, Reading, StandIn
+from rooms.root import BadInput, DeviceUnreadable, GpuReader
+from support.device_stories import FACTS, facts_of, shown
 from support.hand_clock import HandClock
 from support.pages import Pages
 
 STARTED_AT_MS = 1_800_000_000_000
+
+
+def opened(at_s: float = 0, started_at_ms: int = STARTED_AT_MS, **stand_in: Any) -> GpuReader:
+    return open_reader(StandIn(**stand_in), HandClock(STARTED_AT_MS + round(at_s * 1000)), started_at_ms, None)
 
 
 def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
@@ -36,29 +33,32 @@ def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
     return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
 
 
-def mistakes_in(document: dict[str, Any]) -> list[str]:
-    with pytest.raises(BadInput) as caught:
-        parse_script(document)
-    return [caught.value.what, *(caught.value.why or "").splitlines()]
+# Name, script, seconds
+COURSES: list[tuple[str, dict[str, Any], Sequence[float]]] = [
+    ("a wave", {}, (0, 15, 30, 45, 60)), ("steps", {"load": [[10, 90], [20, 4.6]]}, (9.999, 10, 20, 1000)),
+    ("idle", {"load": []}, (7,)), ("full, and a clock that was set back", {"load": [[0, 100]]}, (1, -5)),
+    ("lost from 10 to 20 s", {"load": [], "lost_at_s": 10, "back_at_s": 20}, (0, 9.999, 10, 19.999, 20, 500)),
+    ("lost for ever", {"load": [], "lost_at_s": 10}, (9.999, 10, 10**6)),
+    ("without energy", {"load": [], "unsupported": ["energy_j"]}, (1,)),
+    ("two processes", {"load": [], "processes": [[4711, 900], [4712, 0]]}, (1,)),
+    ("no process", {"load": [], "processes": []}, (1,)),
+]  # fmt: skip
 
 
-def test_all_values_depend_only_on_the_load_and_the_seconds(pages: Pages) -> None:
+def test_all_values_depend_only_on_the_script_and_the_seconds(pages: Pages) -> None:
     lines = []
-    for name, table, times in (
-        ("a wave", {}, (0, 15, 30, 45, 60)),
-        ("steps", {"load": [[10, 90], [20, 4.6]]}, (9.999, 10, 20, 1000)),
-        ("idle", {"load": []}, (7,)),
-        ("full", {"load": [[0, 100]]}, (1,)),
-    ):
+    for name, table, times in COURSES:
         for at_s in times:
-            said = asdict(read_at(at_s, 1, **table))
-            shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in said.items()}
-            lines.append(f"{name}, {at_s} s: " + ", ".join(f"{key} {value}" for key, value in shown.items() if value))
+            try:
+                said = shown(read_at(at_s, 1, **table))
+            except DeviceUnreadable as reason:
+                said = {"unreadable:": str(reason)}
+            known = ", ".join(f"{key} {value}" for key, value in said.items() if value != "–")
+            lines.append(f"{name}, {at_s} s: {known}")
     pages({"readings.txt": "\n".join(lines)})
     waves = [[read_at(second, index).utilization_percent for second in range(60)] for index in range(3)]
     assert [(min(wave), max(wave)) for wave in waves] == [(65, 95)] * 3
     assert len({tuple(wave) for wave in waves}) == 3, "each in its own phase"
-    assert read_at(-5, load=[[0, 100]]).energy_j == 0, "a clock that was set back"
 
 
 loads = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=4, unique_by=lambda step: step[0])
@@ -74,18 +74,7 @@ def test_energy_is_the_integral_of_power_from_the_start(load: list[Any] | None, 
     assert read_at(20, index, **table).energy_j == pytest.approx(by_power, rel=1e-5)
 
 
-def test_a_script_says_when_a_device_is_lost_what_it_lacks_its_processes_and_its_faults() -> None:
-    for at_s in (0, 9.999, 20, 500):
-        assert read_at(at_s, lost_at_s=10, back_at_s=20).utilization_percent is not None
-    for at_s, script in ((10, {"back_at_s": 20}), (19.999, {"back_at_s": 20}), (10**6, {})):
-        with pytest.raises(DeviceUnreadable, match=r"GPU is lost \(simulated\)"):
-            read_at(at_s, lost_at_s=10, **script)
-    lacking = read_at(1, unsupported=["energy_j"])
-    assert (lacking.energy_j, lacking.missing) == (None, {"energy_j": "Not Supported (simulated)"})
-    assert lacking.power_w is not None
-    listed = read_at(1, processes=[[4711, 900], [4712, 0]]).processes
-    assert listed == (ProcessReading(4711, 900 * 2**20), ProcessReading(4712, 0))
-    assert (read_at(1, processes=[]).processes, read_at(1).processes) == ((), None)
+def test_each_fault_is_reported_once() -> None:
     _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
     clock = HandClock(STARTED_AT_MS)
     early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
@@ -94,31 +83,29 @@ def test_a_script_says_when_a_device_is_lost_what_it_lacks_its_processes_and_its
         heard.append(early.read(simulated_uuid(0)).faults)
         assert early.read(simulated_uuid(1)).faults == ()
         clock.sleep(2)
-    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)], "each once"
+    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)]
     late = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
     clock.sleep(2)
     assert late.read(simulated_uuid(0)).faults == ()
 
 
-def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path: Path) -> None:
-    file = tmp_path / "devices.toml"
-
-    def opened() -> SimulatedReader:
-        return open_reader(StandIn(script=str(file)), HandClock(), STARTED_AT_MS, None)
-
-    file.write_text(
-        '[[device]]\nindex = 2\nname = "A100"\nmemory_total_mib = 40960\nslowdown_c = 87\nload = [[0, 95]]\n'
-    )
-    assert load_script(file)[1] == (SimulatedDevice(2, ((0, 95),), None, None, (), "A100", 40960, 87),)
-    reader = opened()
-    facts = [(d.index, d.uuid, d.name, d.memory_total_bytes, d.power_limit_w, d.slowdown_c) for d in reader.inventory()]
-    usual = ("Simulated GPU", 16 * 2**30, 300.0, None)
-    assert facts == [
-        (0, "GPU-51a0d000-0000-4000-8000-000000000000", *usual),
-        (1, "GPU-51a0d000-0000-4000-8000-000000000001", *usual),
-        (2, "GPU-51a0d000-0000-4000-8000-000000000002", "A100", 40 * 2**30, 300.0, 87),
-    ]
-    assert reader.why == "3 simulated devices requested, with a script"
+def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path: Path, pages: Pages) -> None:
+    file, said = tmp_path / "devices.toml", []
+    texts = {
+        "one": '[[device]]\nindex = 2\nname = "A100"\nmemory_total_mib = 40960\nslowdown_c = 87\nload = [[0, 95]]\n',
+        "too few": "devices = 4\n[[device]]\nindex = 4\n", "no TOML": "load = [", "no key": "nodes = 3", "gone": None,
+    }  # fmt: skip
+    for name, text in texts.items():
+        file.unlink() if text is None else file.write_text(text)
+        try:
+            reader = opened(script=str(file))
+            said += [f"[{name}] {reader.why}", FACTS, *facts_of(reader.inventory()), ""]
+        except BadInput as refused:
+            words = refused.what if "not TOML" in refused.what else str(refused)  # the rest is the parser's
+            said += [f"[{name}] {words}".replace(str(tmp_path), "."), ""]
+    pages({"scripts.txt": "\n".join(said)})
+    assert opened(simulate=1).why == "1 simulated device requested"
+    assert opened(simulate=0).inventory() == []
     file.write_text(
         f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"
     )  # no pid is that high
@@ -128,17 +115,6 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path:
         ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20),
         ProcessFacts(4194999, None, None, 10 * 2**20),
     )
-    assert open_reader(StandIn(1), HandClock(), 0, None).why == "1 simulated device requested"
-    assert open_reader(StandIn(0), HandClock(), 0, None).inventory() == []
-    file.write_text("devices = 4\n[[device]]\nindex = 4\n")
-    with pytest.raises(BadInput, match="describes device 4") as caught:
-        opened()
-    assert caught.value.fix == "devices = 5"
-    for text, expected in (("load = [", "is not TOML"), ("nodes = 3", "nodes"), (None, "No such")):
-        file.unlink() if text is None else file.write_text(text)
-        with pytest.raises(BadInput) as caught:
-            opened()
-        assert str(file) in str(caught.value) and expected in str(caught.value)
 
 
 def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) -> None:
@@ -146,10 +122,9 @@ def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) 
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until the end of this block
         texts = {f"{uuid}.{os.getpid()}": "1000", f"{uuid}.{ended.pid}": "200", f"{uuid}.1": "x", f"{uuid}.0": "30"}
-        texts[f"{simulated_uuid(1)}.{os.getpid()}"] = "4"
-        for name, text in texts.items():
+        for name, text in {**texts, f"{simulated_uuid(1)}.{os.getpid()}": "4"}.items():
             (tmp_path / name).write_text(text)
-        reader = open_reader(StandIn(2, ledger=str(tmp_path)), HandClock(), STARTED_AT_MS, None)
+        reader = opened(simulate=2, ledger=str(tmp_path))
         assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
 
 
@@ -164,13 +139,20 @@ MISTAKES: list[dict[str, Any]] = [
 
 
 def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(pages: Pages) -> None:
-    tables = [table if table in MISTAKES[:4] else {"index": 0, **table} for table in MISTAKES]
-    lines = ["\n  ".join([str(table), *mistakes_in({"device": [table]})]) for table in tables]
-    for document in (
+    documents: list[dict[str, Any]] = [
+        *({"device": [table if table in MISTAKES[:4] else {"index": 0, **table}]} for table in MISTAKES),
         {"devices": 0}, {"device": {"index": 0}}, {"device": [3]},
         {"speed": 2, "device": [{"name": "x"}, {"index": 1, "wattage": 3}, {"index": 1}]},
-    ):  # fmt: skip
-        lines.append("\n  ".join([str(document), *mistakes_in(document)]))
+    ]  # fmt: skip
+    lines = []
+    for document in documents:
+        with pytest.raises(BadInput) as caught:
+            parse_script(document)
+        lines += [
+            str(document),
+            f"  {caught.value.what}",
+            *(f"  {why}" for why in (caught.value.why or "").splitlines()),
+        ]
     pages({"mistakes.txt": "\n".join(lines)})
     least = {"index": 0, "lost_at_s": 0, "back_at_s": 1, "load": [[0, 0], [1, 100]], "memory_total_mib": 1,
              "slowdown_c": 1, "processes": [[1, 0]], "fault": [[0, "x"]], "unsupported": []}  # fmt: skip
