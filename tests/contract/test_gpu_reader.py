@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,123 +27,94 @@ GIVEN = (
 )  # fmt: skip
 
 
+@dataclass
 class Bench:
     """Four devices of 16 GiB and 300 W, and the means to break them."""
 
-    refusable: Mapping[str, str]  # metric → what it is called on the other side
-    uuid, lost = r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "GPU is lost"
-
-    def __init__(self, clock: HandClock, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.clock, self.monkeypatch, self.folder = clock, monkeypatch, folder
-        self.prepare()
-
-    def prepare(self) -> None: ...
-
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        """Open the devices; device 1 lacks the unsupported metrics, by their names on the other side."""
-        raise NotImplementedError
-
-    def lose_device_3(self) -> None:
-        raise NotImplementedError
+    clock: HandClock
+    open: Callable[..., GpuReader]  # device 1 lacks these metrics, by their names on the other side
+    lose_device_3: Callable[[], object]
+    refusable: Mapping[str, str]  # metric → its names on the other side
+    uuid: str = r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    lost: str = "GPU is lost"
 
 
-class SimulatedBench(Bench):
+SIMULATED = {metric: metric for metric in (*GIVEN, "energy_j", "busy_percent")}
+
+
+def simulated(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     """Device 3 has it in its script to be lost after an hour."""
 
-    refusable: Mapping[str, str] = {metric: metric for metric in (*GIVEN, "energy_j", "busy_percent")}
+    def opened(*unsupported: str) -> GpuReader:
+        devices = (SimulatedDevice(1, unsupported=unsupported), SimulatedDevice(3, lost_at_s=3600))
+        return SimulatedReader(COUNT, devices, clock=clock, started_at_ms=clock.now_ms())
 
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        devices = (SimulatedDevice(1, unsupported=tuple(unsupported)), SimulatedDevice(3, lost_at_s=3600))
-        return SimulatedReader(COUNT, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
-
-    def lose_device_3(self) -> None:
-        self.clock.sleep(3600)
+    return Bench(clock, opened, lambda: clock.sleep(3600), SIMULATED)
 
 
-class NvmlBench(Bench):
+def nvml(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     """The real binding on the stand-in library."""
+    library = FakeNvml(patch, devices=COUNT)
 
-    refusable: Mapping[str, str] = {"memory_used_bytes": "memory memory_v2", "power_w": "power", "energy_j": "energy"}
+    def opened(*unsupported: str) -> GpuReader:
+        library.set(unsupported=",".join(f"{call}:1" for call in unsupported))
+        return NvmlReader(clock)
 
-    def prepare(self) -> None:
-        self.library = FakeNvml(self.monkeypatch, devices=COUNT)
-
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.library.set(unsupported=",".join(f"{call}:1" for call in unsupported))
-        return NvmlReader(self.clock)
-
-    def lose_device_3(self) -> None:
-        self.library.set(lost=3)
+    refusable = {"memory_used_bytes": "memory memory_v2", "power_w": "power", "energy_j": "energy"}
+    return Bench(clock, opened, lambda: library.set(lost=3), refusable)
 
 
-class NvidiaSmiBench(Bench):
+def nvidia_smi(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     """A stand-in program, in real time: it talks on its own."""
+    program = FakeNvidiaSmi(folder, devices=COUNT)
 
-    refusable: Mapping[str, str] = {
-        "utilization_percent": "utilization.gpu",
-        "busy_percent": "utilization.gpu",
-        "power_w": "power.draw",
-    }
+    def opened(*unsupported: str) -> GpuReader:
+        program.set(unsupported={field: [1] for field in unsupported})
+        return NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03)
 
-    def prepare(self) -> None:
-        self.program = FakeNvidiaSmi(self.folder, devices=COUNT)
+    def lose() -> None:
+        program.set(lost=[3])
+        program.wait_for_rounds()
 
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.program.set(unsupported={field: [1] for field in unsupported})
-        return NvidiaSmiReader(str(self.program.program), SystemClock(), interval_s=0.03)
-
-    def lose_device_3(self) -> None:
-        self.program.set(lost=[3])
-        self.program.wait_for_rounds()
+    return Bench(clock, opened, lose, {"busy_percent": "utilization.gpu", "power_w": "power.draw"})
 
 
-class AmdBench(Bench):
+def amd(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     """A stand-in package, with ROCm 7's answers."""
+    package = FakeAmdsmi(patch, devices=COUNT)
 
-    refusable: Mapping[str, str] = {
-        "busy_percent": "activity",
-        "power_w": "power",
-        "energy_j": "energy",
-        "ecc_errors": "ecc",
-    }
-    uuid, lost = r"GPU-[0-9a-f]{16}", "Device Not found"
+    def opened(*unsupported: str) -> GpuReader:
+        package.set(unsupported=",".join(f"{call}:1" for call in unsupported))
+        return AmdReader(clock)
 
-    def prepare(self) -> None:
-        self.package = FakeAmdsmi(self.monkeypatch, devices=COUNT)
-
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
-        self.package.set(unsupported=",".join(f"{call}:1" for call in unsupported))
-        return AmdReader(self.clock)
-
-    def lose_device_3(self) -> None:
-        self.package.set(lost=3)
+    refusable = {"busy_percent": "activity", "power_w": "power", "energy_j": "energy"}
+    return Bench(
+        clock, opened, lambda: package.set(lost=3), refusable, uuid=r"GPU-[0-9a-f]{16}", lost="Device Not found"
+    )
 
 
-class ReplayBench(Bench):
+def replay(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     """Five minutes of simulated devices, a sample every 10 s; device 3 was lost in the fourth."""
 
-    refusable: Mapping[str, str] = SimulatedBench.refusable
-
-    def open(self, unsupported: Sequence[str] = ()) -> GpuReader:
+    def opened(*unsupported: str) -> GpuReader:
         source = SimulatedReader(COUNT, clock=HandClock(), started_at_ms=0)
 
         def said(index: int, at_s: float) -> Said:
             if index == 3 and at_s >= 240:
                 return "GPU is lost"
-            clock = HandClock(round(at_s * 1000))
-            reading = SimulatedReader(COUNT, clock=clock, started_at_ms=0).read(source.inventory()[index].uuid)
+            then = HandClock(round(at_s * 1000))
+            reading = SimulatedReader(COUNT, clock=then, started_at_ms=0).read(source.inventory()[index].uuid)
             return replace(reading, **dict.fromkeys(unsupported)) if index == 1 else reading
 
         gaps = {(1, metric): "Not Supported" for metric in unsupported}
-        file = self.folder / f"{len(list(self.folder.iterdir()))}.sqlite"
+        file = folder / f"{len(list(folder.iterdir()))}.sqlite"
         write_recording(file, source.inventory(), said, range(0, 300, 10), gaps)
-        return ReplayReader(file, clock=self.clock, started_at_ms=self.clock.now_ms())
+        return ReplayReader(file, clock=clock, started_at_ms=clock.now_ms())
 
-    def lose_device_3(self) -> None:
-        self.clock.sleep(240)
+    return Bench(clock, opened, lambda: clock.sleep(240), SIMULATED)
 
 
-@pytest.fixture(params=[SimulatedBench, NvmlBench, NvidiaSmiBench, AmdBench, ReplayBench])
+@pytest.fixture(params=[simulated, nvml, nvidia_smi, amd, replay])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     bench: Bench = request.param(HandClock(), monkeypatch, tmp_path)
     return bench
@@ -194,7 +165,7 @@ def test_every_device_is_listed_and_read_with_numbers_of_their_kind_and_energy_n
 def test_unsupported_metrics_are_none_with_one_reason_on_that_device_alone_and_a_lost_device_is_unreadable(
     bench: Bench,
 ) -> None:
-    reader = bench.open([call for calls in bench.refusable.values() for call in calls.split()])
+    reader = bench.open(*" ".join(bench.refusable.values()).split())
     first, second, third, doomed = uuids(reader)
     healthy = reader.read(first)
     readings = [reader.read(second) for _ in range(3)]

@@ -31,40 +31,16 @@ _started = False
 calls = []  # for tests: what was asked
 
 
-class AmdSmiException(Exception):
-    pass
-
-
-class AmdSmiLibraryException(AmdSmiException):
+class AmdSmiLibraryException(Exception):
     def __init__(self, err_code):
-        super().__init__(err_code)
-        self.err_code = err_code
-        self.err_info = _INFO[err_code]
-
-    def __str__(self):
-        return f"Error code:\n\t{self.err_code} | {self.err_info}"
+        super().__init__(f"Error code:\n\t{err_code} | {_INFO[err_code]}")
+        self.err_code, self.err_info = err_code, _INFO[err_code]
 
 
-class _Sensor(IntEnum):
-    EDGE = 0
-    HOTSPOT = 1
-    JUNCTION = 1
-    VRAM = 2
-
-
-class _OldSensor(IntEnum):
-    EDGE = 0
-    JUNCTION = 1
-
-
-class AmdSmiTemperatureMetric(IntEnum):
-    CURRENT = 0
-    CRITICAL = 5
-
-
-class AmdSmiClkType(IntEnum):
-    GFX = 0
-    MEM = 4
+_Sensor = IntEnum("_Sensor", {"EDGE": 0, "HOTSPOT": 1, "JUNCTION": 1, "VRAM": 2})
+_OldSensor = IntEnum("_OldSensor", {"EDGE": 0, "JUNCTION": 1})
+AmdSmiTemperatureMetric = IntEnum("AmdSmiTemperatureMetric", {"CURRENT": 0, "CRITICAL": 5})
+AmdSmiClkType = IntEnum("AmdSmiClkType", {"GFX": 0, "MEM": 4})
 
 
 def _setting(name, default=""):
@@ -75,7 +51,12 @@ def _rocm():
     return int(_setting("ROCM", "7"))
 
 
-def _asked(call, handle):
+def _said(text):
+    return int(text) if text.isdecimal() else text
+
+
+def _asked(call, handle, number=None):
+    """Count a call; return its number, or what stands in its place."""
     assert _started, "amdsmi_init was not called"
     calls.append((call, handle))
     if str(handle) in _setting("LOST").split(",") or f"{call}:{handle}" in _setting("FAILING").split(","):
@@ -83,11 +64,7 @@ def _asked(call, handle):
     if f"{call}:{handle}" in _setting("UNSUPPORTED").split(","):
         raise AmdSmiLibraryException(_NOT_SUPPORTED)
     says = dict(pair.split(":", 1) for pair in _setting("SAYS").split(",") if pair)
-    return (lambda number: _said(says[call])) if call in says else (lambda number: number)
-
-
-def _said(text):
-    return int(text) if text.isdecimal() else text
+    return _said(says[call]) if call in says else number
 
 
 def amdsmi_init(flag=2):
@@ -114,50 +91,17 @@ def amdsmi_get_gpu_asic_info(handle):
     return {"market_name": "AMD Stand-in", "vendor_id": 0x1002, **serial}
 
 
-def amdsmi_get_gpu_board_info(handle):
-    return {"product_name": "Board"}
-
-
-def amdsmi_get_gpu_device_uuid(handle):
-    return f"a3ff74a1-0000-1000-80d0-00000000000{handle}"
-
-
-def amdsmi_get_gpu_device_bdf(handle):
-    return f"0000:0{handle + 1}:00.0"
-
-
-def amdsmi_get_gpu_driver_info(handle):
-    if _setting("NAMELESS"):
-        return {"driver_version": ""}
-    return {"driver_name": "amdgpu", "driver_version": "6.8.5"}
-
-
-def amdsmi_get_power_cap_info(handle):
-    number = _asked("cap", handle)
-    return {"power_cap": number(300 if _rocm() == 5 else 300_000_000)}
-
-
-def amdsmi_get_gpu_activity(handle):
-    number = _asked("activity", handle)
-    return {"gfx_activity": number(50 + handle), "umc_activity": 20 + handle, "mm_activity": "N/A"}
-
-
-def amdsmi_get_gpu_vram_usage(handle):
-    number = _asked("vram", handle)
-    return {"vram_total": 16384, "vram_used": number(1024 * (1 + handle))}
-
-
 def amdsmi_get_temp_metric(handle, sensor, metric):
-    number = _asked("temp", handle)
     celsius = 100 if metric == AmdSmiTemperatureMetric.CRITICAL else 40 + handle
+    celsius -= 5 if sensor == _Sensor.EDGE else 0
+    answer = _asked("temp", handle, celsius * 1000 if _rocm() == 5 else celsius)
     if sensor not in (_Sensor.EDGE, _Sensor.HOTSPOT) or (sensor != _Sensor.EDGE and _setting("NO_HOTSPOT")):
         raise AmdSmiLibraryException(_NOT_SUPPORTED)
-    celsius -= 5 if sensor == _Sensor.EDGE else 0
-    return number(celsius * 1000 if _rocm() == 5 else celsius)
+    return answer
 
 
 def amdsmi_get_power_info(handle):
-    watts = _asked("power", handle)(100 + 10 * handle)
+    watts = _asked("power", handle, 100 + 10 * handle)
     if _rocm() == 7:
         return {"socket_power": watts, "current_socket_power": watts, "average_socket_power": "N/A"}
     if _rocm() == 6:
@@ -166,39 +110,19 @@ def amdsmi_get_power_info(handle):
 
 
 def amdsmi_get_energy_count(handle):
-    number = _asked("energy", handle)
-    ticks = number(int(_setting("TICKS", time.monotonic() * 1e6 * (100 + 10 * handle) / 15.259)))
-    return {"energy_accumulator" if _rocm() > 5 else "power": ticks, "counter_resolution": 15.259, "timestamp": 1}
+    ticks = int(_setting("TICKS", time.monotonic() * 1e6 * (100 + 10 * handle) / 15.259))
+    name = "energy_accumulator" if _rocm() > 5 else "power"
+    return {name: _asked("energy", handle, ticks), "counter_resolution": 15.259, "timestamp": 1}
 
 
 def amdsmi_get_clock_info(handle, kind):
-    number = _asked("clock", handle)
-    return {"clk" if _rocm() > 5 else "cur_clk": number(1700 if kind == AmdSmiClkType.GFX else 1600), "max_clk": 2100}
-
-
-def amdsmi_get_gpu_fan_speed(handle, sensor):
-    assert sensor == 0, "there is one fan"
-    return _asked("fan", handle)(51)
-
-
-def amdsmi_get_gpu_fan_speed_max(handle, sensor):
-    assert sensor == 0, "there is one fan"
-    return _asked("fan_max", handle)(255)
-
-
-def amdsmi_get_gpu_total_ecc_count(handle):
-    number = _asked("ecc", handle)
-    return {"correctable_count": 7, "uncorrectable_count": number(0)}
+    mhz = _asked("clock", handle, 1700 if kind == AmdSmiClkType.GFX else 1600)
+    return {"clk" if _rocm() > 5 else "cur_clk": mhz, "max_clk": 2100}
 
 
 def amdsmi_get_gpu_process_list(handle):
     _asked("processes", handle)
     return [_process(handle)] if _rocm() > 5 else [900 + handle]
-
-
-def amdsmi_get_gpu_process_info(handle, process):
-    assert process == 900 + handle
-    return _process(handle)
 
 
 def _process(handle):
@@ -207,11 +131,27 @@ def _process(handle):
 
 def _enumeration(handle):
     number = int(_setting("DEVICES")) - 1 - handle if _setting("REVERSED") else handle
-    number = _said(_setting("HIP_ID", str(number)))
-    return {"hip_id": number, "hip_uuid": f"GPU-a3d000000000000{handle}", "drm_card": handle}
+    return {"hip_id": _said(_setting("HIP_ID", str(number))), "hip_uuid": f"GPU-a3d000000000000{handle}"}
+
+
+_SIMPLE = {  # of the handle, and what follows it
+    "gpu_board_info": lambda i: {"product_name": "Board"},
+    "gpu_device_uuid": lambda i: f"a3ff74a1-0000-1000-80d0-00000000000{i}",
+    "gpu_device_bdf": lambda i: f"0000:0{i + 1}:00.0",
+    "gpu_driver_info": lambda i: {"driver_version": "" if _setting("NAMELESS") else "6.8.5"},
+    "power_cap_info": lambda i: {"power_cap": _asked("cap", i, 300 if _rocm() == 5 else 300_000_000)},
+    "gpu_activity": lambda i: {"gfx_activity": _asked("activity", i, 50 + i), "umc_activity": 20 + i},
+    "gpu_vram_usage": lambda i: {"vram_total": 16384, "vram_used": _asked("vram", i, 1024 * (1 + i))},
+    "gpu_fan_speed": lambda i, fan: _asked("fan", i, {0: 51}[fan]),  # there is one fan
+    "gpu_fan_speed_max": lambda i, fan: _asked("fan_max", i, {0: 255}[fan]),
+    "gpu_total_ecc_count": lambda i: {"correctable_count": 7, "uncorrectable_count": _asked("ecc", i, 0)},
+    "gpu_process_info": lambda i, process: {900 + i: _process(i)}[process],
+}
 
 
 def __getattr__(name):
+    if name.removeprefix("amdsmi_get_") in _SIMPLE:
+        return _SIMPLE[name.removeprefix("amdsmi_get_")]
     if name == "amdsmi_get_gpu_enumeration_info" and _rocm() == 7:  # known only since ROCm 6.4
         return _enumeration
     if name == "AmdSmiTemperatureType":
