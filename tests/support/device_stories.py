@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 from rooms.model import METRICS, InventoryDevice, Reading
 from rooms.root import DeviceUnreadable
@@ -16,19 +18,42 @@ class Step(NamedTuple):
     worked_s: float
     last: bool  # force a full reading, as at the end of a run
     device: str  # "1.0": a slice
-    changes: dict[str, object]
+    changes: dict[str, str | None]
 
 
-def step(seconds: float = 5, worked_s: float = 0, *, last: bool = False, device: str = "0", **changes: object) -> Step:
-    return Step(seconds, worked_s, last, device, changes)
+class Story(NamedTuple):
+    """Settings, and what happens then; ``asked`` are the calls to count in the end, on the device of the first step."""
+
+    name: str
+    steps: Sequence[Step]
+    asked: Sequence[str]
+    settings: dict[str, Any]
 
 
-Story = tuple[Sequence[Step], str, dict[str, object]]
+def stories(text: str) -> Iterator[Story]:
+    """Parse stories, one per line: ``name: steps | settings ? calls to count``; an indented line continues.
+
+    A step is its seconds, or seconds/seconds of work; then @device, ``last``, and changes of settings (``lost=``: no
+    longer). ``5 × `` before it repeats it.
+    """
+    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+        name, _, rest = line.partition(": ")
+        rest, _, asked = rest.partition(" ? ")
+        steps, _, settings = rest.partition(" | ")
+        yield Story(name, [*chain(*map(_steps, steps.split("; ")))], asked.split(), _changes(settings.split()))
 
 
-def story(*steps: Step, asked: str = "", **settings: object) -> Story:
-    """Return a story; ``asked`` are the calls to count in the end, on device 0 (1 for slices)."""
-    return steps, asked, settings
+def _steps(text: str) -> list[Step]:
+    words = text.split()
+    many, words = (int(words[0]), words[2:]) if "×" in words else (1, words)
+    seconds, _, worked_s = words[0].partition("/")
+    device = next((word[1:] for word in words if word.startswith("@")), "0")
+    return [Step(float(seconds), float(worked_s or 0), "last" in words, device, _changes(words))] * many
+
+
+def _changes(words: Sequence[str]) -> dict[str, str | None]:
+    pairs = [word.split("=", 1) for word in words if "=" in word]
+    return {name: value or None for name, value in pairs}
 
 
 def shown(reading: Reading) -> dict[str, str]:
@@ -48,12 +73,12 @@ def shown(reading: Reading) -> dict[str, str]:
 
 
 def tell(
-    told: Story, read: Callable[[Step], Reading], calls: Callable[[str, int], int], usual: dict[str, str]
+    story: Story, read: Callable[[Step], Reading], calls: Callable[[str, int], int], usual: dict[str, str]
 ) -> Iterator[str]:
     """Yield what every reading says, as the difference from the one before, and of the first from the usual one."""
-    steps, asked, _ = told
     before = dict(usual)
-    for now in steps:
+    yield story.name
+    for now in story.steps:
         try:
             said = shown(read(now))
         except DeviceUnreadable as error:
@@ -64,8 +89,9 @@ def tell(
         yield f"  +{now.seconds:g} s {now.device}: {changed or 'the same'}"
         before = said
         usual.update({} if usual else said)
-    if asked:
-        yield "  asked: " + ", ".join(f"{call} {calls(call, int(steps[0].device[0]))}" for call in asked.split())
+    if story.asked:
+        index = int(story.steps[0].device[0])
+        yield "  asked: " + ", ".join(f"{call} {calls(call, index)}" for call in story.asked)
 
 
 FACTS = ", ".join(InventoryDevice.__slots__)
