@@ -102,7 +102,8 @@ def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: boo
     """Make a script of what happens at each try of a chunk; when its acts are over, ``usual``.
 
     ok, an error class, "silent", "uncharged", "together" (the error of a batch does not say whose it is), or "!class":
-    the session breaks when every chunk of the batch has begun (``in_turn``: when those before it are done).
+    the session breaks when every chunk of the batch has begun (``in_turn``: when those before it are done); "?class":
+    before any has begun.
     """
     tried: Counter[str] = Counter()
 
@@ -113,6 +114,10 @@ def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: boo
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for group in [[chunk] for chunk in batch] if in_turn else [batch]:
+            for act in [act for one in group for act in acts.get(one.chunk_id, ())[:1] if not tried[one.chunk_id]]:
+                if act.startswith("?"):
+                    tried.update(chunk.chunk_id for chunk in group)
+                    raise SessionBroken(act[1:], "broken before any news")
             for chunk in group:
                 yield ChunkStarted(chunk, CLOCK.now_ms())
             deeds = [(chunk, act_of(chunk)) for chunk in group]
