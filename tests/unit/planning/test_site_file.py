@@ -1,4 +1,4 @@
-"""Site files: Sockeye's own, somebody else's, and one with mistakes."""
+"""Site files: Sockeye's own, somebody else's, and one with mistakes; and the project file that init makes of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rooms.planning import Site, find_site
-from rooms.root import BadInput
+from rooms.planning import Site, find_here, find_site, project_text
+from rooms.root import BadInput, Project, RunSettings, SubmitSettings
 from support.pages import Pages
 
 FILES = (Path(__file__).parents[2] / "data" / "sites.txt").read_text().split("=== ")[1:]
@@ -37,3 +37,25 @@ def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path: Path, pag
         why = "" if heading == "no TOML" else refused.value.why
         said.append(f"## {heading}\n{refused.value.what}\n{why}\ntry: {refused.value.fix}\n")
     pages({"refusals.txt": "\n".join(said).replace(str(tmp_path), "HERE")})
+
+
+def test_init_writes_what_is_found_here_and_every_other_key_as_a_comment(tmp_path: Path, pages: Pages) -> None:
+    (tmp_path / "mine.toml").write_text('name = "mine"\n[node]\ngpus = 2\n')
+    (tmp_path / "plain.toml").write_text('name = "plain"\n')
+    for name in ("slurm/sbatch", "engine/hawkears"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch(mode=0o755)
+    said = []
+    for path, site in (("", None), ("slurm", "sockeye"), ("slurm engine", "mine.toml"), ("", "./plain.toml")):
+        environ = {"PATH": ":".join(str(tmp_path / one) for one in path.split())}
+        found, values = find_here(environ, tmp_path, site)
+        words = [f"{name}: {text}" for name, text in found if name != "GPUs"]  # those of the machine of the tests
+        (tmp_path / "badcjobs.toml").write_text(project_text(values))
+        project = Project.read([], tmp_path)
+        first, usual = (one.make(RunSettings, {"source": ["a"]}, "run") for one in (project, Project()))
+        assert first == usual
+        made = project.make(SubmitSettings, {}, "submit")
+        submit = {key: value for key, value in asdict(made).items() if value != getattr(SubmitSettings(), key)}
+        said.append("\n".join([f"## PATH={path}, site {site}", *words, f"{values}", f"read as {submit}", ""]))
+    text = project_text(find_here({"PATH": str(tmp_path / "slurm")}, tmp_path, "sockeye")[1])
+    pages({"found.txt": "\n".join(said).replace(str(tmp_path), "HERE"), "badcjobs.toml": text})
