@@ -22,6 +22,8 @@ from support.powerless import powerless_folder
 from support.source_files import HEADER, read_cases, rows, write_files
 from support.task_files import START_MS, TaskFile
 
+DATA = Path(__file__).parents[2] / "data"
+
 
 def plan(
     cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
@@ -187,23 +189,7 @@ def probed(text: str, subject: str, here: str) -> list[Probed]:
     return found
 
 
-FOUR = """
-V100 | 16 | THIS | 1 | 100 | 01
-V100 | 16 | 1.0, THIS | 2 | 200 | 02
-V100 | 16 | sh prog 0000 | 1 | 300 | 03
-V100 | 16 | zzzz | 1 | 400 | 04
-"""
-FIRST, SECOND, *OTHERS = FOUR.strip().splitlines()
-STORES = {
-    "mine of four": FOUR,
-    "other workers": SECOND,
-    "other versions": "\n".join(OTHERS[::-1]),
-    "two models": "V100 | 16 | 2.3.0 | 1 | 431.5 | 01\nH200 | 16 | 2.3.0 | 1 | 431.5 | 01",
-    "two sizes": f"{FIRST}\nV100 | 32 | 2.3.0 | 1 | 431.5 | 01",
-    "nothing found": "V100 | 16 | 2.3.0 | 1 | - | 01",
-    "the CPU alone": "cpu | 16 | 2.3.0 | 1 | 431.5 | 01",
-    "none": "",
-}
+STORES = dict(one.split("\n", 1) for one in (DATA / "probes.txt").read_text().split("=== ")[1:])
 
 
 def test_the_speed_is_that_of_the_probe_which_fits_best_and_doubts_are_named(
@@ -238,9 +224,9 @@ def test_the_speed_is_that_of_the_probe_which_fits_best_and_doubts_are_named(
 
     for name, text in STORES.items():
         tell(name, speed_from=store("p.toml", probed(text, mine, here)), config="w1.toml")
-    others = [one for subject in ("other --x", "b", "c", "d") for one in probed(FIRST, subject, here)]
+    others = [one for subject in ("other --x", "b", "c", "d") for one in probed(STORES["other workers"], subject, here)]
     tell("other engines", speed_from=store("p.toml", others), config="w1.toml")
-    four = store("my probes.toml", probed(FOUR, mine, here))
+    four = store("my probes.toml", probed(STORES["mine of four"], mine, here))
     tell("any workers", speed_from=four)
     tell("a rate beside a probe", speed_from=four, rate=7.0)
     tell("damaged", speed_from=Path("w1.toml"))

@@ -25,6 +25,9 @@ from support.pages import Pages
 from support.probes import GIB, KEY
 from support.scripted_engine import ScriptedEngine, done, failed
 
+CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().split("=== ")[1:]
+SEARCHES, NEXT, RESULTS = (text.strip().splitlines()[1:] for text in CASES)
+
 
 def trials_of(text: str) -> list[Trial]:
     """Return trials: 60=400@3 fits (× real time, GiB), 60! is too long, 60x does not start; 1:60 is with one thread."""
@@ -97,41 +100,13 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
     assert devices > 1 or all(sum(one.lean is way for one in trials) <= most for way in (False, True))
 
 
-SEARCHES = """
-60 3600 1000
-60 3600 100
-60 3600 4
-60 3600 2
-60 3600 1e9
-60 150 1e9
-60 20 1e9
-"""
-# bounds | trials | in flight
-NEXT = """
-60 120 | 60 120 |
-60 1000 | 60 120 |
-60 3600 | 60 120 | 240
-60 3600 | 60 120 240! |
-60 3600 | 60 120 240! | 170
-60 3600 | 60x |
-60 3600 | 60x | 1:60
-60 3600 | 60x 1:60x |
-60 3600 | 60! | 30
-60 3600 | 60! 30! 15! 7.5! 3.75! |
-60 3600 | 60 120 240! 480 |
-60 3600 | 1:60! 30 |
-60 3600 | 1:60! 1:30 |
-60 3600 | 100 105! 1:105 1:200! |
-"""
-
-
 def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help(pages: Pages) -> None:
     said = []
-    for case in SEARCHES.strip().splitlines():
+    for case in SEARCHES:
         first_s, last_s, limit_s = map(float, case.split())
         trials = search(lambda step, limit_s=limit_s: step.length_s <= limit_s, Bounds(first_s, last_s))  # type: ignore[misc]
         said.append(f"{case}: {' '.join(show(one.lean, one.length_s) for one in trials)}")
-    for case in NEXT.strip().splitlines():
+    for case in NEXT:
         bounds, tried, running = (one.strip() for one in case.split("|"))
         between, trials = Bounds(*map(float, bounds.split())), trials_of(tried)
         step = planning.next_step(trials, between, steps_of(running))
@@ -143,25 +118,10 @@ def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_th
 
 # --- what the trials mean ---------------------------------------------------------------------------------------------
 
-# trials | margin in percent
-RESULTS = """
-60=400 120=979 240=980 480=1000 960=999 | 10
-60=400 120=800 240=2000 270! 1:30=9000 | 26
-60=400 120=800 240=2000 240! | 10
-60=? 120! | 10
-60=400 100=800 105! 1:105=700 1:200! | 10
-60=400 100=800 105! 1:105=700 1:200! | 25
-60=400 120=800@7 | 10
-60=400 63! | 10
-10=400 11! | 12.5
-12.5=400 13! | 20
-60x 1:60x | 10
-"""
-
 
 def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_kept_from_the_edge(pages: Pages) -> None:
     said = []
-    for case in RESULTS.strip().splitlines():
+    for case in RESULTS:
         trials, margin = case.split(" | ")
         done, stopped = (planning.evaluate(trials_of(trials), float(margin), finished=one) for one in (True, False))
         said.append(f"{case} → {line(done)}" + (f"; stopped: {line(stopped)}" if stopped != done else ""))

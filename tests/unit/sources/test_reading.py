@@ -21,7 +21,7 @@ from rooms.model import AudioHeader, Cutting
 from rooms.root import BadInput
 from rooms.sources import WHOLE, Mistakes, Shard, look_ahead, open_sources, parse_shard, read_header, survey
 from support.audio import make_wav
-from support.source_files import rows, write_files
+from support.source_files import read_cases, rows, write_files
 from support.waiting import wait_for
 
 COLUMNS = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "notes")
@@ -62,25 +62,11 @@ def test_a_shard_that_cannot_be_is_refused_with_one_that_can(text: str) -> None:
     assert (refused.value.fix or "").startswith("--shard 0/") and parse_shard((refused.value.fix or "")[8:])
 
 
-THREE_KINDS = """
-m.csv: rows
-  7 × rec,c#,a.wav,#,900,,,
-x/s.wav: 25 s
-y/s.wav: 8 s
-y/鳥.wav: 13 s
-z/only.wav: 21 s
-list.txt: lines
-  x/s.wav
-  y/s.wav
-  y/鳥.wav
-"""
-
-
 @pytest.mark.parametrize("many", [1, 2, 3, 5, 13])
 def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_counts(folder: Path, many: int) -> None:
-    write_files(THREE_KINDS, folder)
-    paths = [folder / name for name in ("m.csv", "list.txt", "z")]  # rows, recordings that are cut, a folder of one
-    sources = open_sources(paths, root=folder, cutting=Cutting(None, 10.0, 2.0))
+    (case,) = read_cases("three_kinds")
+    write_files(case.files, folder)
+    sources = open_sources([folder / name for name in case.sources], root=folder, cutting=Cutting(None, 10.0, 2.0))
     everything = list(sources.chunks(WHOLE))
     shards = [list(sources.chunks(Shard(index, many))) for index in range(many)]
     assert sorted(one.key for shard in shards for one in shard) == sorted(one.key for one in everything)
