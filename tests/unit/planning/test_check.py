@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
@@ -43,37 +43,19 @@ exec badcjobs run manifest.csv --out results --engine demo
 MERGE = "#!/bin/bash\n#SBATCH --account=st-lab-1-gpu\nmodule load gcc\nexec badcjobs merge results\n"
 
 
-class Case(NamedTuple):
-    """A line of the data: how the script is changed, options of check, variables of the machine."""
-
-    line: str
-    change: tuple[str, str] = ("#!", "#!")
-    options: dict[str, str] = {}  # noqa: RUF012
-    mended: dict[str, str] = {}  # noqa: RUF012
-
-    @property
-    def script(self) -> str:
-        return MERGE if "merge.sbatch" in self.options else SCRIPT.replace(*self.change)
-
-
-def parse_case(line: str, here: Path) -> Case:
-    text = line.removeprefix("helps: ").replace("HERE", str(here))
-    words = [word.encode().decode("unicode_escape") if "\\" in word else word for word in shlex.split(text)]
-    change = ("#!", "#!")
-    if "→" in words:
-        place = words.index("→")
-        change = (words[place - 1], words[place + 1])
-        del words[place - 1 : place + 2]
-    options = dict(word.partition("=")[::2] for word in words)
-    mended = {key[7:]: options.pop(key) for key in [*options] if key.startswith("mended.")}
-    return Case(line, change, options, mended)
-
-
-def lines_of(name: str, here: Path) -> Iterator[tuple[str, Case]]:
-    """Yield each line with the heading above it."""
+def read_lines(name: str, here: Path) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+    """Yield each line of the data with the heading above it, the script that it means, and the options of check."""
     for block in (DATA / name).read_text().split("=== ")[1:]:
         heading, *lines = block.strip().splitlines()
-        yield from ((heading, parse_case(line, here)) for line in lines)
+        for line in lines:
+            text, script = line.removeprefix("helps: ").replace("HERE", str(here)), SCRIPT
+            words = [word.encode().decode("unicode_escape") if "\\" in word else word for word in shlex.split(text)]
+            if "→" in words:
+                place = words.index("→")
+                script = SCRIPT.replace(words[place - 1], words[place + 1])
+                del words[place - 1 : place + 2]
+            options = dict(word.partition("=")[::2] for word in words)
+            yield heading, line, MERGE if "merge.sbatch" in options else script, options
 
 
 class LoginNode:
@@ -161,27 +143,28 @@ def test_each_finding_comes_with_its_fix_and_goes_away_when_the_fix_is_pasted(
 ) -> None:
     assert [one for one in login_node.check({}, SCRIPT).findings if one.severity not in ("fine", "clock")] == []
     lines = []
-    for finding, case in lines_of("check_cases.txt", login_node.here):
-        checked = login_node.check(case.options, case.script)
+    for finding, line, script, options in read_lines("check_cases.txt", login_node.here):
+        checked = login_node.check(options, script)
         found = said(checked, finding)
-        lines.append(f"# {finding} | {case.line}")
+        lines.append(f"# {finding} | {line}")
         assert found, lines[-1]
         for one in found:
             lines += [f"  {one.text}", *(f"  / {detail}" for detail in one.details)]
             lines += [f"    try: {one.fix}"] if one.fix else []
         assert checked.exit_code == any(one.severity == "problem" for one in checked.findings)
-        if case.line.startswith("helps: "):
-            mended, more = paste(login_node, case.script, found[0].fix or "")
-            assert not said(login_node.check({**case.options, **case.mended, **more}, mended), finding), lines[-1]
+        if line.startswith("helps: "):
+            script, more = paste(login_node, script, found[0].fix or "")
+            more |= {key.removeprefix("mended."): value for key, value in options.items() if key.startswith("mended.")}
+            assert not said(login_node.check({**options, **more}, script), finding), lines[-1]
     pages({"findings.txt": login_node.plain("\n".join(lines))})
 
 
 def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node: LoginNode, pages: Pages) -> None:
     lines = []
-    for heading, case in lines_of("check_orders.txt", login_node.here):
-        lines.append(f"\n## {heading}\n$ {case.line}")
+    for heading, line, script, options in read_lines("check_orders.txt", login_node.here):
+        lines.append(f"\n## {heading}\n$ {line}")
         try:
-            found = login_node.check(case.options, case.script)
+            found = login_node.check(options, script)
         except BadInput as error:
             lines.append(f"refused: {error.what}\n{error.why}\ntry: {error.fix}")
             continue

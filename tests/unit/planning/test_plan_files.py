@@ -18,7 +18,6 @@ from rooms.sources import WHOLE, open_sources
 from rooms.store import MergeOrder, merge
 from rooms.workers import subject_of, to_toml
 from support.pages import Pages, tree
-from support.powerless import powerless_folder
 from support.source_files import HEADER, read_cases, rows, write_files
 from support.task_files import START_MS, TaskFile
 
@@ -84,22 +83,6 @@ def test_whatever_a_source_holds_is_planned_or_named_and_a_refusal_leaves_nothin
             seen |= {*parts}
         said.append(text.replace(str(here), "HERE") + "\n")
     pages({"plans.txt": "\n".join(said)})
-
-
-def test_what_may_not_be_read_is_counted_apart_with_the_reason(pages: Pages) -> None:
-    said = []
-    with powerless_folder() as folder:
-        write_files(read_cases("closed")[0].files)
-        for name in ("audio/x", "audio/y", "audio/b.wav", "closed", "shut"):
-            Path(name).chmod(0)
-        for sources in (["audio", "shut"], ["m.csv"], ["n.csv"], ["audio/b.wav"]):
-            said.append(f"$ {' '.join(sources)}")
-            try:
-                found = plan(folder, *sources).plan.remarks
-                said += [f"{one.severity} {one.subject}: {one.text} {one.details} try: {one.fix}" for one in found]
-            except BadInput as error:
-                said.append(f"refused: {error.what}\n{error.why}\ntry: {error.fix}")
-    pages({"remarks.txt": "\n".join(said).replace(str(folder), "HERE")})
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def test_the_pieces_of_any_wav_put_together_are_its_frames(
 
 
 def test_a_piece_can_be_read_by_others_and_a_long_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    source = make_wav(tmp_path / "a.wav", 2, channels=2, loud=[(0.5, 1.5)])
+    source = make_wav(tmp_path / "a.wav", 2, loud=[(0.5, 1.5)])
     ALONE.cut(source, 0.5, 1.5, tmp_path / "b.wav")
     with wave.open(str(source)) as whole, wave.open(str(tmp_path / "b.wav")) as piece:
         whole.setpos(4000)

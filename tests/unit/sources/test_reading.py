@@ -224,16 +224,24 @@ def endless(read: list[int]) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("look_s", "hired"), [(0.0001, False), (0.00049, False), (0.00061, True), (0.01, True)])
-def test_more_threads_are_hired_only_where_looks_are_slow_and_reading_ahead_is_bounded(
+def test_more_threads_are_hired_only_where_looks_are_slow_and_quick_ones_are_handed_over_hundreds_at_a_time(
     look_s: float, hired: bool
 ) -> None:
-    read, ticks = [0], count(0, look_s)
-    looking = look_ahead(endless(read), abs, monotonic_s=lambda: next(ticks))
+    read, ticks, hand_overs = [0], count(0, look_s), set()
+
+    def look(number: int) -> int:
+        hand_overs.add(read[0])  # nobody reads on while files are looked at
+        return number
+
+    looking = look_ahead(endless(read), look, monotonic_s=lambda: next(ticks))
     assert [next(looking) for _ in range(3000)] == [(number, number) for number in range(3000)]
-    assert 3000 <= read[0] < 3000 + 600
+    assert 3000 <= read[0] < 3000 + 600, "reading ahead is bounded"
     assert (helpers() > 1) is hired and helpers() <= 16
+    assert hired or len(hand_overs) < 25
     looking.close()
     wait_for(lambda: not helpers(), "an end of the threads")
+    assert list(look_ahead(((n, n) for n in range(600)), abs)) == [(n, n) for n in range(600)]
+    assert not helpers(), "who has read all has waited for the threads"
 
 
 def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> None:
@@ -274,17 +282,3 @@ def test_what_came_before_an_error_is_kept_and_an_error_comes_at_its_item() -> N
     with pytest.raises(ValueError, match="invalid literal"):
         next(looked)
     assert list(look_ahead([(n, None) for n in range(2000)], int)) == [(n, None) for n in range(2000)]
-
-
-def test_quick_looks_are_handed_over_hundreds_at_a_time_for_each_hand_over_costs_more_than_one() -> None:
-    read, hand_overs = [0], set()
-
-    def look(number: int) -> int:
-        hand_overs.add(read[0])  # nobody reads on while files are looked at
-        return number
-
-    found = list(itertools.islice(look_ahead(endless(read), look, monotonic_s=lambda: 0.0), 5000))
-    assert found == [(number, number) for number in range(5000)]
-    assert len(hand_overs) < 15
-    assert list(look_ahead(((n, n) for n in range(600)), abs)) == [(n, n) for n in range(600)]
-    assert not helpers(), "who has read all has waited for the threads"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from rooms.model import Cutting
-from rooms.planning import check_source
-from rooms.root import BadInput
+from rooms.planning import PlanOrder, check_source, plan_sources
+from rooms.root import BadInput, Project
 from rooms.sources import WHOLE, Mistakes, Remarks, Shard, Sources, open_sources, survey, survey_again
 from support.audio import make_wav
 from support.pages import Pages
@@ -111,12 +111,21 @@ def test_a_source_is_listed_planned_or_refused(
 
 def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> None:
     with powerless_folder() as folder:
-        files = read_cases("closed")[1].files
+        files = read_cases("closed")[0].files
         write_files(files)
         closed = ("closed", "audio/shut", "audio/secret.wav", "secret.csv")
         for name in closed:
             Path(name).chmod(0)
         said = {f"{name.partition('.')[0]}.txt": told(name) for name in ("audio", "closed", "m.csv", "secret.csv")}
+        plans = []
+        for names in (["audio", "closed"], ["o.csv"], ["n.csv"], ["audio/secret.wav"]):
+            try:
+                found = plan_sources(PlanOrder({"source": names}, Project(), rate=400.0), {}, folder).plan.remarks
+                listed = [f"{one.severity} {one.subject}: {one.text} {one.details} try: {one.fix}" for one in found]
+            except BadInput as error:
+                listed = refusal(error)
+            plans += [f"$ {' '.join(names)}", *listed]
+        said["plans.txt"] = "\n".join(plans)
         for name in closed[:2]:
             Path(name).chmod(0o700)
         Path("audio/loop.wav").unlink()
