@@ -31,13 +31,6 @@ def paste(site: Site, command: str) -> str:
     return done.stdout
 
 
-def scripted(site: Site, text: str) -> tuple[object, ...]:
-    """Return the options that run a shell script for every chunk."""
-    script = site.script("engine of mine.sh", text)
-    command = f"{shlex.quote(str(script))} {{input}} {{output}}"
-    return "--command", command, "--cpu-workers", 1, "--no-emit-gpu-telemetry"
-
-
 def test_what_an_array_has_left_is_named_and_the_command_without_slurm_does_it_also_after_the_source_has_grown(
     site: Site,
 ) -> None:
@@ -67,8 +60,9 @@ def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_c
     gate, mended = site.folder / "gate", site.folder / "mended"
     wait = f"while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {gate} ]; do sleep 0.02; done"
     trouble = f"[ -e {mended} ] || case $BADCJOBS_CHUNK_ID in c001) exit 1 ;; c004) kill -9 $$ ;; esac"
-    engine = scripted(site, f"{wait}\n{trouble}\n{ENGINE}")
-    program = site.start_run(site.manifest(6), *engine, "--retries", 1, "--config", "run.grace_s=0")
+    script = site.script("engine of mine.sh", f"{wait}\n{trouble}\n{ENGINE}")
+    engine = ("--command", f"{shlex.quote(str(script))} {{input}} {{output}}", "--cpu-workers", 1, "--retries", 1)
+    program = site.start_run(site.manifest(6), *engine, "--no-emit-gpu-telemetry", "--config", "run.grace_s=0")
     wait_for(lambda: site.count_now("chunk", "status = 'done'"), "the first chunk is done")
     program.send(signal.SIGTERM)
     assert program.wait().exit_code == 75

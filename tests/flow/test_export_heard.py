@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
+from support.databases import change
 from support.task_files import TaskFile
 
 COLUMNS = [
@@ -17,10 +16,7 @@ COLUMNS = [
     "recording_id", "chunk_id",
 ]  # fmt: skip
 CALLS_S = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]  # across a joint; across two of them
-PATTERNS = """
-[recordings]
-patterns = ["{study_area}/**/{location}_0+1_{date}?{time}.wav", "{study_area}/ARU_data/SM/{location}/*/Data/*"]
-"""
+PATTERNS = ["{study_area}/**/{location}_0+1_{date}?{time}.wav", "{study_area}/ARU_data/SM/{location}/*/Data/*"]
 FORT_SMITH = "Fort Smith/ARU_data/SM/FS-01/A/Data/S4A10293_20220501_060000"
 SAMBAA = "Sambaa K'e 2018/b2/x/SK-7_0+1_20180612$053000"
 UNDATED = "Edehzhie/E-07/E-07_20221399_060000"
@@ -35,7 +31,7 @@ def job(shared_site: Site) -> Site:
     for name in (FORT_SMITH, SAMBAA, UNDATED, LOOSE):
         make_wav(site.folder / "data" / f"{name}.wav", 12.0, 1000, loud=CALLS_S, tone_hz=100)
     make_wav(site.folder / "data" / ".trash" / "x.wav", 1.0, 1000)
-    (site.folder / "lab.toml").write_text(PATTERNS)
+    (site.folder / "lab.toml").write_text(f"[recordings]\npatterns = {PATTERNS}\n")
     words = (*ON_CPU, *CUT, "--config", site.folder / "lab.toml")
     site.run_tasks(site.folder / "data", *words, envs=[array_task(index, [0, 1]) for index in (0, 1)])
     site.merged()
@@ -95,8 +91,8 @@ def test_names_that_would_lead_elsewhere_stay_in_the_folder_and_what_makes_no_se
     database = site.merged()
     areas = ["../x", "a/b", "all_study_areas", "ALL_study_areas", "no_study_area", ".", "", None]
     insert = "INSERT INTO recording (task_id, recording_id, source_path, study_area) SELECT task_id, ?, '', ? FROM task"
-    with closing(sqlite3.connect(database)) as db, db:
-        db.executemany(insert, [(str(number), area) for number, area in enumerate(areas)])
+    for number, area in enumerate(areas):
+        change(database, insert, str(number), area)
     out = site.folder / "deep" / "out"
     done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out)
     assert done.exit_code == 0, done.stderr
