@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from rooms.root import (
     TASK_MARK,
@@ -31,12 +33,21 @@ from rooms.root import (
     SystemClock,
     nothing_more,
 )
-from rooms.workers import WORKER, CommandEngine, DemoEngine, EngineStart, HangTimeout, HawkEars1Engine, HawkEarsEngine
+from rooms.workers import (
+    WORKER,
+    CommandEngine,
+    EngineStart,
+    HangTimeout,
+    HawkEars1Engine,
+    HawkEarsEngine,
+    StreamSession,
+)
 from support.audio import make_wav
 from support.fake_hawkears import NAMES, hear, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.fake_hawkears_package import fake_package_environ
 from support.fake_prefix import install_fake_prefix
+from support.hand_clock import HandClock
 from support.pages import Pages
 from support.waiting import wait_for
 
@@ -116,7 +127,7 @@ class Place:
         env = {**self.environ, **({"FAKE_HAWKEARS_S": str(slow_s)} if slow_s else {}), **env}
         start = EngineStart(args, env, self.launchers[behind], CLOCK)
         if kind == "demo":
-            return DemoEngine(start)
+            return workers.DemoEngine(start)
         if kind == "hawkears":
             return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
         if kind == "hawkears1":
@@ -315,6 +326,81 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
     assert place.process(place.engine(kind), batch[:1])["a"].ok
 
 
+# --- the lines of a worker --------------------------------------------------------------------------------------------
+
+
+def say(event: str, **facts: object) -> str:
+    return "echo " + shlex.quote(json.dumps({"event": event, **facts}))
+
+
+def started(*ids: int) -> str:
+    return "; ".join([say("ready", threads=2, holds=4), *(say("started", id=one) for one in ids)])
+
+
+HEARD = {"detections": [[100, 600, "ROPT", 0.9, "Rock Ptarmigan"]], "audio_s": 29.5}
+ONE_DONE = f"{started(1)}; {say('done', id=1, **HEARD)}"
+BOTH = f"{ONE_DONE}; {say('started', id=2)}"
+ON_CUDA = {"device": "cuda", "threads": 1, "holds": 1, "versions": {"hawkears": "2.3", "torch": "2.4"}}
+# What a worker does that was given a chunk of 30 s and one of unknown length; "cuda": it must use its GPU.
+WORKERS = {
+    "all done": f"{BOTH}; {say('done', id=2, took_s=1.5, **HEARD)}",
+    "too short": f"{BOTH}; {say('done', id=2, audio_s=0.2, analysed=False, detections=[])}",
+    "not analysed": f"{started(1)}; {say('done', id=1, audio_s=0.2, analysed=False, detections=[])}",
+    "failed": f"{started(1, 2)}; {say('failed', id=1, error='Could not load recording')};"
+              f"{say('failed', id=2, error='x', error_class='no_program')}",
+    **{f"failed for good: {error}": f"{started(1)}; {say('failed', id=1, error=error)}; cat"
+       for error in ("no CUDA-capable device is detected", "device-side assert triggered", "MemoryError")},
+    "broken at the start": say("broken", error="RuntimeError: x"),
+    "broken later": f"{started(1)}; {say('broken', error='CUDA out of memory')}",
+    "not a line of ours": f"{started(1)}; echo Hello; cat",
+    "ended": "exit 0", "ended later": f"{started(2)}; exit 3", "killed": f"{started(1)}; kill -KILL $$",
+    "explained": f"{started(1)}; echo CUDA out of memory >&2; exit 1",
+    "explained by audio": f"{started(1)}; echo Could not load recording >&2; exit 1",
+    "said before a result": f"{started(1)}; echo CUDA out of memory >&2; {say('done', id=1, **HEARD)}; exit 1",
+    "cuda: on the CPU": f"{say('ready', device='cpu')}; cat", "cuda: does not say": f"{say('ready')}; cat",
+    "cuda: an old PyTorch": f"{say('ready', **ON_CUDA, name='V100')}; exit 1",
+    "cuda: another GPU": f"{say('ready', **ON_CUDA, uuid='GPU-2', models=3)}; exit 1",
+    "agreed on the CPU": f"{say('ready', **{**ON_CUDA, 'device': 'cpu'})}; exit 1",
+    "fewer threads": f"{BOTH}; {say('fewer', threads=1, error='no room')}; {say('done', id=2, **HEARD)}",
+    "interrupted": f"{started(1)}; sleep 0.1; {say('done', id=1, **HEARD)}; {say('bye')}; cat",
+    "interrupted, and ended": f"{started(1)}; sleep 0.1; {say('done', id=1, **HEARD)}; exit 3",
+}  # fmt: skip
+
+
+def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptureFixture, pages: Pages) -> None:
+    batch = [Chunk("r", "a", "a.wav", "/a.wav", 0, 30_000), Chunk("r", "b", "b.wav", "/b.wav")]
+    start, said = EngineStart((), place.environ, place.launchers[""], HandClock(9000)), list[str]()
+
+    def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+        said.append(f"    asks for {wanted}, idle {idle}")
+        return ()
+
+    caplog.set_level("INFO", logger="badcjobs")
+    for name, script in WORKERS.items():
+        limit = HangTimeout(least_s=1)
+        session = StreamSession(
+            start, ["sh", "-c", script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
+            hang_timeout=limit, must_use_cuda=name.startswith("cuda"), pin="GPU-1",
+        )  # fmt: skip
+        place.sessions.append(session)
+        said.append(name)
+        caplog.clear()
+        try:
+            for news in session.process(batch, more):
+                if isinstance(news, ChunkStarted):
+                    said.append(f"    {news.chunk.chunk_id} started at {news.at_ms}")
+                    if name.startswith("interrupted"):
+                        session.interrupt()
+                else:
+                    facts = (news.error_class, news.error, news.audio_s, news.started_at_ms, news.ended_at_ms)
+                    said.append(f"    {news.chunk.chunk_id} {facts} {[d.label for d in news.detections]}")
+        except SessionBroken as broken:
+            said.append(f"    {broken.error_class}{' at the start' * broken.at_start}: {broken}".replace("\n", " | "))
+        said.append(f"    may be silent for {limit.limit_s(30):g} s, or {limit.limit_s(None):g}")
+        said += [f"    {one.levelname} {one.getMessage()}".replace(str(session.pid), "PID") for one in caplog.records]
+    pages({"workers.txt": "\n".join(said)})
+
+
 # --- HawkEars 2 -------------------------------------------------------------------------------------------------------
 
 
@@ -374,16 +460,10 @@ def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) 
     assert len(place.loads.read_text().splitlines()) == 1, "the models were loaded once"
 
 
-def test_where_only_some_threads_find_room_the_others_do_all_and_the_log_says_what_runs_where(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_only_some_threads_find_room_the_others_do_all(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     engine = place.engine("hawkears", "--threads", "3", slow_s=0.05, FAKE_HAWKEARS_ROOM="2")
-    with caplog.at_level("INFO", logger="badcjobs"):
-        results = place.process(engine, [place.good(name) for name in "abcdef"])
-    assert classes(results) == dict.fromkeys("abcdef")
-    ready, fewer = [record.getMessage() for record in caplog.records]
-    assert ready.endswith("on CUDA GPU-1 Tesla V100, threads: 3, models: 3") and "hawkears 2.3.0" in ready
-    assert "a worker continues with fewer threads (2): " in fewer
+    assert classes(place.process(engine, [place.good(name) for name in "abcdef"])) == dict.fromkeys("abcdef")
+    assert "a worker continues with fewer threads (2): " in caplog.text
 
 
 def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place: Place) -> None:
@@ -400,30 +480,21 @@ def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place:
 def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place: Place) -> None:
     good, long_ago = place.good("good"), HangTimeout(start_s=60, least_s=0.5)
     long_ago.learn(0.01, 3)
-    expected = {
-        "SIGSEGV": ("engine_crash", False), "SIGKILL": ("worker_died", False), "assert": ("gpu_error", False),
-        "lost": ("gpu_lost", False), "hang": ("hang", False), "start": ("hang", True), "CPU": ("ran_on_cpu", True),
-        "no room": ("out_of_memory", True), "no torch": ("configuration", True), "shape": ("configuration", True),
-        "region": ("configuration", False), "option": ("configuration", True), "no models": ("configuration", True),
-    }  # fmt: skip
-    engines = {
-        "hang": place.engine("hawkears", "--threads", "1", limit=long_ago),
-        "start": place.engine("hawkears", limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60"),
-        "CPU": place.engine("hawkears", FAKE_HAWKEARS_CUDA="0"),
-        "no room": place.engine("hawkears", FAKE_HAWKEARS_OOM="load"),
-        "no torch": place.engine("hawkears", FAKE_HAWKEARS_NO_TORCH="1"),
-        "shape": place.engine("hawkears", FAKE_HAWKEARS_SHAPE="other"),
-        "region": place.engine("hawkears", "--region", "XX-YY"),
-        "option": place.engine("hawkears", "--threads", "many"),
-    }
-    told = {}
-    for name in expected:
-        for path in (place.root / "data" / "ckpt").iterdir() if name == "no models" else ():
-            path.unlink()
-        batch = [good] if name in engines and name != "hang" else [place.fake(name, name), good]
-        engine = engines.get(name) or place.engine("hawkears", "--threads", "1")
-        told[name] = place.broken(engine, batch)[:2]
-    assert told == expected
+
+    def told(*args: str, batch: Sequence[Chunk] = (good,), **more: Any) -> tuple[str, bool]:
+        return place.broken(place.engine("hawkears", *args, **more), batch)[:2]
+
+    assert told("--threads", "1", batch=[place.fake("SIGSEGV", "SIGSEGV"), good]) == ("engine_crash", False)
+    assert told("--threads", "1", batch=[good, place.fake("hang", "hang")], limit=long_ago) == ("hang", False)
+    assert told(limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60") == ("hang", True)
+    assert told(FAKE_HAWKEARS_CUDA="0") == ("ran_on_cpu", True)
+    assert told(FAKE_HAWKEARS_OOM="load") == ("out_of_memory", True)
+    for wrong in ({"FAKE_HAWKEARS_NO_TORCH": "1"}, {"FAKE_HAWKEARS_SHAPE": "other"}):
+        assert told(**wrong) == ("configuration", True)
+    assert (told("--region", "XX-YY"), told("--threads", "many")) == (("configuration", False), ("configuration", True))
+    for path in (place.root / "data" / "ckpt").iterdir():
+        path.unlink()
+    assert told() == ("configuration", True)
 
 
 def test_the_cpu_is_accepted_where_it_was_agreed(place: Place) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rooms import model
 from rooms.model import (
-    METRICS,
     AlertHooks,
     AlertLimits,
-    Allocation,
     ArrayOrder,
     ArrayShape,
     Chunk,
@@ -21,18 +20,6 @@ from rooms.model import (
     Device,
     Progress,
     TaskKey,
-    default_cpus,
-    default_mem,
-    expected_end_ms,
-    is_beyond,
-    is_longer,
-    is_silent,
-    is_stretch,
-    parse_pattern,
-    parse_patterns,
-    parse_stop_after,
-    publish_interval_s,
-    silent_after_s,
 )
 from support.pages import Pages
 
@@ -57,11 +44,12 @@ def test_an_order_says_what_sbatch_is_given() -> None:
     assert replace(order, parallel=2, step=3).spec == "0-9:3%2"
     again = replace(order, only=(1, 3), parallel=1, extra_sbatch=())
     assert (again.spec, again.indices, again.partition) == ("1,3%1", (1, 3), None)
-    assert [default_cpus(n) for n in (0, 1, 4)] == [2, 2, 8]
-    assert [default_mem(n) for n in (0, 1, 4)] == ["4G", "4G", "16G"]
+    assert [model.default_cpus(n) for n in (0, 1, 4)] == [2, 2, 8]
+    assert [model.default_mem(n) for n in (0, 1, 4)] == ["4G", "4G", "16G"]
     times = (order.time_min, order.warning_s, order.merge_time_min)
     assert (times, order.requeues, order.merge_mem) == ((720, 180, 60), 10, "4G")
-    alone = Allocation(True, "4821", "gpu1", 2, array_index=None, procid=3)  # a process of a step has its place in it
+    # A process of a step of several is named by its place.
+    alone = model.Allocation(True, "4821", "gpu1", 2, array_index=None, procid=3)
     assert alone.key == TaskKey("4821", 0, 2, "gpu1")
     assert replace(alone, step_tasks=2, array_index=7, started_at_ms=9).key.name == "4821_7.r2.gpu1.p3"
 
@@ -71,9 +59,9 @@ def test_a_time_is_read_as_sbatch_reads_it() -> None:
         "90": 5400, "0": 0, "1.5": 90, "7.": 420, "1:30": 90, "90:00": 5400, "1:02:03": 3723, "2-3": 183600,
         "1-0:5": 86700, "1-02:03:04": 93784, "0:59": 59, "12345678": 740740680,
     }  # fmt: skip
-    assert {text: parse_stop_after(text) for text in right} == right
+    assert {text: model.parse_stop_after(text) for text in right} == right
     wrong = ("", "abc", "-5", "1:60", "1:60:00", "1:00:60", "1:2:3:4", "1-", "-1:00", "UNLIMITED", "1:", "1" * 9, "٣")
-    assert [text for text in wrong if parse_stop_after(text) is not None] == []
+    assert [text for text in wrong if model.parse_stop_after(text) is not None] == []
 
 
 # --- progress and silence ---------------------------------------------------------------------------------------------
@@ -93,17 +81,16 @@ def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work() -> None:
         ([TEN_S, replace(FRESH, pending=0, listed=False)], 20, (), 76_667),
         ([TEN_S, replace(FRESH, pending=0)], 20, (), 110_000), ([TEN_S, replace(TEN_S, at_ms=20_000)], 9, (), 50_000),
     ):  # fmt: skip
-        assert expected_end_ms(running, left, before) == end_ms, (running, left, before)
+        assert model.expected_end_ms(running, left, before) == end_ms, (running, left, before)
 
 
 def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute() -> None:
     sizes = (0, 1_500_000, 1_500_050, 24_000_000, 24_000_050, 10**12)
-    assert [publish_interval_s(size, 30.0) for size in sizes] == [30, 30, 30.001, 480, 480, 480]
-    assert publish_interval_s(10**12, 900.0) == 900
-    assert (silent_after_s(0, None), silent_after_s(0, 5.0), silent_after_s(5_000_000, 5.0)) == (120, 70, 260)
-    assert [is_silent(1000, 2.0, now) for now in (3000, 3001, None)] == [False, True, False]
-    assert not is_silent(None, 2.0, 9**9)
-    assert not is_silent(0, None, 9**9)
+    assert [model.publish_interval_s(size, 30.0) for size in sizes] == [30, 30, 30.001, 480, 480, 480]
+    assert model.publish_interval_s(10**12, 900.0) == 900
+    assert [model.silent_after_s(*one) for one in ((0, None), (0, 5.0), (5_000_000, 5.0))] == [120, 70, 260]
+    assert [model.is_silent(1000, 2.0, now) for now in (3000, 3001, None)] == [False, True, False]
+    assert not model.is_silent(None, 2.0, 9**9) and not model.is_silent(0, None, 9**9)
 
 
 # --- chunks -----------------------------------------------------------------------------------------------------------
@@ -134,10 +121,10 @@ def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files() -> N
     assert (one.key, one.name, one.audio_s) == (("rec", "c1"), "rec/c1", 1.0)
     assert (replace(one, chunk_id="rec").name, replace(one, end_ms=None).audio_s) == ("rec", None)
     assert (ChunkResult(one, 0, 1).ok, ChunkResult(one, 0, 1, error_class="x").ok) == (True, False)
-    assert [is_longer(500, 1500, ms) for ms in (2000, 2001)] == [False, True]
-    assert [is_beyond(3000, ms) for ms in (2000, 1999)] == [False, True]
-    assert [is_stretch(0, 3000, ms) for ms in (1999, 4000, 4001)] == [False, False, True]
-    assert not is_stretch(9000, 12_000, 10_999), "a file that ends before its row is not a longer one"
+    assert [model.is_longer(500, 1500, ms) for ms in (2000, 2001)] == [False, True]
+    assert [model.is_beyond(3000, ms) for ms in (2000, 1999)] == [False, True]
+    assert [model.is_stretch(0, 3000, ms) for ms in (1999, 4000, 4001)] == [False, False, True]
+    assert not model.is_stretch(9000, 12_000, 10_999), "a file that ends before its row is not a longer one"
 
 
 PATTERNS = {
@@ -156,11 +143,11 @@ WRONG = ["", "/", "{location}/", "a//{location}", "a**/{location}", "**b/{locati
 def test_patterns_read_what_the_paths_of_recordings_mean(pages: Pages) -> None:
     said = []
     for text, paths in PATTERNS.items():
-        pattern = parse_pattern(text)
+        pattern = model.parse_pattern(text)
         said += [f"{text}{'  (full path)' * pattern.is_full}"]
         for path in paths:
             said.append(f"    {path}  {pattern.read(path, path.removeprefix('/'))} {pattern.read(path, None)}")
-    known, wrong = parse_patterns([*PATTERNS, *WRONG])
+    known, wrong = model.parse_patterns([*PATTERNS, *WRONG])
     assert [one.text for one in known] == [*PATTERNS]
     pages({"patterns.txt": "\n".join(said), "wrong.txt": "\n".join(wrong)})
 
@@ -179,7 +166,7 @@ def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work() -> None:
         replace(slice_, driver="580.65.06"): "MIG-eeee", replace(nvidia, driver="460.32"): "GPU-aaaa",
     }  # fmt: skip
     assert [device.pin for device in pins] == list(pins.values())
-    assert len(METRICS) == 20
+    assert len(model.METRICS) == 20
 
 
 def test_limits_of_alerts_are_checked_and_their_command_is_kept_secret() -> None:

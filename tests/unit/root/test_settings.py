@@ -13,24 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import root
 from rooms.cli import explain_moved_option, settings_text
 from rooms.model import ArrayShape, parse_patterns
 from rooms.planning import project_text
-from rooms.root import (
-    NAME,
-    OPTIONS_ONLY,
-    SETTINGS,
-    TABLES,
-    BadInput,
-    FrozenRun,
-    PlanSettings,
-    ProbeSettings,
-    Project,
-    RunSettings,
-    SubmitSettings,
-    check_against,
-    freeze,
-)
+from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
 from support.pages import Pages
 
 RUN = {"source": ["m.csv"]}
@@ -127,7 +114,7 @@ PROBES = (-1, 0, 0.001, 1, 2.5, 1e9, float("inf"), True, "x", "auto", "", ["a"],
 def test_every_key_takes_what_it_should_and_nothing_else(pages: Pages) -> None:
     said = []
     for table, keys in SETTINGS.items():
-        for key in keys.keys() - {*OPTIONS_ONLY} if table in TABLES else ():
+        for key in keys.keys() - {*root.OPTIONS_ONLY} if table in root.TABLES else ():
             right, wrong = [], dict[str, list[Any]]()
             for probe in PROBES:
                 try:
@@ -147,7 +134,7 @@ def test_the_guide_and_a_new_project_file_name_every_key(tmp_path: Path, pages: 
     pages({"settings.txt": settings_text(), "badcjobs.toml": new.read_text()})
     new.write_text(re.sub("(?m)^# (?=[a-z_]+ = )", "", new.read_text()))  # every default and every example is accepted
     project = Project.read([str(new)], tmp_path)
-    assert all(project.values[table].keys() == SETTINGS[table].keys() - {*OPTIONS_ONLY} for table in TABLES)
+    assert all(project.values[table].keys() == SETTINGS[table].keys() - {*root.OPTIONS_ONLY} for table in root.TABLES)
     options = [one for settings in SETTINGS.values() for one in settings.values() if one.heading]
     assert not [one.key for one in options if one.key.endswith("_s") or len(one.help) > 50]
 
@@ -163,9 +150,10 @@ def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tm
     assert changed(project.make(SubmitSettings, {"tasks": 4}, "submit")).split("\n") == [
         "    tasks = 4", "    setup = ('module load gcc',)", "    requeues = 3"
     ]  # fmt: skip
-    assert project.make(PlanSettings, {}, "plan").margin == 2.0
+    assert project.make(root.PlanSettings, {}, "plan").margin == 2.0
     named = Project.read([str(tmp_path / NAME)], deep)  # --config FILE: no other file is read
-    assert (named.get("run", "retries"), named.make(ProbeSettings, {}, "probe").keep) == (7, str(tmp_path / "kept"))
+    kept = named.make(root.ProbeSettings, {}, "probe").keep
+    assert (named.get("run", "retries"), kept) == (7, str(tmp_path / "kept"))
     found: list[str] = []
     assert named.make(SubmitSettings, {"tasks": 0, "cpus": 2}, "submit", found) == SubmitSettings(cpus=2)
     assert found == ["--tasks = 0 must be at least 1"]
