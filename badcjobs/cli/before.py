@@ -135,8 +135,7 @@ def plan(
     context: typer.Context,
     source: Sources = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Write the shards and a job script per wave."),
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write the shards and a job script per wave.")
     ] = None,
     speed_from: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Measured speed: a run or a probe result.")
@@ -208,8 +207,7 @@ def probe(
     context: typer.Context,
     audio: Annotated[list[str], typer.Argument(metavar="AUDIO")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Result file [probe.toml in the user's cache]."),
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Result file [probe.toml in the user's cache].")
     ] = None,
     time: Annotated[str, typer.Option(metavar="TIME", help="Stop after TIME; run it again to continue [10].")] = "10",
     again: Annotated[bool, typer.Option("--again", help="Discard earlier results.")] = False,

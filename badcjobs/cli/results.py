@@ -150,8 +150,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="File, folder, or - for stdout.")],
     source: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
     form: Annotated[
-        Forms | None,
-        typer.Option("--format", metavar="NAME", help="csv, json, parquet, badc [from -o, else csv]."),
+        Forms | None, typer.Option("--format", metavar="NAME", help="csv, json, parquet, badc [from -o, else csv].")
     ] = None,
     table: Annotated[
         list[str] | None, typer.Option(metavar="NAME|all", help="Another table or view; repeatable.")

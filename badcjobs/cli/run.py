@@ -37,12 +37,7 @@ BarRow = tuple[str, float, str]  # a label, the filled share of its bar (0 to 1)
 
 
 @with_settings("run")
-def run(
-    context: typer.Context,
-    source: Sources = None,
-    json_wanted: JsonWanted = False,
-    **settings: Any,
-) -> int:
+def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted = False, **settings: Any) -> int:
     """Run one array task, inside sbatch or outside.
 
     It runs the engine on each of its GPUs and writes to DIR/tasks/. It continues where an earlier run stopped.

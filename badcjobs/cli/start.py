@@ -162,9 +162,7 @@ PAGES = {
 }
 
 
-def guide(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
-) -> int:
+def guide(topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None) -> int:
     """Show a page of the handbook, or the list of pages.
 
     Example:

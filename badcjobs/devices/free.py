@@ -54,11 +54,7 @@ class Waiting:
 
 
 def list_free(
-    environ: Mapping[str, str],
-    stand_in: StandIn,
-    request: DeviceRequest,
-    locks: DeviceLocks,
-    waiting: Waiting,
+    environ: Mapping[str, str], stand_in: StandIn, request: DeviceRequest, locks: DeviceLocks, waiting: Waiting
 ) -> Listing:
     """Return the devices that ``badcjobs gpus --free`` shows, best first."""
     with open_devices(environ, waiting.clock, stand_in) as opened:

@@ -114,9 +114,7 @@ def check_installed() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise NotHere(
-            "badcjobs serve needs packages that are not installed",
-            why=str(error),
-            fix="pip install 'badcjobs[serve]'",
+            "badcjobs serve needs packages that are not installed", why=str(error), fix="pip install 'badcjobs[serve]'"
         ) from error
 
 

@@ -174,10 +174,7 @@ SOURCE_REMARKS = (
         note_if("{many:count file} {what}"),
     ),
     rules("sample rates", _rates)(
-        note_if(
-            "they differ: {rates:list}; resampling may make an engine slower",
-            when=lambda f: len(f.rates) > 1,
-        )
+        note_if("they differ: {rates:list}; resampling may make an engine slower", when=lambda f: len(f.rates) > 1)
     ),
     rules("audio", lambda plan: [{"many": len(plan.survey.walk.not_there), "details": plan.survey.walk.not_there[:3]}])(
         note_if(

@@ -169,12 +169,7 @@ def make_searches(
 
 @contextmanager
 def open_records(
-    order: ProbeOrder,
-    world: World,
-    allocation: Allocation,
-    grant: Grant,
-    engine: Engine,
-    work_folder: Path,
+    order: ProbeOrder, world: World, allocation: Allocation, grant: Grant, engine: Engine, work_folder: Path
 ) -> Iterator[Records]:
     """Open a task database for the trials, and record the devices meanwhile, as a run does."""
     settings = order.settings

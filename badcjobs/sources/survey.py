@@ -11,16 +11,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
-from badcjobs.sources.badc_manifest import (
-    CUT,
-    Columns,
-    Manifest,
-    Question,
-    RowFiles,
-    check_cut,
-    check_row,
-    read_rows,
-)
+from badcjobs.sources.badc_manifest import CUT, Columns, Manifest, Question, RowFiles, check_cut, check_row, read_rows
 from badcjobs.sources.mistakes import Mistakes, is_text
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead

@@ -24,15 +24,7 @@ from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
-from badcjobs.store.read_model import (
-    DeviceFacts,
-    DeviceWork,
-    MetricFacts,
-    TaskAlert,
-    TaskFacts,
-    Trail,
-    UnderWay,
-)
+from badcjobs.store.read_model import DeviceFacts, DeviceWork, MetricFacts, TaskAlert, TaskFacts, Trail, UnderWay
 
 _TASKS = """
     SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,

@@ -131,10 +131,7 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         raise BadInput(f"{out} has an unknown extension {out.suffix!r}", why=why, fix=f"write to {known}")
     try:
         if out.exists() and not overwrite:
-            why, fix = (
-                "recordings are not overwritten without --force",
-                "another name, or --force (overwrite=True)",
-            )
+            why, fix = ("recordings are not overwritten without --force", "another name, or --force (overwrite=True)")
             raise BadInput(f"{out} already exists", why=why, fix=fix)
         if not out.absolute().parent.is_dir():
             raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")

@@ -273,10 +273,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
             task.records.check_recorder(work_waits=work_waits)
             workers.update(
-                supervisor,
-                left=left,
-                memory_peaks=task.records.memory_peaks,
-                memory_held=task.records.memory_held,
+                supervisor, left=left, memory_peaks=task.records.memory_peaks, memory_held=task.records.memory_held
             )
             write_decisions(task, setup)
             if task.world.clock.monotonic_s() >= heartbeat_s:

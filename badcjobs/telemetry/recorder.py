@@ -413,8 +413,7 @@ class TelemetryWriter:
     def write_tick(self, at_ms: int, readings: Sequence[tuple[int, Reading]], host: HostReading | None) -> None:
         """Write one sample: all devices that were read, and the host."""
         self._db.executemany(
-            _SAMPLE,
-            [(self.task_id, device_id, at_ms, *_metrics_of(reading)) for device_id, reading in readings],
+            _SAMPLE, [(self.task_id, device_id, at_ms, *_metrics_of(reading)) for device_id, reading in readings]
         )
         if host is not None:
             self._db.execute(
