@@ -172,7 +172,16 @@ class Recorder:
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
-        self._options = _checked_options(interval_s, _checked_simulate(simulate), limits)
+        is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
+        if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:
+            why = f"it must be from {_SHORTEST_S} to {_LONGEST_S:.0f} seconds (one day)"
+            raise BadArgument(f"interval_s={interval_s!r} is not valid", why=why)
+        limits = AlertLimits() if limits is None else limits
+        if not isinstance(limits, AlertLimits):
+            raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
+        if problems := limits.problems():
+            raise BadArgument("the limits are not valid", why="\n".join(problems), fix="badcjobs guide telemetry")
+        self._options = RecordingOptions(float(interval_s), _checked_simulate(simulate), limits)
         self._session: RecordingSession | None = None
 
     def start(self) -> Recorder:
@@ -228,19 +237,6 @@ class Recorder:
         atexit.unregister(self.stop)
         if self._session is not None:
             self._session.close(failed=error is not None)
-
-
-def _checked_options(interval_s: Any, stand_in: StandIn, limits: object) -> RecordingOptions:
-    is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
-    if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:
-        why = f"it must be from {_SHORTEST_S} to {_LONGEST_S:.0f} seconds (one day)"
-        raise BadArgument(f"interval_s={interval_s!r} is not valid", why=why)
-    limits = AlertLimits() if limits is None else limits
-    if not isinstance(limits, AlertLimits):
-        raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
-    if problems := limits.problems():
-        raise BadArgument("the limits are not valid", why="\n".join(problems), fix="badcjobs guide telemetry")
-    return RecordingOptions(float(interval_s), stand_in, limits)
 
 
 # --- one recording ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -102,7 +101,12 @@ def report(
         Target("--markdown", markdown, "report.md"),
         Target("--prometheus", prometheus, "report.prom"),
     )
-    to_stdout = _refuse_two_results(job, json_wanted, targets)
+    to_stdout = ["--json"] if json_wanted else []
+    to_stdout += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
+    if len(to_stdout) > 1:
+        again = f"badcjobs report {shlex.quote(str(job))} {to_stdout[0]}   (and the others into files)"
+        what = f"{' and '.join(to_stdout)} cannot be printed together"
+        raise BadInput(what, why="stdout holds one document", fix=again)
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     with report_job(job, SystemClock(), compare, Pace(_ROWS)) as found:
@@ -116,16 +120,6 @@ def report(
     elif not to_stdout:
         say(found.to_text(colour=colour_wanted()), painted=True)
     return ExitCode.DATABASE if found.lossy_files else ExitCode.DONE
-
-
-def _refuse_two_results(job: Path, json_wanted: bool, targets: Sequence[Target]) -> bool:
-    """Say whether a document is printed to stdout; refuse more than one."""
-    wanted = ["--json"] if json_wanted else []
-    wanted += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
-    if len(wanted) > 1:
-        again = f"badcjobs report {shlex.quote(str(job))} {wanted[0]}   (and the others into files)"
-        raise BadInput(f"{' and '.join(wanted)} cannot be printed together", why="stdout holds one document", fix=again)
-    return bool(wanted)
 
 
 def _write(path: Path, text: str) -> None:

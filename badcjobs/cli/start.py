@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,8 +189,8 @@ def read_topic(topic: str) -> str:
         "{{views}}": lambda: _sections(views=True),
         "{{folder:templates}}": lambda: str(folder("templates")),
         "{{settings}}": settings_text,
-        "{{findings}}": _findings_text,
-        "{{report keys}}": _keys_text,
+        "{{findings}}": lambda: import_module("badcjobs.report.job").list_findings(),
+        "{{report keys}}": lambda: import_module("badcjobs.report.job").list_keys(),
         "{{metrics}}": metrics_text,
     }
     for placeholder, make in made.items():
@@ -208,18 +209,6 @@ def _sections(*, views: bool) -> str:
         rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))
     return "\n\n".join(sections)
-
-
-def _findings_text() -> str:
-    from badcjobs.report.job import list_findings
-
-    return list_findings()
-
-
-def _keys_text() -> str:
-    from badcjobs.report.job import list_keys
-
-    return list_keys()
 
 
 def settings_text() -> str:

@@ -128,7 +128,25 @@ def query_states(job: Submitted) -> JobStates:
     """Call squeue once; raise Unanswered if Slurm does not answer now."""
     ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))  # one line per array task
     fields = "JobArrayID:40,State:20,exit_code:20,Reason:80"
-    return parse_states(ask(["squeue", "-h", "-r", "-t", "all", "-j", ids, "-O", fields]), job)
+    text = ask(["squeue", "-h", "-r", "-t", "all", "-j", ids, "-O", fields])
+    array: dict[int, str] = {}
+    codes: dict[int, int] = {}
+    reasons: set[str] = set()
+    merge, merge_reason = None, None
+    for line in text.splitlines():  # other lines are a banner of the site
+        name, state, status, reason = (*line.split(maxsplit=3), "", "", "", "")[:4]
+        number, _, index = name.partition("_")
+        unusual = reason.strip() if state == "PENDING" and reason.strip() not in _USUAL else None
+        if not state or not _STATUS.fullmatch(status):
+            continue
+        if number == job.job_id and index.isascii() and index.isdecimal():
+            array[int(index)] = state
+            reasons |= {unusual} if unusual else set()
+            if state not in UNFINISHED and (code := parse_exit_code(status)):
+                codes[int(index)] = code
+        elif name == job.merge_job_id:
+            merge, merge_reason = state, unusual
+    return JobStates(array, merge, codes, tuple(sorted(reasons)), merge_reason)
 
 
 def query_number(script: Path) -> str | None:
@@ -166,28 +184,6 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: s
     return done.stdout  # an invalid job id: the job ended long ago
 
 
-def parse_states(text: str, job: Submitted) -> JobStates:
-    """Parse ``squeue -O JobArrayID,State,exit_code,Reason``; other lines are a banner of the site."""
-    array: dict[int, str] = {}
-    codes: dict[int, int] = {}
-    reasons: set[str] = set()
-    merge, merge_reason = None, None
-    for line in text.splitlines():
-        name, state, status, reason = (*line.split(maxsplit=3), "", "", "", "")[:4]
-        number, _, index = name.partition("_")
-        unusual = reason.strip() if state == "PENDING" and reason.strip() not in _USUAL else None
-        if not state or not _STATUS.fullmatch(status):
-            continue
-        if number == job.job_id and index.isascii() and index.isdecimal():
-            array[int(index)] = state
-            reasons |= {unusual} if unusual else set()
-            if state not in UNFINISHED and (code := parse_exit_code(status)):
-                codes[int(index)] = code
-        elif name == job.merge_job_id:
-            merge, merge_reason = state, unusual
-    return JobStates(array, merge, codes, tuple(sorted(reasons)), merge_reason)
-
-
 def parse_exit_code(status: str) -> int:
     """Parse 768, a status of wait(2), or 3:0 of newer versions of squeue; return 128 + n for signal n."""
     code, _, signum = status.partition(":")
@@ -212,15 +208,11 @@ def has_ended(states: JobStates) -> bool:
 def query_ends(job: Submitted) -> dict[int, str]:
     """Return the final states by array index; empty without accounting, or if it does not answer."""
     try:
-        return parse_ends(ask(["sacct", "-n", "-X", "-P", "-j", job.job_id, "-o", "JobID,State"]), job)
+        text = ask(["sacct", "-n", "-X", "-P", "-j", job.job_id, "-o", "JobID,State"])
     except (NotHere, Unanswered):
         return {}
-
-
-def parse_ends(text: str, job: Submitted) -> dict[int, str]:
-    """Parse ``sacct -nXP -o JobID,State``: ``4821_7|CANCELLED by 1000``; other lines are a banner of the site."""
     ends: dict[int, str] = {}
-    for line in text.splitlines():
+    for line in text.splitlines():  # 4821_7|CANCELLED by 1000; other lines are a banner of the site
         name, _, state = line.strip().partition("|")
         number, _, index = name.partition("_")
         if number == job.job_id and index.isascii() and index.isdecimal() and state:

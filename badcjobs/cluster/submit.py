@@ -336,7 +336,17 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
     out = plan.order.out
     record = records.last_submission(out, scheduler.find_array)
     if record is not None and not again:
-        _check_same(record, plan)
+        differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
+        then, now = record.run_arguments, plan.order.run_arguments
+        if then != now:
+            differing += [f"then: {shlex.join(then)}", f"now: {shlex.join(now)}"]
+        if differing:
+            ending = f"once it has ended ({slurm.cancel_line(record.job)} ends it)"
+            raise BadInput(
+                f"{out} already has job {record.job.job_id}, which was submitted with other options",
+                why="\n".join([*differing, "the options of a submitted job cannot be changed"]),
+                fix=f"the same command with --again, {ending}, or with another --out",
+            )
         return record
     if record is not None:
         _check_ended(record, scheduler)
@@ -384,20 +394,6 @@ def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
     records.write_record(out, record)
     slurm.rename_script(script, record.job.job_id)
     return True
-
-
-def _check_same(record: records.Record, plan: ArrayPlan) -> None:
-    differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
-    then, now = record.run_arguments, plan.order.run_arguments
-    if then != now:
-        differing += [f"then: {shlex.join(then)}", f"now: {shlex.join(now)}"]
-    if differing:
-        ending = f"once it has ended ({slurm.cancel_line(record.job)} ends it)"
-        raise BadInput(
-            f"{plan.order.out} already has job {record.job.job_id}, which was submitted with other options",
-            why="\n".join([*differing, "the options of a submitted job cannot be changed"]),
-            fix=f"the same command with --again, {ending}, or with another --out",
-        )
 
 
 def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:

@@ -172,8 +172,14 @@ class NvidiaSmiReader(GpuReader):
         if not known:
             raise DeviceUnreadable(f"nvidia-smi lists no device {uuid!r}")
         self._keep_running()
-        if not self._has_waited:
-            self._wait_for_a_round()
+        until_s, stream = self._clock.monotonic_s() + self._timeout_s, None
+        # Wait once until each device that can be read has a line.
+        while not self._has_waited and self._stream is not stream and not self._round_is_over:
+            stream = self._stream
+            if stream is not None:
+                stream.wait(lambda: self._round_is_over, max(0.0, until_s - self._clock.monotonic_s()))
+            self._keep_running()  # restarts immediately without an unknown field
+        self._has_waited = True
         line = self._lines.get(uuid)
         if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
             return make_reading(line[1], line[2])
@@ -192,17 +198,6 @@ class NvidiaSmiReader(GpuReader):
             stream.close()
         self._lines.clear()
         self._round_is_over = self._has_waited = False
-
-    def _wait_for_a_round(self) -> None:
-        """Wait once until each device that can be read has a line."""
-        self._has_waited = True
-        until_s = self._clock.monotonic_s() + self._timeout_s
-        stream = None
-        while self._stream is not stream and not self._round_is_over:
-            stream = self._stream
-            if stream is not None:
-                stream.wait(lambda: self._round_is_over, max(0.0, until_s - self._clock.monotonic_s()))
-            self._keep_running()  # restarts immediately without an unknown field
 
     def _keep_running(self) -> None:
         """Start nvidia-smi if it does not run: immediately without an unknown field, else at most every 10 s."""

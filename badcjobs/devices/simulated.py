@@ -322,7 +322,16 @@ class ReplayReader(GpuReader):
         self._started_at_ms = started_at_ms
         self._db = _open(path)
         try:
-            _check_tables(self._db, path)
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "source_file" in tables:
+                raise BadInput(
+                    f"{path} is a job database, which cannot be replayed",
+                    why="its devices are those of many tasks, at different times",
+                    fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
+                )
+            if absent := [table for table in _TABLES if table not in tables]:
+                why = f"it has no table {' and no table '.join(absent)}"
+                raise BadInput(f"{path} is not a task database", why=why, fix=_MAKE_ONE)
             self._db.executescript(_INDEX)
             self._ids, self._inventory = self._load_devices()
             begin_ms, end_ms, self._step_ms = self._load_extent(path)
@@ -430,16 +439,3 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise BadInput(f"the recording {path} is not a task database", why=str(error), fix=_MAKE_ONE) from error
     return db
-
-
-def _check_tables(db: sqlite3.Connection, path: Path) -> None:
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "source_file" in tables:
-        raise BadInput(
-            f"{path} is a job database, which cannot be replayed",
-            why="its devices are those of many tasks, at different times",
-            fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
-        )
-    if absent := [table for table in _TABLES if table not in tables]:
-        why = f"it has no table {' and no table '.join(absent)}"
-        raise BadInput(f"{path} is not a task database", why=why, fix=_MAKE_ONE)

@@ -106,18 +106,6 @@ ENDPOINTS = (
 )  # fmt: skip
 
 
-def parse_query(pairs: Sequence[tuple[str, str]], known: Sequence[Parameter]) -> Mapping[str, Any]:
-    """Return the values of all parameters; raise a 400 for a parameter that is unknown, repeated or out of range."""
-    names, given = [one.name for one in known], dict(pairs)
-    for name in given:
-        if name not in names:
-            known_names = f"known: {', '.join(names)}" if names else "this path has none"
-            raise HTTPException(400, f"unknown parameter {name[:40]!r} ({known_names})")
-        if sum(name == other for other, _ in pairs) > 1:
-            raise HTTPException(400, f"parameter {name} is given twice")
-    return {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in known}
-
-
 # --- access control ---------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +218,15 @@ def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
     file = None if handler else (_ASSETS / endpoint.name).read_text(encoding="utf-8")
 
     async def respond(request: Request) -> Response:
-        values = parse_query(request.query_params.multi_items(), endpoint.parameters)
+        pairs, known = request.query_params.multi_items(), endpoint.parameters
+        names, given = [one.name for one in known], dict(pairs)
+        for name in given:
+            if name not in names:
+                known_names = f"known: {', '.join(names)}" if names else "this path has none"
+                raise HTTPException(400, f"unknown parameter {name[:40]!r} ({known_names})")
+            if sum(name == other for other, _ in pairs) > 1:
+                raise HTTPException(400, f"parameter {name} is given twice")
+        values = {one.name: one.parse(given[one.name]) if one.name in given else one.default for one in known}
         found = await handler(request, values) if handler else file
         if isinstance(found, Response):
             return found

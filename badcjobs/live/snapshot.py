@@ -21,6 +21,11 @@ _OF_A_TASK = (
     "failed", "before", "pending", "audio_done_s", "rate", "chunks_per_s", "ends_at_ms", "working_on", "cpu_percent",
     "memory_used_bytes", "memory_percent", "label", "chunks", "settled",
 )  # fmt: skip
+_OF_A_DEVICE = (
+    "node", "index", "uuid", "token", "name", "backend", "task", "alive", "memory_total_bytes", "power_limit_w",
+    "read_at_ms", "trail", "chunks", "chunks_done", "audio_done_s", "rate", "processes", "trouble", "reading", "means",
+    "memory_percent",
+)  # fmt: skip
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
@@ -33,29 +38,17 @@ def task_document(task: TaskFacts) -> dict[str, Any]:
 def device_document(device: DeviceFacts) -> dict[str, Any]:
     """Return the JSON document of a device; unknown metrics are null."""
     of_run, means, processes = bool(device.task), device.means, device.processes
-    return {
-        "node": device.node,
-        "index": device.index,
-        "uuid": device.uuid,
+    others = {
         "token": device.token or None,
-        "name": device.name,
-        "backend": device.backend,
         "task": device.task or None,
-        "alive": device.alive,
-        "memory_total_bytes": device.memory_total_bytes,
-        "power_limit_w": device.power_limit_w,
-        "read_at_ms": device.read_at_ms,
         "trail": asdict(device.trail),
-        "chunks": device.chunks,
         "chunks_done": device.work.done if of_run else None,
         "audio_done_s": device.work.audio_s if of_run else None,
-        "rate": device.rate,
         "processes": None if processes is None else [asdict(process) for process in processes],
-        "trouble": device.trouble,
         "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
         "means": None if means is None else {metric: getattr(means, metric) for metric in CHARTED},
-        "memory_percent": device.memory_percent,
     }
+    return {name: others[name] if name in others else getattr(device, name) for name in _OF_A_DEVICE}
 
 
 def alert_document(alert: TaskAlert) -> dict[str, Any]:

@@ -216,7 +216,10 @@ class LeftOut(Mistakes):
         super().add(line, text, why=why, fix=fix, missing=missing)
         part = self._parts[self.source]
         if line:
-            self.rows += self._is_first_of(line)
+            seen, byte, bit = self._lines.setdefault(self.source, bytearray()), line >> 3, 1 << (line & 7)
+            seen.extend(bytes(max(0, byte + 1 - len(seen))))
+            self.rows += not seen[byte] & bit
+            seen[byte] |= bit
         elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
             self.whole.add(self.source)
         elif text.startswith(CLOSED_FOLDER):
@@ -247,12 +250,3 @@ class LeftOut(Mistakes):
         """Count rows that are not read one by one."""
         super().add_unseen(count)
         self.rows += count
-
-    def _is_first_of(self, line: int) -> bool:
-        seen = self._lines.setdefault(self.source, bytearray())
-        byte, bit = line >> 3, 1 << (line & 7)
-        if len(seen) <= byte:
-            seen.extend(bytes(byte + 1 - len(seen)))
-        is_first = not seen[byte] & bit
-        seen[byte] |= bit
-        return is_first

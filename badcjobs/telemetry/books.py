@@ -227,7 +227,9 @@ class HostReader:
     def read(self) -> HostReading | None:
         """Return the reading; None: /proc cannot be read."""
         try:
-            now = parse_cpu_times((self._proc / "stat").read_text())
+            # user nice system idle iowait irq softirq steal; guest time is part of user.
+            ticks = [int(word) for word in (self._proc / "stat").read_text().partition("\n")[0].split()[1:9]]
+            now = sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # busy, all; waiting for a disk is not busy
             used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
         except (OSError, ValueError, KeyError, IndexError):
             return None
@@ -236,13 +238,6 @@ class HostReader:
         if before is not None and now[1] > before[1]:
             busy_percent = min(100.0, max(0.0, round(100 * (now[0] - before[0]) / (now[1] - before[1]), 1)))
         return HostReading(busy_percent, used_bytes, total_bytes)
-
-
-def parse_cpu_times(stat: str) -> tuple[int, int]:
-    """Return (busy, all) ticks of all cores, from /proc/stat; waiting for a disk is not busy."""
-    # user nice system idle iowait irq softirq steal; guest time is part of user.
-    ticks = [int(word) for word in stat.partition("\n")[0].split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def parse_memory(meminfo: str) -> tuple[int, int]:

@@ -215,29 +215,25 @@ class Autoscaler:
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         per_gpu = self.per_gpu
         if per_gpu is None and self.devices:
-            per_gpu = self._plan_start()
+            lesson = self.learned.about(self._model)
+            is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
+            known = lesson.workers if is_alike else None
+            memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
+            per_gpu, most, reason, short_of_memory = plan_start(
+                cpus=self.cpus,
+                devices=len(self.devices),
+                memory_bytes=min(memories, default=None),
+                known=known,
+                granted_bytes=self.granted_bytes,
+                worker_bytes=lesson.worker_bytes,
+            )
+            settled = known is not None and lesson.settled and not short_of_memory
+            self._ramp = Ramp(per_gpu, most, len(self.devices), settled=settled, granted_bytes=self.granted_bytes)
+            self._decide(per_gpu, f"start: {reason}")
         elif per_gpu is None and self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
         self.plans = plan_workers(self.devices, per_gpu=per_gpu or 1, cpu_workers=self.cpu_workers, cpus=self.cpus)
         self._slots = len(self.plans)
-
-    def _plan_start(self) -> int:
-        lesson = self.learned.about(self._model)
-        is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
-        known = lesson.workers if is_alike else None
-        memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
-        workers, most, reason, short_of_memory = plan_start(
-            cpus=self.cpus,
-            devices=len(self.devices),
-            memory_bytes=min(memories, default=None),
-            known=known,
-            granted_bytes=self.granted_bytes,
-            worker_bytes=lesson.worker_bytes,
-        )
-        settled = known is not None and lesson.settled and not short_of_memory
-        self._ramp = Ramp(workers, most, len(self.devices), settled=settled, granted_bytes=self.granted_bytes)
-        self._decide(workers, f"start: {reason}")
-        return workers
 
     def update(
         self,

@@ -210,16 +210,6 @@ def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int,
     ]
 
 
-def species_names(analyzer: Any) -> dict[str, str]:
-    """Return the common name of each label, for any value of --label."""
-    names: dict[str, str] = {}
-    for field in ("code", "alt_code", "name", "alt_name"):
-        for one in analyzer.class_mgr.all_classes():
-            if (label := getattr(one, field, None)) and one.name:
-                names.setdefault(str(label), str(one.name))
-    return names
-
-
 def reuse_predictors(module: Any, here: Any) -> None:
     """Let each thread load its models once, and measure the time of each recording.
 
@@ -270,7 +260,10 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
             super().__init__(cfg, *args, **named)
             self._lock = threading.Lock()
             self._threads = cfg.infer.num_threads
-            feed.names = species_names(self)
+            for field in ("code", "alt_code", "name", "alt_name"):  # the common name, for any value of --label
+                for one in self.class_mgr.all_classes():
+                    if (label := getattr(one, field, None)) and one.name:
+                        feed.names.setdefault(str(label), str(one.name))
             facts = {"threads": self._threads, "models": cfg.infer.max_models, "holds": self._threads + 2}
             feed.pipe.send("ready", **facts, **device_facts(module), versions=versions())
 
