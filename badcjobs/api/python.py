@@ -24,8 +24,7 @@ from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only
 from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.task.record_command import check_target, start_recording
-from badcjobs.task.records import RecordingOptions
+from badcjobs.task.records import RecordingOptions, check_target, start_recording
 from badcjobs.task.startup import StopRequest, World
 from badcjobs.telemetry.alert_command import AlertCalls
 from badcjobs.telemetry.alerts import Alert

@@ -39,9 +39,8 @@ def gpus(
     Example:
       badcjobs gpus --simulate 4 --free 2
     """
-    from badcjobs.devices.free import Waiting, list_free
+    from badcjobs.devices.free import DeviceLocks, Waiting, list_free, lock_folder
     from badcjobs.devices.listing import list_granted
-    from badcjobs.devices.locks import DeviceLocks, lock_folder
 
     request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
@@ -106,8 +105,7 @@ def record(
       badcjobs record --out training.sqlite -- python train.py
     """
     from badcjobs.report.words import count
-    from badcjobs.task.record_command import run_record
-    from badcjobs.task.records import RecordingOptions
+    from badcjobs.task.records import RecordingOptions, run_record
 
     log_to_stderr(quiet=True)
     if force:

@@ -19,8 +19,8 @@ from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, 
 from badcjobs.cluster.local_watch import MARK, Watcher
 from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
 from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.free import DeviceLocks, describe_holder, lock_folder
 from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
 from badcjobs.report.words import count as count_of

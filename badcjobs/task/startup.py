@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.devices.allocation import EndTime, Grant, ShardPlace, array_shape, find_place, parse_allocation
-from badcjobs.devices.free import DeviceRequest, Waiting, pick_free
+from badcjobs.devices.free import DeviceLocks, DeviceRequest, Waiting, describe_holder, lock_folder, pick_free
 from badcjobs.devices.listing import open_devices
-from badcjobs.devices.locks import DeviceLocks, describe_holder, lock_folder
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
