@@ -6,24 +6,25 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.text import Text
 
 from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world
-from badcjobs.live.text_fit import in_ascii, rate, span
+from badcjobs.live import text_fit as fitting
+from badcjobs.live.text_fit import GAP, Part, rate, span
 from badcjobs.report.words import count, plain
 from badcjobs.settings import RunSettings
 from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
 _EVERY_S = 0.5
 _SHARE = 0.01  # of a core, at most; slow bars are drawn less often
@@ -32,8 +33,6 @@ _WIDEST = 100  # lines shorter than the window do not wrap when it shrinks
 _NARROW = 60
 _LONGEST_LABEL = 28
 _SHORTEST_NAME = 12  # a shorter part of a chunk's name is useless
-
-BarRow = tuple[str, float, str]  # a label, the filled share of its bar (0 to 1), and a text
 
 
 @with_settings("run")
@@ -85,8 +84,8 @@ class ProgressBars:
             live = self._live or self._begin()
             before_s = time.thread_time()
             columns, lines = live.console.size
-            rows, widths = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
-            live.update(_draw_rows(rows, widths, ascii_only=self._ascii_only), refresh=True)
+            rows = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
+            live.update(Text("\n").join(rows), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is closed; the work continues
             return
@@ -125,30 +124,10 @@ class ProgressBars:
         return self._live
 
 
-def _draw_rows(rows: Sequence[BarRow], widths: tuple[int, int], *, ascii_only: bool) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
+def bar_rows(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False) -> list[Text]:
+    """Return a line for each device and one for all, with aligned bars.
 
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for width in (*widths, None):
-        grid.add_column(width=width, no_wrap=True)
-    for label, share, words in rows:
-        filled = round(share * widths[1])
-        bar = Text("#" * filled + "-" * (widths[1] - filled)) if ascii_only else ProgressBar(1, share)
-        grid.add_row(Text(label), bar, Text(words))
-    return grid
-
-
-# --- the text of the bars ---------------------------------------------------------------------------------------------
-
-
-def bar_rows(
-    work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False
-) -> tuple[list[BarRow], tuple[int, int]]:
-    """Return a row for each device and one for all, and the widths of labels and bars.
-
-    The bars are aligned; in a terminal with few lines the last devices are left out.
+    In a narrow terminal the last parts are left out, in one with few lines the last devices.
     """
     width = max(1, min(columns - 1, _WIDEST))
     share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
@@ -162,41 +141,20 @@ def bar_rows(
         seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
         doing = ", ".join(device.working_on) or pause
         said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
-    said.append(("all", share, _all_parts(work), ""))
-    show = in_ascii if ascii_only else plain
-    labels = [_cut(show(label), min(_LONGEST_LABEL, width // 3), ascii_only) for label, *_ in said]
-    widths = max(map(cell_len, labels)), width // 5
-    room = width - sum(widths) - 2
-    rows = [
-        (label, share, _fit([show(part) for part in parts], show(name), room, ascii_only))
-        for label, (_, share, parts, name) in zip(labels, said, strict=True)
-    ]
-    return rows, widths
-
-
-def _all_parts(now: TaskProgress) -> list[str]:
-    """Return the parts, the most important first: the last ones are left out in a narrow terminal."""
-    rests = [f"{now.retrying:,} to retry"] if now.retrying else []
-    end = [f"ETA {span(now.eta_s)}"] if now.eta_s is not None or not rests else rests
-    failed = [f"{now.failed:,} failed"] if now.failed else []
-    said = [f"{now.chunks_settled:,}/{now.chunks_total:,}", *end, rate(now.rate), *failed]
-    return said if end is rests else [*said, *rests]
-
-
-def _fit(parts: Sequence[str], name: str, room: int, ascii_only: bool) -> str:
-    """Return as many parts as fit, and then as much of the name."""
-    said = _cut(parts[0], room, ascii_only)
-    for part in parts[1:]:
-        if cell_len(said) + 2 + cell_len(part) > room:
-            return said
-        said += f"  {part}"
-    left = room - cell_len(said) - 2
-    enough = left >= min(_SHORTEST_NAME, cell_len(name))
-    return f"{said}  {_cut(name, left, ascii_only)}" if name and enough else said
-
-
-def _cut(text: str, room: int, ascii_only: bool) -> str:
-    """Cut a text to a number of columns; a Chinese character has two."""
-    if cell_len(text) <= room:
-        return text
-    return set_cell_size(text, max(0, room - 1)).rstrip() + ("~" if ascii_only else "…") * (room > 0)
+    rests = [f"{work.retrying:,} to retry"] if work.retrying else []
+    end = [f"ETA {span(work.eta_s)}"] if work.eta_s is not None or not rests else rests
+    failed = [f"{work.failed:,} failed"] if work.failed else []
+    of_all = [f"{work.chunks_settled:,}/{work.chunks_total:,}", *end, rate(work.rate), *failed]
+    said.append(("all", share, of_all if end is rests else [*of_all, *rests], ""))
+    of_labels = min(_LONGEST_LABEL, width // 3, max(cell_len(plain(label)) for label, *_ in said))
+    of_bars = width // 5
+    room = width - of_labels - of_bars - 2
+    rows = []
+    for label, filled, texts, name in said:
+        parts = fitting.fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, GAP, keep=0)
+        left = room - fitting.width_of(parts, GAP) - len(GAP)
+        if name and len(parts) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
+            parts.append(Part(name))
+        first = f"{fitting.shorten(plain(label), of_labels)} {fitting.bar(filled, of_bars)} "
+        rows.append(fitting.to_text([Part(first), *fitting.joined(parts, GAP)], width, ascii_only=ascii_only))
+    return rows

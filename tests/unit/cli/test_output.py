@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from rooms.cli import (
     SafeFormatter,
     Target,
@@ -105,25 +104,20 @@ def test_bars_say_how_far_each_device_is_in_terminals_of_every_width(pages: Page
     for columns in (20, 40, 70, 100, 200):
         lines = []
         for name, work in BARS.items():
-            rows, widths = bar_rows(work, columns=columns, lines=10)
-            lines += [
-                f"{name}: label and bar {widths}",
-                *(f"    {label} | {share:.3f} | {words}" for label, share, words in rows),
-            ]
+            rows = bar_rows(work, columns=columns, lines=10)
+            lines += [f"{name}:", *(f"    {row.plain}" for row in rows)]
         said[f"{columns}.txt"] = "\n".join(lines)
-    rows = [row for work in BARS.values() for row in bar_rows(work, columns=100, lines=24, ascii_only=True)[0]]
-    said["ascii.txt"] = "\n".join(f"{label} | {words}" for label, _, words in rows)
+    rows = [row for work in BARS.values() for row in bar_rows(work, columns=100, lines=24, ascii_only=True)]
+    said["ascii.txt"] = "\n".join(row.plain for row in rows)
     pages(said)
     assert said["ascii.txt"].isascii()
 
 
 @given(st.integers(1, 250), st.integers(1, 60), st.sampled_from([*BARS.values()]))
 def test_every_line_of_bars_fits_the_terminal(columns: int, lines: int, work: TaskProgress) -> None:
-    rows, (label_width, bar_width) = bar_rows(work, columns=columns, lines=lines)
-    for label, _, words in rows:
-        assert label_width + 1 + bar_width + 1 + cell_len(words) < max(columns, 4)
-        assert cell_len(label) <= label_width
-    assert columns < 20 or rows[-1][0] == "all"
+    rows = bar_rows(work, columns=columns, lines=lines)
+    assert all(row.cell_len < max(columns, 2) for row in rows)
+    assert columns < 20 or rows[-1].plain.startswith("all ")
 
 
 # --- files to write ---------------------------------------------------------------------------------------------------
