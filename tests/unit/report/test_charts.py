@@ -129,7 +129,6 @@ def test_charts_of_other_jobs(pages: Pages) -> None:
     each = {(TASK.name, str(n)): stretches("w", [50.0]) for n in range(241)}
     cases = {
         "a silent task": (late, data_of(given_up=lost, durations={1: 5})),
-        "no readings": (one, data_of(stretches={(TASK.name, "0"): dark}, durations={1: 4})),
         "a device in two tasks": (other, data_of(stretches=dict.fromkeys(alike, dark), durations={})),
         "more devices than can be picked": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
         "nothing": (one, ChartData()), "tries alone": (one, data_of(stretches={})),
@@ -138,11 +137,8 @@ def test_charts_of_other_jobs(pages: Pages) -> None:
     for name, (summary, data) in cases.items():
         charts = draw(summary, data)
         sent = unpacked(charts.data) if charts.data else {"series": []}
-        timeline = (
-            [line for line in drawn(charts.script).splitlines() if "Range1d" in line or "'left'" in line]
-            if charts.script
-            else []
-        )
+        shown = drawn(charts.script).splitlines() if charts.script else []
+        timeline = [line for line in shown if "Range1d" in line or "'left'" in line]
         said += [f"## {name}: {', '.join(charts.places)}", *(line.strip()[:300] for line in timeline)]
         said += [*charts.notes[1:],
                  f"{sent.get('cards')}"[:200], f"{sent.get('rows')}"[:200],
@@ -171,29 +167,41 @@ def test_the_page_with_charts(pages: Pages) -> None:
     pages({"page.txt": text, "frame.html": re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", frame)})
 
 
-# --- runs of states ---------------------------------------------------------------------------------------------------
+# --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def runs_of(*devices: Stretches | None) -> list[tuple[int, int, int, str]]:
-    runs = find_runs(devices)
-    found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
-    return [(int(row), int(a), int(b), STATES[state]) for row, a, b, state in found]
-
-
-def test_neighbours_of_one_state_are_one_run_and_a_short_stretch_shows_each_of_its_states() -> None:
-    assert runs_of(stretches("sswwwfa"), None, stretches("ii", from_ms=5000)) == [
-        (0, 0, 2000, "start_up"), (0, 2000, 5000, "working"), (0, 5000, 6000, "failed"), (0, 6000, 7000, "waiting"),
-        (2, 5000, 7000, "idle"),
-    ]  # fmt: skip
+def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages: Pages) -> None:
     mixed = {0: {"working": 0.6, "start_up": 0.4}, 1: {"working": 0.7, "waiting": 0.3},
              2: {"working": 0.5, "idle": 0.25, "waiting": 0.25}}  # fmt: skip
-    assert [run[1:] for run in runs_of(replace(stretches("wwwi"), mixed=mixed))] == [
-        (0, 400, "start_up"), (400, 1700, "working"), (1700, 2000, "waiting"), (2000, 2500, "working"),
-        (2500, 2750, "waiting"), (2750, 4000, "idle"),
-    ]  # fmt: skip
-    before_it = replace(stretches("wa"), mixed={0: {"waiting": 0.5, "working": 0.5}})
-    assert runs_of(before_it) == [(0, 0, 500, "working"), (0, 500, 2000, "waiting")]
-    assert runs_of() == []
+    said = []
+    for name, rows in {
+        "neighbours of one state": [stretches("sswwwfa"), None, stretches("ii", from_ms=5000)],
+        "a short stretch shows each of its states": [replace(stretches("wwwi"), mixed=mixed)],
+        "before another": [replace(stretches("wa"), mixed={0: {"waiting": 0.5, "working": 0.5}})], "nothing": [],
+    }.items():  # fmt: skip
+        runs = find_runs(rows)
+        found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
+        said += [f"## runs: {name}", *(f"row {row}, {a} to {b}: {STATES[state]}" for row, a, b, state in found)]
+    for name, devices in {
+        "of 101 devices": [stretches("w" * 10, [float(n)] * 10) for n in range(101)],
+        "apart": [stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)],
+        "of other lengths": [stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)],
+        "weighted by time": [stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)],
+    }.items():
+        whole, inner = over_all(devices)
+        bands = [whole.metrics["power_w"].mean, *inner["power_w"]]
+        said.append(f"## readings: {name}; {len(whole.from_ms)} from {whole.from_ms[0]} to {whole.to_ms[-1]} ms")
+        said += [f"{n}: mean, 10 % and 90 % {[round(float(band[n]), 6) for band in bands]}" for n in (0, 199, 200, 399)]
+    for kinds, many, most in (({"slowest": [3]}, 5, 5), ({"slowest": [9, 8, 7, 6], "hottest": [5, 9, 4]}, 10, 6),
+                              ({}, 10, 4)):  # fmt: skip
+        said.append(f"## {most} of {many} devices: {choose(kinds, many, most)}")
+    for durations in ({1000: 3, 1400: 2, 2500: 1}, {1000: 50, 8000: 50}, {1000: 99, 8000: 1}, {1000: 99, 8001: 1},
+                      {5: 1}, {0: 1, 100_000: 4000}):  # fmt: skip
+        bars = make_histogram(durations)
+        edges = [round(edge, 6) for edge in bars.edges_s]
+        scale = "logarithmic" if bars.logarithmic else "linear"
+        said.append(f"## bars of {durations}: {scale}, {edges[:3]} … {edges[-1]}, {list(bars.counts)[:8]}")
+    pages({"computed.txt": "\n".join(said)})
 
 
 @pytest.mark.parametrize(("states", "devices", "joined", "many"), [
@@ -205,9 +213,6 @@ def test_too_many_runs_are_drawn_coarser_and_still_cover_the_whole_time(
     runs = find_runs([stretches(states)] * devices)
     assert (runs.joined, (runs.right_ms - runs.left_ms).sum()) == (joined, devices * 120_000)
     assert len(runs.row) == many or joined > 1
-
-
-# --- readings over time -----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -226,44 +231,9 @@ def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices: list[tup
         assert math.isnan(mean) or low <= mean + 1e-9 <= high + 2e-9
 
 
-def test_all_devices_together() -> None:
-    _, inner = over_all([stretches("w" * 10, [float(n)] * 10) for n in range(101)])
-    assert [band[200] for band in inner["temperature_c"]] == [10.0, 90.0]
-    apart, inner = over_all([stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)])
-    assert math.isnan(apart.metrics["power_w"].mean[200]) and math.isnan(inner["power_w"][0][200])
-    assert (apart.from_ms[0], apart.to_ms[-1], len(apart.from_ms), len(apart.to_ms)) == (0, 10_000, 400, 400)
-    shared, _ = over_all([stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)])
-    assert [shared.metrics["power_w"].mean[n] for n in (0, 199, 200, 399)] == [15.0, 15.0, 25.0, 25.0]
-    short, _ = over_all([stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)])
-    assert short.metrics["power_w"].mean[0] == pytest.approx(7.5), "weighted by time"
-
-
-def test_few_devices_are_all_pictured_and_of_many_the_worst_of_each_kind_and_a_spread() -> None:
-    assert choose({"slowest": [3]}, 5, 5) == dict.fromkeys(range(5), "")
-    assert choose({"slowest": [9, 8, 7, 6], "hottest": [5, 9, 4]}, 10, 6) == {
-        0: "", 3: "", 5: "hottest", 6: "", 8: "slowest", 9: "slowest",
-    }  # fmt: skip
-    assert choose({}, 10, 4) == dict.fromkeys((0, 2, 5, 7), "")
-
-
 @settings(max_examples=40)
 @given(st.dictionaries(st.integers(0, 4_000_000), st.integers(1, 500), min_size=1, max_size=40))
 def test_the_histogram_leaves_no_chunk_out(durations: dict[int, int]) -> None:
     found = make_histogram(durations)
-    assert found is not None
     assert sum(found.counts) == sum(durations.values())
     assert list(found.edges_s) == sorted(found.edges_s) and len(found.counts) <= 125
-
-
-@pytest.mark.parametrize(("durations", "edges", "counts", "logarithmic"), [
-    ({1000: 3, 1400: 2, 2500: 1}, [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4, 2.6], [3, 2, 0, 0, 0, 0, 0, 1], False),
-    ({1000: 50, 8000: 50}, [1.0, 1.5, 2.0], [50, 0], False), ({1000: 99, 8000: 1}, [1.0, 1.5, 2.0], [99, 0], False),
-    ({1000: 99, 8001: 1}, [1.0, 1.109582, 1.231172], [99, 0], True), ({5: 1}, [0.005, 0.006], [1], False),
-    ({0: 1, 100_000: 4000}, [0.0, 2.0, 4.0], [1, 0], False),
-])  # fmt: skip
-def test_bars_have_round_edges_or_a_logarithmic_scale_with_a_long_tail(durations, edges, counts, logarithmic) -> None:
-    found = make_histogram(durations)
-    assert found is not None and found.logarithmic == logarithmic
-    assert [round(edge, 6) for edge in found.edges_s][: len(edges)] == edges
-    assert list(found.counts)[: len(counts)] == counts
-    assert make_histogram({}) is None
