@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -16,6 +15,8 @@ from support.audio import make_wav
 from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
 from support.fake_hawkears import make_fake_root
 from support.fake_hawkears_package import fake_package_environ
+from support.pages import Pages
+from support.source_files import write_files
 from support.waiting import wait_for
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
@@ -51,16 +52,12 @@ def tried(outcome: Outcome) -> list[str]:
     return [line.partition(" INFO    ")[2] for line in outcome.stderr.splitlines() if ": trying " in line]
 
 
-@pytest.fixture(scope="module")
-def found(shared_site: Site) -> Outcome:
-    """A probe of two models on three cards."""
-    page = shared_site.folder / "probe.html"
-    done = probe(shared_site, *DEMO, *cards(shared_site), more=("--json", "--html", page))
-    assert done.exit_code == 0, done.stderr
-    return done
-
-
-def test_each_model_has_its_limit_and_the_memory_that_the_recorder_saw(found: Outcome, shared_site: Site) -> None:
+def test_each_model_has_its_limit_the_same_command_knows_it_already_and_a_later_run_cuts_what_is_too_long(
+    site: Site,
+) -> None:
+    html = site.folder / "probe.html"
+    found = probe(site, *DEMO, *cards(site), more=("--json", "--html", html))
+    assert found.exit_code == 0, found.stderr
     big, small = found.json["gpus"]
     assert [(gpu["gpu"], gpu["memory_bytes"], gpu["finished"]) for gpu in (big, small)] == [
         ("Big", 500 * 2**20, True), ("Small", 300 * 2**20, True),
@@ -73,7 +70,7 @@ def test_each_model_has_its_limit_and_the_memory_that_the_recorder_saw(found: Ou
         assert len(fitting) >= 3
         for trial in fitting:
             wanted = MIB_PER_S * 2**20 * trial["length_s"] * (1 if trial["lean"] else 2)
-            assert trial["peak_bytes"] == pytest.approx(wanted, rel=0.01)
+            assert trial["peak_bytes"] == pytest.approx(wanted, rel=0.01), "as the recorder saw it"
             assert trial["times_real_time"] > 1
         assert all(trial["peak_bytes"] is None for trial in gpu["trials"] if trial["outcome"] != "fits")
     assert small["result"]["lean_longest_s"] <= 75 < small["result"]["lean_too_long_s"]
@@ -81,20 +78,13 @@ def test_each_model_has_its_limit_and_the_memory_that_the_recorder_saw(found: Ou
     lines = [line for line in tried(found) if line.startswith("Big")]
     assert lines[:2] == ["Big: trying 20 s", "Big: trying 40 s"], "cards of one model share its trials"
     assert len(lines) == len(set(lines))
-    page = (shared_site.folder / "probe.html").read_text()
-    assert "Small, 300 MiB" in page and "← best" in page and "badcjobs[report]" in page
-
-
-def test_the_same_command_knows_it_already_and_a_later_run_cuts_what_is_too_long(
-    found: Outcome, shared_site: Site
-) -> None:
-    site, safe_s = shared_site, found.json["gpus"][1]["result"]["lean_safe_s"]
+    assert all(words in html.read_text() for words in ("Small, 300 MiB", "← best", "badcjobs[report]"))
     again = probe(site, *DEMO, *cards(site))
     assert (again.exit_code, tried(again)) == (0, [])
     assert "already known" in again.stdout and "← best" in again.stdout
-    make_wav(site.folder / "long" / "long.wav", 80, 1000, loud=[(1, 2)], tone_hz=100)
-    make_wav(site.folder / "long" / "short.wav", 5, 1000, loud=[(1, 2)], tone_hz=100)
-    small_first = re.sub(r"index = [01]", lambda found: f"index = {1 - int(found[0][-1])}", CARDS)
+    for name, seconds in (("long", 80), ("short", 5)):
+        make_wav(site.folder / "long" / f"{name}.wav", seconds, 1000, loud=[(1, 2)], tone_hz=100)
+    small_first = re.sub(r"index = [01]", lambda one: f"index = {1 - int(one[0][-1])}", CARDS)
     (site.folder / "small.toml").write_text(small_first)
     done = site.run(site.folder / "long", *DEMO, "--simulate", site.folder / "small.toml", "--max-gpus", 1)
     assert done.exit_code == 0, done.stderr
@@ -102,7 +92,7 @@ def test_the_same_command_knows_it_already_and_a_later_run_cuts_what_is_too_long
         ("long", "done", True), ("short", "done", None),
     ]  # fmt: skip
     ((seconds, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
-    assert seconds == pytest.approx(safe_s, abs=0.01)
+    assert seconds == pytest.approx(small["result"]["lean_safe_s"], abs=0.01)
     assert why.startswith("found by badcjobs probe: audio of ")
 
 
@@ -184,27 +174,22 @@ def test_without_a_gpu_the_cpu_can_be_measured_and_the_time_is_kept_to(site: Sit
     assert "the time is over" in ended.stdout and "--time" in ended.stdout
 
 
-def test_wrong_input_is_refused_before_anything_is_started(site: Site) -> None:
-    empty, text, good = make_wav(site.folder / "empty.wav", 0), site.folder / "notes.wav", site.folder / "good.wav"
-    text.write_text("no audio")
-    make_wav(good)
-    os.mkfifo(pipe := site.folder / "pipe.wav")  # whoever opens it waits for ever
-    demo = ("--", "--engine", "demo", "--simulate", 1)
-    wrong = ("--config", "probe.margin_percent=99", "--config", "probe.lengths_s=[0, 10]")
-    no_place, no_page = text / "probe.toml", site.folder / "nowhere" / "probe.html"
-    cases: list[tuple[tuple[object, ...], int, tuple[str, ...]]] = [
-        ((empty, text, pipe, site.folder / "missing.wav", site.folder, *demo), 2,
-         ("empty.wav has no audio", "notes.wav cannot be read", "pipe.wav cannot be read: it is a pipe", "No such file",
-          "is a folder")),
-        ((empty, *wrong, *demo), 2,
-         ("probe.margin_percent = 99.0 must be at most 90", "probe.lengths_s = ", "at least 3")),
-        ((good, *demo, "--workers-per-gpu", "auto"), 2, ("--workers-per-gpu auto cannot be probed",)),
-        ((good, "--", "--engine", "demo"), 3, ("no GPU here to probe", "--cpu-workers 1")),
-        ((good, "--out", no_place, *demo), 2, ("the result cannot be written",)),
-        ((good, "--html", no_page, *demo), 2, ("nowhere/probe.html cannot be written", "mkdir -p ")),
-    ]  # fmt: skip
-    outcomes = site.badcjobs_each([("probe", *words) for words, _, _ in cases])
-    for outcome, (_, exit_code, said) in zip(outcomes, cases, strict=True):
-        assert_refused(outcome, exit_code, *said)
-        assert tried(outcome) == []
-    assert not store(site).exists()
+WRONG = """
+empty.wav notes.wav pipe.wav missing.wav . -- --engine demo --simulate 1
+empty.wav --config probe.margin_percent=99 --config probe.lengths_s=[0,10] -- --engine demo --simulate 1
+good.wav -- --engine demo --simulate 1 --workers-per-gpu auto
+good.wav --out notes.wav/probe.toml -- --engine demo --simulate 1
+good.wav --html nowhere/probe.html -- --engine demo --simulate 1
+good.wav -- --engine demo
+"""
+
+
+def test_wrong_input_is_refused_before_anything_is_started(site: Site, pages: Pages) -> None:
+    write_files("empty.wav: 0 s\nnotes.wav: text no audio\ngood.wav: 1 s\npipe.wav: pipe", site.folder)
+    lines = WRONG.strip().splitlines()
+    *refused, no_gpu = site.badcjobs_each([("probe", *line.split()) for line in lines])
+    assert_refused(no_gpu, 3, "no GPU here to probe", "--cpu-workers 1")
+    said = [f"$ {line} → exit code {one.exit_code}\n{one.stderr}" for line, one in zip(lines, refused, strict=False)]
+    text = re.sub(r"ffmpeg on PATH \(.*", "ffmpeg on PATH (…)", "\n".join(said))  # as the decoder of the machine says
+    pages({"refusals.txt": text.replace(str(site.folder), "HERE")})
+    assert not any(map(tried, [*refused, no_gpu])) and not store(site).exists()
