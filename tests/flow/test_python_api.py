@@ -32,6 +32,7 @@ TRAINING = """
 
     # In a notebook it may be that nobody stops it.
     lasting = Recorder("lasting.sqlite", 0.05, simulate=1).start()
+    assert lasting.start() is lasting  # a second start changes nothing
     text = Recorder("run.jsonl", 0.05, simulate=1)
     limits = AlertLimits(temperature_c=50)
     with text, Recorder("run.sqlite", 0.05, simulate=2, on_alert=on_alert, limits=limits) as recorder:
@@ -41,24 +42,34 @@ TRAINING = """
                 while samples(recorder) < before + 3:
                     time.sleep(0.01)
         during = recorder.stats()
-    print(json.dumps({"during": during, "after": recorder.stats(), "alerts": alerts, "text": text.stats()}))
-    try:
-        with Recorder("failed.sqlite", 0.05, simulate=1) as recorder, recorder.mark("boom"):
-            raise ZeroDivisionError("mine")
-    except ZeroDivisionError:
-        print("seen")
+    after = recorder.stats()
+    recorder.stop()
+    with recorder.mark("too late"):
+        pass
+    assert recorder.stats() == after
+    print(json.dumps({"during": during, "after": after, "alerts": alerts, "text": text.stats()}))
+    for name in ("failed", "again"):
+        failing = Recorder(f"{name}.sqlite", 0.05, simulate=1)
+        try:
+            with failing, failing.mark("boom"):
+                raise ZeroDivisionError("mine")
+        except ZeroDivisionError:
+            print("seen")
+    Recorder("again.sqlite", 0.05, simulate=1, overwrite=True).start().stop()
 """
 
 
 def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site: Site) -> None:
     done = run_script(site, TRAINING)
     assert done.returncode == 0, done.stderr
-    out, (document, seen) = site.folder / "run.sqlite", done.stdout.splitlines()
-    assert seen == "seen", "an error in the user's code is theirs"
+    out, (document, *seen) = site.folder / "run.sqlite", done.stdout.splitlines()
+    assert seen == ["seen"] * 2, "an error in the user's code is theirs"
     said = json.loads(document)
     during, after = said["during"], said["after"]
     assert rows(out, "PRAGMA integrity_check") == [("ok",)]
-    assert rows(out, "SELECT verdict, exit_code, engine, devices FROM task") == [("done", 0, None, 2)]
+    wall_s = after["monitoring_duration_seconds"]
+    task = "SELECT verdict, exit_code, engine, devices, (ended_at_ms - started_at_ms) / 1000.0 FROM task"
+    assert rows(out, task) == [("done", 0, None, 2, wall_s)]
     marks = """SELECT name, (SELECT count(*) > 0 FROM sample s WHERE s.at_ms BETWEEN m.started_at_ms AND m.ended_at_ms)
                FROM mark m ORDER BY started_at_ms"""
     assert rows(out, marks) == [("epoch 0", 1), ("epoch 1", 1), ("epoch 2", 1)]
@@ -73,8 +84,8 @@ def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site: Site
     assert done.stderr.count("RuntimeError: a bug of mine") == len(said["alerts"])
     assert len((site.folder / "run.jsonl").read_text().splitlines()) >= 3
     assert said["text"]["gpu_stats"]["0"]["power_draw_w"]["samples"] >= 2
-    ends = {name: rows(site.folder / f"{name}.sqlite", "SELECT verdict FROM task") for name in ("lasting", "failed")}
-    assert ends == {"lasting": [("done",)], "failed": [("failed",)]}
+    ends = {"lasting": [("done", 0)], "failed": [("failed", 1)], "again": [("done", 0)]}
+    assert {name: rows(site.folder / f"{name}.sqlite", "SELECT verdict, exit_code FROM task") for name in ends} == ends
     assert rows(site.folder / "failed.sqlite", "SELECT name, ended_at_ms IS NOT NULL FROM mark") == [("boom", 1)]
     assert list(site.local.iterdir()) == [] and site.processes() == [], "nothing stays on the node"
 

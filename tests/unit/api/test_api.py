@@ -16,7 +16,6 @@ from rooms.root import BadInput, DatabaseProblem
 from rooms.store import read_only_uri
 from rooms.telemetry import Alert, AlertCalls, TelemetryWriter
 from support.behaviour import pretty
-from support.databases import query
 from support.pages import Pages
 from support.task_files import make_job
 
@@ -111,34 +110,7 @@ def test_what_on_alert_raises_is_only_logged(caplog: pytest.LogCaptureFixture) -
     assert (heard, caplog.text.count("on_alert failed")) == ([*ways_out], 4)
 
 
-# --- a recorder, and a job --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["run.sqlite", "run.csv"])
-def test_a_recorder_starts_and_stops_once_each(tmp_path: Path, name: str) -> None:
-    recorder = badcjobs.Recorder(tmp_path / name, 0.05, simulate=1)
-    assert recorder.start() is recorder.start() is recorder, "a second start changes nothing"
-    with recorder.mark("first"), recorder.mark("inside"):
-        pass
-    recorder.stop()
-    recorder.stop()
-    with recorder.mark("too late"):
-        pass
-    stats = recorder.stats()
-    assert stats["sample_count"] >= 1 and stats == recorder.stats()
-    if name.endswith(".csv"):
-        assert len((tmp_path / name).read_text().splitlines()) >= 2
-        return
-    end = "SELECT verdict, exit_code, (ended_at_ms - started_at_ms) / 1000.0 FROM task"
-    marks = query(tmp_path / name, "SELECT name, ended_at_ms >= started_at_ms FROM mark ORDER BY rowid")
-    assert marks == [("first", 1), ("inside", 1)]
-    assert query(tmp_path / name, end) == [("done", 0, stats["monitoring_duration_seconds"])]
-    again = badcjobs.Recorder(tmp_path / name, 0.05, simulate=1, overwrite=True)
-    with pytest.raises(ZeroDivisionError), again:
-        raise ZeroDivisionError
-    assert query(tmp_path / name, end)[0][:2] == ("failed", 1)
-    again.start().stop()
-    assert query(tmp_path / name, end)[0][:2] == ("done", 0)
+# --- a job ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_opened_for_reading(tmp_path: Path) -> None:
