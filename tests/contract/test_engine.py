@@ -62,39 +62,36 @@ ENGINES = {
     "demo": "bad_audio", ONE: "exit_code", MANY: "no_output", "hawkears": "bad_audio", "hawkears1": "no_output",
     "demo behind": "bad_audio",
 }  # fmt: skip
-PROGRAM = """
-import os, pathlib, signal, sys, time, wave
-first, second, *words = sys.argv[1:]
-names = ("BADCJOBS_LEAN", "OMP_NUM_THREADS", "BADCJOBS_CHUNK_ID", "BADCJOBS_RECORDING_ID", "CUDA_VISIBLE_DEVICES")
-inputs = open(first).read().splitlines() if "many" in words else [first]
-seen = " ".join(os.environ.get(name, "-") for name in names)
-open(os.environ["RUNS"], "a").write(" ".join([seen, str(len(inputs)), *words]) + "\\n")
-for path in inputs:
-    time.sleep(float(os.environ["FAKE_HAWKEARS_S"]))
-    try:
-        head = open(path, "rb").read(30)
-        trouble = head[6:].split()[0].decode() if head.startswith(b"#fake ") else wave.open(path).close()
-    except Exception as error:
-        print(f"cannot hear {path}: {error!r}", file=sys.stderr)
-        if "many" in words:
-            continue
-        sys.exit(1)
-    if trouble in ("SIGTERM", "SIGSEGV", "SIGKILL"):
-        os.kill(os.getpid(), getattr(signal, trouble))
-    if trouble in ("exit-3", "exit-memory", "exit-lost"):
-        said = {"exit-memory": "CUDA out of memory", "exit-lost": "no CUDA-capable device is detected"}
-        sys.exit(said.get(trouble, 3))
-    if trouble == "hang":
-        signal.pause()
-    if trouble == "leave":
-        pathlib.Path(os.environ["RUNS"] + ".left").write_text(str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "300")))
-    for _ in range(25 if trouble == "talk" else 0):
-        print("still at it", file=sys.stderr, flush=True)
-        time.sleep(0.1)
-    table = pathlib.Path(second, pathlib.Path(path).stem + ".csv") if "many" in words else pathlib.Path(second)
-    if trouble != "nothing":
-        row = "half a ro" if trouble == "half" else "0.3,0.6,LOUD,0.9\\n"
-        table.write_text("start_time,end_time,label,score\\n" + row)
+PROGRAM = r"""
+first=$1 second=$2 many=; shift 2
+case " $* " in *" many "*) many=$(grep -c "" "$first") ;; esac
+chunk="${BADCJOBS_CHUNK_ID--} ${BADCJOBS_RECORDING_ID--}"
+echo "${BADCJOBS_LEAN--} ${OMP_NUM_THREADS--} $chunk ${CUDA_VISIBLE_DEVICES--} ${many:-1}${*:+ $*}" >>"$RUNS"
+hear() {
+    sleep "$FAKE_HAWKEARS_S" || kill -KILL $$
+    word=$(head -c 30 "$1" | tr -d '\0' | sed -n 's/^#fake \([^ ]*\).*/\1/p')
+    if [ -z "$word" ] && [ "$(head -c 40 "$1" | tail -c 4)" != data ]; then
+        echo "cannot hear $1" >&2
+        [ "$many" ] && return
+        exit 1
+    fi
+    case $word in
+        SIG*) kill -s "${word#SIG}" $$ ;;
+        exit-3) exit 3 ;;
+        exit-memory) echo CUDA out of memory >&2; exit 1 ;;
+        exit-lost) echo no CUDA-capable device is detected >&2; exit 1 ;;
+        hang) sleep 300 ;;
+        leave) sleep 300 & echo $! >"$RUNS.left" ;;
+        talk) for _ in $(seq 25); do echo still at it >&2; sleep 0.1; done ;;
+        nothing) return ;;
+    esac
+    row=0.3,0.6,LOUD,0.9
+    [ "$word" = half ] && row='half a ro'
+    printf 'start_time,end_time,label,score\n%s\n' "$row" >"$2"
+}
+[ "$many" ] || hear "$first" "$second"
+[ "$many" ] && while IFS= read -r path; do name=${path##*/}; hear "$path" "$second/${name%.*}.csv"; done <"$first"
+exit 0
 """
 
 
@@ -114,7 +111,7 @@ class Place:
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
         self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
         self.sessions: list[Session] = []
-        (folder / "listen.py").write_text(PROGRAM)
+        (folder / "listen.sh").write_text(PROGRAM)
         self.scratch = folder / "scratch" / "worker-0"
         self.scratch.mkdir(parents=True)
 
@@ -132,7 +129,7 @@ class Place:
             return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
         if kind == "hawkears1":
             return HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
-        return CommandEngine(start, f"{shlex.quote(sys.executable)} {self.folder}/listen.py {kind}", limit)
+        return CommandEngine(start, f"sh {self.folder}/listen.sh {kind}", limit)
 
     def open(self, engine: Engine, plan: WorkerPlan = GPU) -> Session:
         self.sessions.append(engine.open(plan, self.scratch))
@@ -281,7 +278,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
 def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
     place: Place, kind: str, pool: ThreadPoolExecutor
 ) -> None:
-    session, few = place.open(place.engine(kind, slow_s=0.2)), [place.good("a", 1), place.good("b", 1)]
+    session, few = place.open(place.engine(kind, slow_s=0.1)), [place.good("a", 1), place.good("b", 1)]
     feeding = Feeding(pool, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
     environ = next(iter(wait_for(place.environs, "a worker").values()))
     assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == ("GPU-1", "GPU-1")
