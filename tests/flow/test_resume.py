@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
 from support.audio import make_wav
-from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, assert_refused, loud, rows
+from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, loud, rows
 from support.file_calls import FileCalls
+from support.pages import Pages
 from support.task_files import TaskFile
 
 LEFT_ALONE = ("--config", "run.retry_failed=false")
+SAID = re.compile(r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  (?:chunks .*|failed .*?\))")
+    r"(?:already done|failed in earlier|done earlier|\d+ done|badcjobs: error).*|^  (?:chunks|failed|why) .*", re.M
+)
 
 
-def statuses(site: Site) -> dict[str, list[str]]:
-    """Return what the task that started last says: the chunks of each state."""
-    last = max(site.task_databases(), key=lambda path: rows(path, "SELECT started_at_ms FROM task"))
-    found: dict[str, list[str]] = {}
-    for chunk_id, status in rows(last, "SELECT chunk_id, status FROM chunk ORDER BY chunk_id"):
-        found.setdefault(status, []).append(chunk_id)
-    return found
+class Story:
+    """Runs one command after the other, and tells what each did: its exit code, its words and the chunks by state."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.lines = site, list[str]()
+
+    def run(self, name: str, source: Path, *options: str) -> None:
+        done = self.site.run(source, *ON_CPU, *options)
+        self.lines += [f"# {name}: exit code {done.exit_code}", *SAID.findall(done.stderr), *SAID.findall(done.stdout)]
+        if done.exit_code in (0, 1):
+            last = max(self.site.task_databases(), key=lambda path: rows(path, "SELECT started_at_ms FROM task"))
+            sql = "SELECT status, group_concat(chunk_id, ' ') FROM chunk GROUP BY 1 ORDER BY 1, chunk_id"
+            self.lines += [f"  {status}: {names}" for status, names in rows(last, sql)]
+            self.lines += [f"  workers: {len(rows(last, 'SELECT 1 FROM worker'))}"]
+
+    def page(self) -> str:
+        return "\n".join(self.lines).replace(str(self.site.folder), "/…")
 
 
 def audio(site: Site, name: str) -> Path:
@@ -32,61 +47,46 @@ def rewrite_in_place(path: Path) -> None:
     make_wav(path, CHUNK_S, 1000, loud=loud(2), tone_hz=150)
 
 
-def test_only_what_is_done_with_the_same_audio_is_skipped_and_the_new_result_counts(site: Site) -> None:
-    """A file rewritten, a longer one, a chunk cut otherwise; then failures left alone, repaired, and tried again."""
-    manifest = site.manifest(8)
+def test_only_what_is_done_with_the_same_audio_is_skipped_and_the_new_result_counts(site: Site, pages: Pages) -> None:
+    manifest, story = site.manifest(8), Story(site)
     audio(site, "c006").write_bytes(b"not a wav file")
     audio(site, "c007").write_bytes(b"not a wav file")
-    assert site.run(manifest, *ON_CPU).exit_code == 1
-    attempts = site.count("attempt")
-    again = site.run(manifest, *ON_CPU, *LEFT_ALONE, "--json")
-    assert (again.exit_code, again.json["chunks"]) == (1, {"skipped": 8})
-    assert "failed in earlier tasks, not tried again (run.retry_failed = false): 2 chunks\n" in again.stderr
-    assert [(one["chunk_id"], one["error_class"]) for one in again.json["failed"]] == [
-        ("c006", "bad_audio"), ("c007", "bad_audio"),
-    ]  # fmt: skip
-    assert (site.count("attempt"), site.count("worker")) == (attempts, 1), "nobody was started for them"
-
+    story.run("two fail", manifest)
+    story.run("failures are left alone", manifest, *LEFT_ALONE)
     rewrite_in_place(audio(site, "c000"))
     make_wav(audio(site, "c001"), 2 * CHUNK_S, 1000)
     manifest.write_text(manifest.read_text().replace("c002.wav,1200,1800", "c002.wav,1300,1900"))
     rewrite_in_place(audio(site, "c006"))
-    changed = site.run(manifest, *ON_CPU, *LEFT_ALONE)
-    assert changed.exit_code == 1, changed.stderr
-    assert "done earlier, but with different audio, so analysed again: 3 chunks\n" in changed.stderr
-    assert "already done, skipped: 3 chunks\n" in changed.stderr
-    assert statuses(site) == {"done": ["c000", "c001", "c002", "c006"], "skipped": ["c003", "c004", "c005", "c007"]}
+    story.run("a file rewritten, a longer one, a chunk cut otherwise, one repaired", manifest, *LEFT_ALONE)
     job = site.merged()
     assert rows(job, "SELECT chunk_id FROM chunk WHERE status != 'done'") == [("c007",)]
     heard = rows(job, "SELECT chunk_id, count(*) FROM detection GROUP BY 1")
     assert heard[:1] == [("c000", 2)], "that of the new audio"
-
-    tried = site.run(manifest, *ON_CPU)  # job.sqlite knows the new audio
-    assert (tried.exit_code, statuses(site)["failed"], len(statuses(site)["skipped"])) == (1, ["c007"], 7)
-    assert "8 of 8" not in site.run(manifest, *ON_CPU, "--no-resume").stdout
-    assert statuses(site) == {"done": [f"c00{number}" for number in range(7)], "failed": ["c007"]}
-    refused = site.run(manifest, *ON_CPU, "--no-resume", *LEFT_ALONE)
-    assert_refused(refused, 2, "retry_failed = false needs --resume")
+    story.run("failures are tried again; job.sqlite knows the new audio", manifest)
+    story.run("all of it again", manifest, "--no-resume")
+    story.run("which cannot be", manifest, "--no-resume", *LEFT_ALONE)
+    pages({"runs.txt": story.page()})
 
 
-def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is_brought_up_to_date(site: Site) -> None:
-    manifest = site.manifest(2)
+def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is_brought_up_to_date(
+    site: Site, pages: Pages
+) -> None:
+    manifest, story, folder = site.manifest(2), Story(site), site.folder / "recordings"
     summed = manifest.read_text().replace("0,,", f"0,{'a' * 64},")
     manifest.write_text(summed)
-    assert site.run(manifest, *ON_CPU).exit_code == 0
+    story.run("with checksums", manifest)
     for name in ("c000", "c001"):
         os.utime(audio(site, name), ns=(1, 1))
     manifest.write_text(summed.replace("a" * 64, "b" * 64, 1))
-    assert "1 done, 1 skipped of 2" in site.run(manifest, *ON_CPU).stdout
-    folder = site.folder / "recordings"
+    story.run("other times, one other checksum", manifest)
     site.out = site.folder / "other"
     for name in ("a", "b"):
         make_wav(folder / f"{name}.wav", 0.3, 1000)
-    assert site.run(folder, *ON_CPU).exit_code == 0
+    story.run("a folder", folder)
     os.utime(folder / "b.wav", ns=(1, 1))
     make_wav(folder / "c.wav", 0.3, 1000)
-    assert site.run(folder, *ON_CPU).exit_code == 0
-    assert statuses(site) == {"skipped": ["a"], "done": ["b", "c"]}
+    story.run("one of another time, one more", folder)
+    pages({"runs.txt": story.page()})
 
 
 # --- what looking back costs ------------------------------------------------------------------------------------------
