@@ -14,9 +14,7 @@ from support.pages import Pages
 from support.task_files import TaskFile
 
 LEFT_ALONE = ("--config", "run.retry_failed=false")
-SAID = re.compile(r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  (?:chunks .*|failed .*?\))")
-    r"(?:already done|failed in earlier|done earlier|\d+ done|badcjobs: error).*|^  (?:chunks|failed|why) .*", re.M
-)
+TOLD = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  chunks .*|^  failed .*?\)"
 
 
 class Story:
@@ -27,7 +25,7 @@ class Story:
 
     def run(self, name: str, source: Path, *options: str) -> None:
         done = self.site.run(source, *ON_CPU, *options)
-        self.lines += [f"# {name}: exit code {done.exit_code}", *SAID.findall(done.stderr), *SAID.findall(done.stdout)]
+        self.lines += [f"# {name}: exit code {done.exit_code}", *re.findall(TOLD, done.stderr + done.stdout)]
         if done.exit_code in (0, 1):
             last = max(self.site.task_databases(), key=lambda path: rows(path, "SELECT started_at_ms FROM task"))
             sql = "SELECT status, group_concat(chunk_id, ' ') FROM chunk GROUP BY 1 ORDER BY 1, chunk_id"
