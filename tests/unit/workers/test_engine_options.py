@@ -12,24 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import workers
 from rooms.model import Chunk, Device, WorkerPlan
 from rooms.root import BadcjobsError, RunSettings, SubprocessLauncher, SystemClock
-from rooms.workers import (
-    CommandEngine,
-    DemoEngine,
-    EngineStart,
-    HawkEars1Engine,
-    HawkEarsEngine,
-    choose_engine,
-    chunks_at_once_of,
-    hawkears_environment,
-    parse_batch_size,
-    parse_command,
-    parse_detections_csv,
-    python_of,
-    sized_arguments,
-    split_batch,
-)
+from rooms.workers import CommandEngine, EngineStart, HawkEarsEngine, hawkears_environment
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.pages import Pages
@@ -70,12 +56,12 @@ WRONG = [
 
 def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages: Pages) -> None:
     sizes = ("--batch=0", "--batch=many", "--batch", "--threads=3")
-    tries: dict[str, Callable[[], object]] = {one: lambda one=one: parse_command(one) for one in WRONG}
-    tries |= {one: lambda one=one: parse_batch_size([one]) for one in sizes}
+    tries: dict[str, Callable[[], object]] = {one: lambda one=one: workers.parse_command(one) for one in WRONG}
+    tries |= {one: lambda one=one: workers.parse_batch_size([one]) for one in sizes}
     tries["no such program"] = CommandEngine(start(), "no-such-program {input} {output}").check
-    words = [f"{one}\n  {parse_command(one)}" for one in RIGHT]
+    words = [f"{one}\n  {workers.parse_command(one)}" for one in RIGHT]
     wants = [CommandEngine(start("--batch=1"), f"p {{input{s}}} {{output{s}}}").wants for s in ("", "s")]
-    wants += [parse_batch_size([]), parse_batch_size(["--batch=5", "--batch=7"])]
+    wants += [workers.parse_batch_size([]), workers.parse_batch_size(["--batch=5", "--batch=7"])]
     assert [*wants, CommandEngine(start(), "p {inputs} {outputs}").wants] == [1, 1, 64, 7, 64]
     pages({"refused.txt": refusals(tries), "words.txt": "\n".join(words)})
 
@@ -87,9 +73,9 @@ def test_another_program_or_another_model_is_another_version(tmp_path: Path) -> 
     engines = [
         CommandEngine(start(), f"sh {program} {{input}} {{output}}"),
         HawkEarsEngine(start(), sys.executable, root, allow_cpu=True),
-        HawkEars1Engine(start(), sys.executable, root1, allow_cpu=True),
+        workers.HawkEars1Engine(start(), sys.executable, root1, allow_cpu=True),
         HawkEarsEngine(start(), None, nothing, allow_cpu=True),
-        HawkEars1Engine(start(), "python3", nothing, allow_cpu=True),
+        workers.HawkEars1Engine(start(), "python3", nothing, allow_cpu=True),
         CommandEngine(start(), "no-such-program {input} {output}"),
     ]
     before = [engine.version for engine in engines]
@@ -106,7 +92,7 @@ def test_another_program_or_another_model_is_another_version(tmp_path: Path) -> 
 @settings(max_examples=40)
 def test_no_part_of_a_batch_is_too_long_or_has_two_files_of_one_name(paths: list[str], most: int) -> None:
     """Their tables would have one name, too."""
-    parts = split_batch([Chunk("r", str(number), path, path) for number, path in enumerate(paths)], most)
+    parts = workers.split_batch([Chunk("r", str(number), path, path) for number, path in enumerate(paths)], most)
     assert sorted(int(chunk.chunk_id) for part in parts for chunk in part) == list(range(len(paths)))
     for part in parts:
         names = [Path(chunk.audio_path).stem.lower() for chunk in part]
@@ -157,7 +143,7 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages: P
     for text in TABLES:
         try:
             found = [f"{one.start_ms} to {one.end_ms} ms: {one.label}, {one.label_name}, {one.score}"
-                     for one in parse_detections_csv(text)] or ["nothing"]  # fmt: skip
+                     for one in workers.parse_detections_csv(text)] or ["nothing"]  # fmt: skip
         except ValueError as error:
             found = [f"refused: {error}"]
         lines += [ascii(text), *(f"  {one}" for one in found)]
@@ -179,14 +165,16 @@ def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_le
         lines.append(f"{cores} cores, {words or 'no options'}")
         for kind, plan in {"usual": GPU, "lean": replace(GPU, lean=True), "CPU": replace(GPU, device=None)}.items():
             plan = replace(plan, threads=cores)
-            args = sized_arguments(words.split(), plan)
+            args = workers.sized_arguments(words.split(), plan)
             env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, plan, args, tmp_path)
-            at_once = [chunks_at_once_of(engine, words.split(), plan) for engine in ("hawkears", "hawkears1", "demo")]
+            at_once = [
+                workers.chunks_at_once_of(engine, words.split(), plan) for engine in ("hawkears", "hawkears1", "demo")
+            ]
             said = f"OMP {env['OMP_NUM_THREADS']}, sees '{env['CUDA_VISIBLE_DEVICES']}'; at once {at_once}"
             lines.append(f"  {kind}: {' '.join(args)}; {said}")
     assert hawkears_environment({"OMP_NUM_THREADS": "7"}, GPU, (), tmp_path)["OMP_NUM_THREADS"] == "7"
     wants = [HawkEarsEngine(start(*args), None, Path(), allow_cpu=True).wants for args in ((), ("--threads", "5"))]
-    assert [*wants, DemoEngine(start()).wants] == [5, 7, 2], "those in progress, and what waits"
+    assert [*wants, workers.DemoEngine(start()).wants] == [5, 7, 2], "those in progress, and what waits"
     pages({"threads.txt": "\n".join(lines)})
 
 
@@ -227,7 +215,7 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     def choose(engine: str, *args: str, **more: object) -> HawkEarsEngine:
         settings = RunSettings(Path("run"), engine=engine, engine_args=args, **more)  # type: ignore[arg-type]
         launcher = SubprocessLauncher("test")
-        return choose_engine(settings, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)  # type: ignore[return-value]
+        return workers.choose_engine(settings, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)  # type: ignore[return-value]
 
     for name in ("demo", "command", "hawkears", "hawkears1"):
         assert choose(name, command="p {input} {output}").name == name
@@ -248,8 +236,8 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     script = tmp_path / "bin" / "hawkears"
     for head, python in HEADS.items():
         script.write_text(head)
-        assert python_of(script) == python, head
-    assert python_of(tmp_path / "nowhere") is None
+        assert workers.python_of(script) == python, head
+    assert workers.python_of(tmp_path / "nowhere") is None
     script.write_text('#!/bin/sh\nexec apptainer exec --nv hawkears.sif hawkears "$@"\n')
     tries["hawkears in a container"] = choose("hawkears").check
     pages({"refused.txt": refusals(tries).replace(str(tmp_path), "/…")})

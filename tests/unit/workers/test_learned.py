@@ -11,24 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import workers
 from rooms.model import TOO_LONG, Device, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
 from rooms.root import BadInput, Project, RunSettings, SubprocessLauncher, SystemClock
-from rooms.workers import (
-    DemoEngine,
-    EngineStart,
-    Learned,
-    Lesson,
-    MemoryLimit,
-    ProbeStore,
-    describe_readers,
-    find_limits,
-    known_files,
-    parse_probes,
-    read_probes,
-    subject_of,
-    to_toml,
-)
+from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
 from support.pages import Pages
 from support.probes import GIB, KEY, trial
 
@@ -37,7 +24,7 @@ from support.probes import GIB, KEY, trial
 
 def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path / "home")}
-    here, elsewhere = (known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
+    here, elsewhere = (workers.known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
     assert here == [tmp_path / "one" / "learned.json", tmp_path / "home" / ".cache" / "badcjobs" / "learned.json"]
     Learned("hawkears", here).note("V100", workers=3, cores=6, settled=True)
     Learned("hawkears", here).note("V100", alone_s=900.0)
@@ -73,7 +60,7 @@ def test_programs_options_and_models_each_have_lessons_of_their_own() -> None:
         {"command": "a {input} {output}"}, {"command": "b {input} {output}"}, {"engine": "demo"},
         {"engine": "demo", "engine_arg": ["--room-s=20"]}, {"hawkears_root": "/models/old"}, {"hawkears_root": "/new"},
     ]  # fmt: skip
-    assert [subject_of(Project().make(RunSettings, {"source": ["s.csv"], **one}, "run")) for one in flags] == [
+    assert [workers.subject_of(Project().make(RunSettings, {"source": ["s.csv"], **one}, "run")) for one in flags] == [
         "command a {input} {output}", "command b {input} {output}", "demo", "demo --room-s=20",
         "hawkears /models/old", "hawkears /new",
     ]  # fmt: skip
@@ -100,7 +87,7 @@ def test_what_is_written_is_read_again_whatever_the_names(
     ordered = tuple(sorted(trials, key=lambda one: (one.lean, one.length_s)))
     strange = Probed(key, ordered, FOUND.result if evaluated else None, finished, "2026-07-01" if evaluated else None)
     text = to_toml([strange, FOUND])
-    back = parse_probes(text)
+    back = workers.parse_probes(text)
     assert {one.key: one for one in back}[key] == (strange if key != KEY.key else back[0])
     assert to_toml(reversed(back)) == text
     assert text.startswith("# The longest chunks that fit: found by badcjobs probe")
@@ -178,8 +165,8 @@ def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_a
 def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path, pages: Pages) -> None:
     (tmp_path / "cache").symlink_to(tmp_path / ".cache")
     names = (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
-    said = [f"{name}: {describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
-    said.append(f"without a home, probe.toml: {describe_readers(tmp_path / 'probe.toml', {})}")
+    said = [f"{name}: {workers.describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
+    said.append(f"without a home, probe.toml: {workers.describe_readers(tmp_path / 'probe.toml', {})}")
     pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
 
 
@@ -216,11 +203,11 @@ LIMITS = [
 
 
 def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path: Path) -> None:
-    engine = DemoEngine(EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
+    engine = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")
-    files = [tmp_path / "damaged.toml", *known_files("probe.toml", tmp_path, {})]
+    files = [tmp_path / "damaged.toml", *workers.known_files("probe.toml", tmp_path, {})]
     settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
-    for workers, probes, found in LIMITS:
+    for planned, probes, found in LIMITS:
         files[1].write_text(to_toml(probes))
-        assert find_limits(files, workers, engine, settings) == found, (workers, probes)
+        assert workers.find_limits(files, planned, engine, settings) == found, (planned, probes)

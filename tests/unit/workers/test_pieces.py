@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter
-from rooms.workers import (
-    MemoryLimit,
-    MemoryLimits,
-    SessionFeed,
-    join_detections,
-    longest_piece_s,
-    pieces_shorter_than,
-    plan_pieces,
-)
+from rooms.workers import MemoryLimit, MemoryLimits, SessionFeed, plan_pieces
 from support.audio import make_wav
 from support.pages import Pages
 from support.scripted_engine import News, Script, ScriptedEngine, ScriptedSession, audio_steps, done, open_feed
@@ -39,7 +32,7 @@ def test_pieces_of_some_lengths(pages: Pages) -> None:
     cases = ((60, 1), (60, 2), (60, 64), (14, 2), (15, 2), (15.1, 2), (582, 4), (581, 4), (1200, 2))
     lines = [f"{audio_s} s in {pieces}: {plan_pieces(audio_s, pieces)}" for audio_s, pieces in cases]
     for audio_s, limit_s in ((60, 60), (60, 33), (60, 33.1), (60, 15), (15, 15), (2e14, 60)):
-        lines.append(f"{audio_s} s, shorter than {limit_s} s: {pieces_shorter_than(audio_s, limit_s)}")
+        lines.append(f"{audio_s} s, shorter than {limit_s} s: {workers.pieces_shorter_than(audio_s, limit_s)}")
     pages({"pieces.txt": "\n".join(lines)})
 
 
@@ -57,12 +50,12 @@ def test_pieces_cover_all_of_it_and_share_enough(audio_s: float, pieces: int) ->
 @given(lengths_s, st.floats(0.1, 90_000))
 @settings(max_examples=60)
 def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: float, limit_s: float) -> None:
-    pieces = pieces_shorter_than(audio_s, limit_s)
+    pieces = workers.pieces_shorter_than(audio_s, limit_s)
     if pieces is None:
         assert limit_s <= SHORTEST_S + OVERLAP_S or audio_s <= SHORTEST_S
         return
-    assert longest_piece_s(audio_s, pieces) < min(limit_s, audio_s)
-    assert pieces == 2 or longest_piece_s(audio_s, pieces // 2) >= limit_s
+    assert workers.longest_piece_s(audio_s, pieces) < min(limit_s, audio_s)
+    assert pieces == 2 or workers.longest_piece_s(audio_s, pieces // 2) >= limit_s
 
 
 # --- how it is put together -------------------------------------------------------------------------------------------
@@ -101,7 +94,7 @@ def test_a_minute_in_halves_is_joined_at_its_middle(pages: Pages) -> None:
     lines = []
     for line in HALVES.strip().splitlines():
         first, second = map(parsed, line.split("|"))
-        whole = join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
+        whole = workers.join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
         told = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
         lines += [line, f"  = {', '.join(told)}"]
     pages({"joined.txt": "\n".join(lines)})
@@ -128,7 +121,7 @@ def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(
         return found
 
     parts = [(s, detect(round(s[0] * 10), round(s[1] * 10))) for s in plan_pieces(audio_s, pieces)]
-    assert list(join_detections(parts)) == detect(0, audio_s * 10)
+    assert list(workers.join_detections(parts)) == detect(0, audio_s * 10)
 
 
 # --- a session that is fed pieces -------------------------------------------------------------------------------------
