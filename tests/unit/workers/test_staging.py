@@ -136,31 +136,24 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 
 
-def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(tmp_path: Path) -> None:
-    audio, node, proc = tmp_path / "audio", tmp_path / "node", Path("/proc")
+def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_path: Path, pages: Pages) -> None:
+    audio, node, proc, lines = short_path / "audio", short_path / "node", Path("/proc"), []
     with small_disk(node), small_disk(audio):
-        near, link, loop = (Chunk("r", name, name, str(audio / name)) for name in ("a.wav", "link.wav", "loop.wav"))
+        near, link, loop = (Chunk("r", name, name, str(audio / name)) for name in ("near", "link", "loop"))
         Path(link.audio_path).symlink_to("/proc/self/status")
-        Path(loop.audio_path).symlink_to("loop.wav")
-        cut = replace(near, is_cut=True)
-        far = f"is on proc, treated as shared; {node} on tmpfs, local"
-        for wanted, chunks, local, staged, only_cuts, why in [
-            ("auto", [near, FAR], node, True, False, far),
-            ("auto", [near, link], node, True, False, far),
-            ("auto", [near, cut], node, True, True, f"{audio} is local"),
-            ("auto", [near], node, False, False, f"{audio} is local"),
-            ("auto", [loop], node, False, False, f"{audio} is local"),
-            ("auto", [FAR], proc, False, False, "/proc is not a node-local disk (proc, treated as shared"),
-            ("auto", [cut], proc, False, False, f"{audio} is local"),
-            ("auto", [], node, False, False, "no chunk is waiting"),
-            ("always", [cut], proc, True, False, "run.stage = always"),
-            ("never", [cut, FAR], node, False, False, "run.stage = never"),
-        ]:
+        Path(loop.audio_path).symlink_to("loop")
+        cut = replace(near, chunk_id="cut", is_cut=True)
+        for wanted, chunks, local in [
+            ("auto", [near, FAR], node), ("auto", [near, link], node), ("auto", [near, cut], node),
+            ("auto", [near], node), ("auto", [loop], node), ("auto", [FAR], proc), ("auto", [cut], proc),
+            ("auto", [], node), ("always", [cut], proc), ("never", [cut, FAR], node),
+        ]:  # fmt: skip
             choice = choose_staging(wanted, chunks, local)
-            assert (choice.staged, choice.only_cuts) == (staged, only_cuts), (wanted, chunks, local)
-            assert all(words in choice.why for words in why.split("; ")), choice.why
-            if staged:
-                assert choice.most_bytes == (2**30 if local == node else 20 * 2**30), "less of a disk in memory"
+            what = "only cuts" if choice.only_cuts else "all" if choice.staged else "nothing"
+            names = " ".join(chunk.chunk_id for chunk in chunks)
+            lines.append(f"{wanted}: {names} to {local.name}: {what}, at most {choice.most_bytes} bytes: {choice.why}")
+    said = "\n".join(lines).replace(str(short_path), "/…").replace(str(os.getpid()), "self")
+    pages({"choices.txt": said})
 
 
 # --- what is copied ---------------------------------------------------------------------------------------------------
@@ -305,16 +298,14 @@ def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promi
     [chunk], said = bench.cuts(1), list[str]()
 
     def cut(start_s: float, end_s: float) -> None:
-        stretch, name = (
-            replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000)),
-            f"{start_s}-{end_s} s",
-        )
+        stretch = replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
         try:
             given = bench.take(stretch)
         except CannotCut as error:
-            said.append(f"{name}: {type(error).__name__}: {error}")
+            said.append(f"{start_s}-{end_s} s: {type(error).__name__}: {error}")
         else:
-            said.append(f"{name}: seconds {content_of(given)}, to {given.end_ms} ms, {given.audio_s} s")
+            heard = f"seconds {content_of(given)}, to {given.end_ms} ms, {given.audio_s} s"
+            said.append(f"{start_s}-{end_s} s: {heard}")
         bench.stager.release(stretch)
 
     said.append("# all of 60 s are there; recorders are not exact")
