@@ -6,7 +6,6 @@ pages say what is found: after each ``##`` a rule, then each of its lines. Neigh
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ import pytest
 from rooms import store
 from rooms.cli import read_topic
 from rooms.model import MemoryHeld
-from rooms.report import Finding, Summary, find, list_findings, summarize
-from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, StateTime, TaskFacts
+from rooms.report import Finding, find, list_findings, summarize
+from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from rooms.workers import Ramp, plan_start
+from support.facts import Lines, make_device, spent
 from support.pages import Pages
 
 FILE = Path(__file__).parents[2] / "data" / "finding_facts.txt"
@@ -37,11 +37,6 @@ TASKS = {
 WORK = DeviceWork(2, 500, 0, 0, 1e6, 14.0, 16.0, 20.0, END_MS)
 
 
-def spent(busy: float, **seconds: float) -> dict[str, StateTime]:
-    """Return the times of a device that is busy for this share of its work, and never else."""
-    return {name: StateTime(s, s, s * busy if name == "working" else 0.0, None) for name, s in seconds.items()}
-
-
 DEVICE = DeviceFacts(
     TASK.name, "gpu1", 0, "GPU-1", "0", "Tesla V100", "nvml", 32 * GIB, 3600, 4 * GIB, 60, 200.0, None, None,
     HOUR_S, 0.0, work=WORK, states=spent(0.9, working=HOUR_S),
@@ -49,10 +44,6 @@ DEVICE = DeviceFacts(
 IDLE = replace(DEVICE, states=spent(0.2, working=HOUR_S))
 UNUSED = replace(DEVICE, uuid="GPU-u0", index=1, work=DeviceWork(), states=spent(0.0, idle=60.0))
 DEVICES = {"device": DEVICE, "idle": IDLE, "unused": UNUSED}
-LISTS = {
-    "alert": ("alerts", store.AlertFacts), "error": ("errors", store.ErrorFacts), "gap": ("gaps", GapFacts),
-    "decision": ("decisions", store.DecisionFacts), "foreign": ("foreign", store.ForeignProcess),
-}  # fmt: skip
 
 
 def job(*tasks: TaskFacts, devices: Iterable[DeviceFacts] = (DEVICE,), **more: Any) -> JobFacts:
@@ -65,8 +56,8 @@ def job(*tasks: TaskFacts, devices: Iterable[DeviceFacts] = (DEVICE,), **more: A
 # --- jobs of many devices or tasks ------------------------------------------------------------------------------------
 
 
-def many(kind: str, number: int, **changes: Any) -> list[TaskFacts]:
-    return [replace(TASKS[kind], name=f"1_{n}", array_index=n, **changes) for n in range(number)]
+def many(number: int) -> list[TaskFacts]:
+    return [replace(TASK, name=f"1_{n}", array_index=n) for n in range(number)]
 
 
 def lasting(task: TaskFacts, seconds: float, **changes: Any) -> TaskFacts:
@@ -103,7 +94,7 @@ def without_readings(gap_s: float, wall_s: float = HOUR_S, samples: int = 9) -> 
 
 def busy_job(waiting_h: float, starting_h: float = 0.0, tasks: int = 1, working_h: float = 950.0) -> JobFacts:
     """A job that works for ``working_h`` hours on each device; with more tasks the first ones lose most."""
-    parts, devices = many("task", tasks), []
+    parts, devices = many(tasks), []
     for n, task in enumerate(parts):
         weight = (tasks - n) / sum(range(tasks + 1))
         lost = {"waiting": weight * waiting_h * HOUR_S, "start_up": weight * starting_h * HOUR_S}
@@ -114,13 +105,13 @@ def busy_job(waiting_h: float, starting_h: float = 0.0, tasks: int = 1, working_
 
 
 def uneven(wall_s: float, audio_s: float = 2e5, number: int = 4, usual_s: float = 600.0, **changes: Any) -> JobFacts:
-    tasks = [lasting(task, usual_s, audio_s=1e5) for task in many("task", number)]
+    tasks = [lasting(task, usual_s, audio_s=1e5) for task in many(number)]
     return job(*tasks[1:], lasting(tasks[0], wall_s, audio_s=audio_s, **changes), devices=[])
 
 
 def starts(tasks: int, start_s: float = 900.0, wall_s: float = 1500.0, **work: Any) -> JobFacts:
     """Tasks of which each spends most of its time with the start of its engines."""
-    parts = [lasting(task, wall_s) for task in many("task", tasks)]
+    parts = [lasting(task, wall_s) for task in many(tasks)]
     times = spent(0.9, start_up=start_s, working=wall_s - start_s)
     return job(*parts, devices=[with_work(replace(DEVICE, task=t.name, uuid=t.name, states=times),
                                           last_end_ms=t.last_sign_ms, **work) for t in parts])  # fmt: skip
@@ -135,72 +126,11 @@ def memory_of(asked_gib: float, peak_gib: float) -> JobFacts:
     return job(replace(TASK, memory_limit_bytes=round(asked_gib * GIB), memory_peak_bytes=round(peak_gib * GIB)))
 
 
-LARGE = {
-    made.__name__: made for made in (hot_nodes, peers, without_readings, busy_job, uneven, starts, cores, memory_of)
-}
-
-
-# --- jobs from lines --------------------------------------------------------------------------------------------------
-
-
-def moments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of which the times are no longer from the start."""
-    return {name: value + START_MS if name.endswith("_ms") and value is not None else value
-            for name, value in values.items()}  # fmt: skip
-
-
-def make_device(device: DeviceFacts, values: Mapping[str, Any]) -> DeviceFacts:
-    made = moments(values)
-    if "work" in made:
-        made["work"] = replace(device.work, **moments(made["work"]))
-    if "metrics" in made:
-        made["metrics"] = {name: store.MetricFacts(*figures) for name, figures in made["metrics"].items()}
-    if "under_way" in made:
-        made["under_way"] = store.UnderWay(*made["under_way"])
-    if states := made.get("states"):
-        made["states"] = spent(**states) if "busy" in states else {n: StateTime(*s) for n, s in states.items()}
-    return replace(device, **made)
-
-
-def failed(number: int, error_class: str = "bad_audio", error: str = "no header", **more: str) -> list[Any]:
-    return [store.FailedChunk(f"r{n}", more.get("chunk", f"r{n}"), more.get("status", "failed"), 3, error_class, error)
-            for n in range(number)]  # fmt: skip
-
-
-def read(line: str) -> Summary:
-    """Return the job that a line tells: some of ``task(...), device(...), error(...), job(...)``."""
-    facts, tasks, devices, more, seen = None, list[TaskFacts](), list[DeviceFacts](), dict[str, Any](), dict[str, Any]()
-    for call in ast.parse(f"({line},)", mode="eval").body.elts:  # type: ignore[attr-defined]
-        name, args = call.func.id, [ast.literal_eval(one) for one in call.args]
-        values = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        if name in TASKS:
-            tasks.append(replace(TASKS[name], **moments(values)))
-        elif name == "many":
-            tasks += many(*args, **values)
-        elif name in DEVICES:
-            devices.append(make_device(DEVICES[name], values))
-        elif name in LARGE:
-            facts = LARGE[name](*args, **values)
-        elif name in LISTS:
-            more[LISTS[name][0]] = (*more.get(LISTS[name][0], ()), LISTS[name][1](*args))
-        elif name == "failed":
-            more["failed"] = (*more.get("failed", ()), *failed(*args, **values))
-        elif name == "merged":
-            more["merged"] = store.Freshness(**values)
-        elif name == "proof":
-            seen["completeness"] = replace(store.Completeness(None, None, 9, 0, 0, 0, 9, 0), **values)
-        elif name == "missing":
-            seen["missing"] = tuple(args)
-        elif name == "seen":
-            seen["now_ms"] = START_MS + round(1000 * args[0])
-        else:
-            assert name == "job", line
-            more |= values
-    if facts is None:
-        facts = job(*tasks, devices=devices or [DEVICE])
-    else:
-        facts = replace(facts, tasks=tuple(tasks) or facts.tasks, devices=tuple(devices) or facts.devices)
-    return summarize(replace(facts, **more), seen.pop("missing", ()), **seen)
+FACTS = Lines(
+    TASKS, DEVICES, lambda tasks, devices: job(*tasks, devices=devices or [DEVICE]),
+    store.Completeness(None, None, 9, 0, 0, 0, 9, 0), large={made.__name__: made for made in (
+        hot_nodes, peers, without_readings, busy_job, uneven, starts, cores, memory_of)},
+)  # fmt: skip
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
@@ -230,7 +160,7 @@ def test_each_finding_is_made_at_its_threshold_and_not_below(pages: Pages, topic
             before = None
             continue
         name, _, facts = line.strip().partition(": ")
-        found = find(read(facts))
+        found = find(FACTS.read(facts))
         assert found != before or not name.replace(".", "").isdigit(), f"{name}: the same is found as before"
         before = found
         said.append(f"{name}:\n{told(found, known)}")
