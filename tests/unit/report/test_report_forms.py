@@ -8,15 +8,17 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import report, store
-from rooms.model import CutShort, NameGaps, Reading
+from rooms.model import CutShort, Reading
 from rooms.report import Summary, find, job_samples, markdown, page, prometheus_text, summarize, summary_text
-from rooms.store import AlertFacts, Completeness, CostFacts, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
+from rooms.store import AlertFacts, Completeness, FailedChunk, GapFacts, JobFacts, StateTime
 from support.behaviour import page_text
+from support.facts import Lines
 from support.pages import Pages
 from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
 
@@ -25,7 +27,7 @@ DONE = replace(TASK, verdict="done", exit_code=0, pending=0, failed=0)
 WELL = replace(JOB, tasks=(DONE,), chunks={"done": 100}, failed=(), alerts=())
 HEARD = replace(TASK, heard_at_ms=END_MS, silent_after_s=120.0)
 HOT = AlertFacts("thermal", "warning", 2, 1, 100.0, 87.0, 83.0, "GPU 0 is at 84 °C")
-LOST = AlertFacts("lost", "critical", 1, 1, 0.0, None, None, "GPU 1 can no longer be read", still_open=1)
+FILE = Path(__file__).parents[2] / "data" / "report_facts.txt"
 
 
 def whole(job: JobFacts = JOB, missing: tuple[int, ...] = (3,), **proof: Any) -> Summary:
@@ -95,19 +97,6 @@ def test_an_empty_job_and_one_of_everything_that_is_not_known(pages: Pages) -> N
     assert (found["power_mean_w"], found["spark"], found["last"]) == (None, (None, 1.0), {"power_w": None})
 
 
-def news(**merged: Any) -> Summary:
-    return replace(whole(), merged=Freshness(**merged))
-
-
-def cut_short(verdict: str) -> Summary:
-    told = CutShort("a submit was cut short here", "badcjobs submit m.csv --array=0-2")
-    return replace(whole(), verdict=verdict, cut_short=told)
-
-
-def of_states(**states: StateTime) -> JobFacts:
-    return replace(JOB, devices=(replace(device(), states=states), device(1)))
-
-
 def long_lists(many: int) -> JobFacts:
     """A job with so many of everything that is listed."""
     return replace(
@@ -121,81 +110,60 @@ def long_lists(many: int) -> JobFacts:
     )  # fmt: skip
 
 
+# Where one fact is different; after ``===`` what it is compared with.
+TOPICS = dict(block.split("\n", 1) for block in FILE.read_text().split("=== ")[1:])
+
+
+def of_lines(topic: str, usual: JobFacts = JOB, findings: tuple[Any, ...] = (), **proof: Any) -> dict[str, Summary]:
+    def job(tasks: Any, devices: Any) -> JobFacts:
+        return replace(usual, tasks=tuple(tasks or usual.tasks), devices=tuple(devices or usual.devices))
+
+    tasks, devices = {"task": TASK, "ended": DONE, "heard": HEARD}, {"first": device(), "second": device(1)}
+    facts = Lines(tasks, devices, job, PROOF, **proof)
+    named = (line.partition(": ") for line in TOPICS[topic].splitlines())
+    return {name: replace(facts.read(line), findings=findings) for name, _, line in named}
+
+
 def of_texts() -> dict[str, Summary]:
     """What headlines, tables and commands say."""
-    some = NameGaps(120, 3, "a/x.wav", 1, "y.wav", 120, "a/x.wav", 2, "a/z_20230501.wav")
-    none = replace(JOB, tasks=(replace(TASK, devices=0),), devices=())
-    two = (replace(TASK, name="4821_1", telemetry=0), TASK)
-    models = replace(JOB, devices=(device(), replace(device(1), name="A100", node="gpu2")))
-    partly = {"working": StateTime(2700.0, 1350.0, 900.0, 300_000.0), "start_up": StateTime(900.0, 0.0, None, None)}
-    dim = replace(device(), states=partly, energy_counter_j=None, energy_integrated_j=300_000.0)
     lines = ("#SBATCH --mem=9G", "#SBATCH --mem=8G", "#SBATCH --time=1:00:00", "badcjobs check")
-    strays = {"not_listed_examples": ("a", "b", "c"), "strangers": 7, "strangers_examples": ("x", "y")}
-    wide = "鳥の声" * 30
+    interrupted = CutShort("a submit was cut short here", "badcjobs submit m.csv --array=0-2")
+    two, wide = (HEARD, replace(HEARD, heard_at_ms=None)), "鳥の声" * 30
+    named = replace(
+        JOB, devices=(replace(device(0, f"4821_0.{wide}"), name="図形処理装置"), device(1, "4821_1")),
+        labels=(("鳥" * 9, None, 3), ("声" * 9, None, 2)),
+        tasks=(replace(TASK, name=f"4821_0.{wide}"), replace(TASK, name="4821_1")),
+    )  # fmt: skip
+
+    def found(summary: Summary, **changes: Any) -> Summary:
+        return replace(summary, findings=(replace(FINDINGS[0], **changes),))
+
     return {
-        "no database, and a log": whole(replace(JOB, tasks=(DONE,)), missing_logs=("logs/3.out",)),
-        "nothing missing": whole(missing=()),
+        **of_lines("texts", JOB, FINDINGS, is_proved=True, missing=(3,)),
         "a silent task": summarize(replace(JOB, tasks=(HEARD,)), (), PROOF, END_MS + 200_000),
-        "two silent tasks": summarize(replace(JOB, tasks=(HEARD, replace(HEARD, heard_at_ms=None))), (3,), PROOF,
-                                      END_MS + 200_000),
-        "changed files": news(as_of_ms=START_MS, changed=2, command="badcjobs merge july"),
-        "a changed file, and new ones": news(as_of_ms=START_MS, changed=1, new=2, command="badcjobs merge july"),
-        "a new file": news(new=1),
-        "a closed folder": news(as_of_ms=START_MS, gone=2, closed="tasks cannot be read"),
-        "a file that is gone": news(as_of_ms=START_MS, gone=1), "files that are gone": news(as_of_ms=START_MS, gone=2),
-        "cut short": cut_short("stopped"), "cut short, and done": cut_short("done"),
-        "done elsewhere, and again": whole(replace(JOB, chunks={"done": 9, "skipped": 2}, conflicts=3, tries=1)),
-        "not proved": whole(expected=None, why_unknown="m.csv does not exist", not_listed=None),
-        "complete": whole(WELL, (), expected=100, not_listed=0, pending=0, failed=0, missing_indices=(), finish=()),
-        "all states": whole(failed=2, poison=3, pending=4, elsewhere=5, not_listed=1, strangers=1),
-        "not merged yet": whole(unmerged_indices=(4,)), "only that": whole(missing_indices=(), unmerged_indices=(4,)),
-        "strays": whole(**strays), "strays, and nothing missing": whole(missing_indices=(), **strays),
-        "one on the CPU": whole(replace(JOB, cpu_tries=1, done_of_unknown_length=1)),
-        "none on the CPU": whole(replace(JOB, cpu_tries=0, done_of_unknown_length=2)),
-        "names that tell less": whole(replace(JOB, recording_names=some)),
-        "one name": whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 9, "b", 0, None, 0, None))),
-        "no GPU": whole(none),
-        "ten minutes": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 300_000),))),
-        "less than ten minutes": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 299_000),))),
-        "less than a second": whole(replace(JOB, tasks=(replace(TASK, last_sign_ms=START_MS + 400),))),
-        "a state of half a percent": whole(of_states(working=StateTime(7164.0, 0.0), idle=StateTime(36.0, 0.0))),
-        "a state of less": whole(of_states(working=StateTime(7171.0, 0.0), idle=StateTime(29.0, 0.0))),
-        "not known how long the rest is": whole(
-            replace(JOB, chunks={"pending": 40}, audio_done_s=0.0, audio_left_s=0.0, left_of_unknown_length=40)),
-        "no task is running": whole(replace(JOB, tasks=(replace(TASK, verdict="stopped"),))),
-        "energy of one device": whole(replace(JOB, devices=(device(), replace(
-            device(1), energy_counter_j=None, energy_integrated_j=None)))),
-        "energy of no device": whole(replace(JOB, devices=(replace(
-            device(), energy_counter_j=None, energy_integrated_j=None),))),
-        "energy of a part of the time": whole(replace(JOB, tasks=(replace(TASK, devices=1),), devices=(dim,))),
-        "energy of all but a state": whole(of_states(**{**partly, "working": StateTime(7000.0, 6950.0, 9.0, 9.0)})),
-        "much energy": whole(replace(JOB, devices=tuple(replace(device(n), energy_counter_j=4e6) for n in (0, 1)))),
-        "joules of some tries": whole(replace(JOB, cost=replace(JOB.cost, energy_tries=90))),
-        "joules of none": whole(replace(JOB, cost=CostFacts(3, 2.0))),
-        "no tries": whole(replace(JOB, cost=CostFacts())),
-        "without telemetry": whole(replace(JOB, tasks=two, gaps=())),
-        "no readings": whole(replace(JOB, devices=(replace(device(), samples=0, gap_s=0.0),), gaps=())),
+        "two silent tasks": summarize(replace(JOB, tasks=two), (3,), PROOF, END_MS + 200_000),
+        "cut short": replace(whole(), verdict="stopped", cut_short=interrupted),
+        "cut short, and done": replace(whole(), verdict="done", cut_short=interrupted),
         "lines for next time": replace(whole(), findings=(replace(FINDINGS[0], lines=lines), *FINDINGS)),
-        "running, nothing in the queue": whole(missing=(), finish=("badcjobs submit m.csv", "badcjobs run m.csv")),
-        "ended": whole(replace(JOB, tasks=(replace(TASK, verdict="stopped"),)), failed=0),
-        "one command": whole(replace(JOB, tasks=(replace(TASK, verdict="stopped"),)), finish=("badcjobs run m.csv",)),
-        "two models": whole(models),
-        "one model, of two tasks": whole(replace(JOB, tasks=two, devices=(device(), device(0, "4821_1")))),
-        "a chunk of less than ten seconds": whole(replace(JOB, durations={4_000: 3, 9_000: 1}, devices=(replace(
-            device(), work=replace(device().work, chunk_p50_s=1.0, chunk_max_s=9.99)),))),
-        "no durations": whole(replace(JOB, durations={})),
-        "settings": whole(replace(JOB, last_settings={"a": True, "b": False, "c": [], "d": ["x", 2], "e": None})),
         "long lists": whole(long_lists(16)), "longer lists": whole(long_lists(17)),
         "ten labels": whole(replace(JOB, labels=JOB.labels * 5)),
         "eleven": whole(replace(JOB, labels=(*JOB.labels * 5, *JOB.labels[:1]))),
-        "wide letters": replace(whole(replace(
-            JOB, devices=(replace(device(0, f"4821_0.{wide}"), name="図形処理装置"), device(1, "4821_1")),
-            labels=(("鳥" * 9, None, 3), ("声" * 9, None, 2)),
-            tasks=(replace(TASK, name=f"4821_0.{wide}"), replace(TASK, name="4821_1")),
-        )), findings=(replace(FINDINGS[0], subjects=(wide, f"x{wide}"), evidence=(f"1 of {wide}",)),)),
-        "a long command": replace(whole(finish=("badcjobs run " + "folder/" * 30,)), findings=(
-            replace(FINDINGS[0], lines=("#SBATCH --comment=" + "x" * 120,), subjects=("chunk " * 30,) * 6),)),
-        "backticks": replace(whole(), findings=(replace(FINDINGS[0], lines=("echo ````",), advice=""),)),
+        "wide letters": found(whole(named), subjects=(wide, f"x{wide}"), evidence=(f"1 of {wide}",)),
+        "a long command": found(whole(finish=("badcjobs run " + "folder/" * 30,)), subjects=("chunk " * 30,) * 6,
+                                lines=("#SBATCH --comment=" + "x" * 120,)),
+        "backticks": found(whole(), lines=("echo ````",), advice=""),
+    }  # fmt: skip
+
+
+def of_numbers() -> dict[str, Summary]:
+    """What is computed: totals, energy, what is left, states of tasks."""
+    alert = store.TaskAlert("thermal", "warning", "hot", "gpu1", START_MS)
+    alerting = replace(HEARD, alerts=(alert, replace(alert, is_open=False), replace(alert, kind="memory")))
+    alerts = (replace(HOT, still_open=3), replace(HOT, kind="memory", still_open=1))
+    opened = replace(JOB, tasks=(alerting,), alerts=alerts)
+    return {
+        **of_lines("numbers", is_proved=True), "open alerts": summarize(opened, (), PROOF, END_MS),
+        "open alerts of a silent task": summarize(opened, (), PROOF, END_MS + 200_000),
     }  # fmt: skip
 
 
@@ -204,86 +172,7 @@ def test_what_the_texts_say_where_one_fact_is_different(pages: Pages) -> None:
 
 
 def test_what_is_said_where_nothing_was_found(pages: Pages) -> None:
-    short, long = (replace(WELL, tasks=(replace(DONE, last_sign_ms=START_MS + ms),)) for ms in (59_999, 60_000))
-    tasks = [replace(DONE, verdict=verdict, engine=None, done=0) for verdict in ("failed", "failed", "stopped")]
-    no_chunks = {f"no chunks, {n} tasks failed": summarize(replace(WELL, tasks=(DONE, *tasks[:n]), chunks={}))
-                 for n in (1, 2)}  # fmt: skip
-    undone = {state: summarize(replace(WELL, chunks={"done": 1, state: 1})) for state in ("failed", "pending")}
-    pages(differences(summarize(WELL), {
-        "alerts": summarize(replace(WELL, alerts=(HOT, LOST, replace(HOT, kind="x", longest_s=0.0)))),
-        "one alert": summarize(replace(WELL, alerts=(replace(HOT, alerts=1),))),
-        **undone, "failed, and out of date": replace(undone["failed"], merged=Freshness(new=1)),
-        "stopped, and out of date": replace(undone["pending"], merged=Freshness(changed=1)),
-        "less than two minutes": summarize(short), "two minutes": summarize(long), **no_chunks,
-        "no chunks, a task stopped": summarize(replace(WELL, tasks=(DONE, tasks[2]), chunks={})),
-        "no chunks, out of date": replace(no_chunks["no chunks, 1 tasks failed"], merged=Freshness(new=1)),
-    }, "report.txt"))  # fmt: skip
-
-
-def left(job: JobFacts, now_ms: int | None = None, **proof: Any) -> Summary:
-    return summarize(job, (), replace(PROOF, **proof), now_ms)
-
-
-def with_first(**changes: Any) -> JobFacts:
-    return replace(JOB, devices=(replace(device(), **changes), device(1)))
-
-
-def of_numbers() -> dict[str, Summary]:
-    """What is computed: totals, energy, what is left, states of tasks."""
-    later = replace(TASK, name="b", started_at_ms=START_MS + 1_800_000, last_sign_ms=START_MS + 5_400_000, devices=1)
-    after_ms = 7 * 24 * HOUR_MS
-    again = replace(TASK, name="b", started_at_ms=START_MS + after_ms, last_sign_ms=START_MS + after_ms + 600_000)
-    slow = (replace(TASK, done=99, pending=0), replace(TASK, name="1_1.r0.gpu2", done=10, pending=30))
-    partly = replace(JOB, audio_left_s=30 * 7200.0, left_of_unknown_length=10)
-    silent = replace(device(1), energy_counter_j=None, energy_integrated_j=None)
-    idle = replace(device(), work=replace(device().work, audio_s=0.0))
-    dark = replace(device(), states={"working": StateTime(3600.0, 0.0, None, None)})
-    going = replace(device(), under_way=store.UnderWay(2, 900.0, 600.0, 1200.0, 800.0))
-    alert = store.TaskAlert("thermal", "warning", "hot", "gpu1", START_MS)
-    alerting = replace(HEARD, alerts=(alert, replace(alert, is_open=False), replace(alert, kind="memory")))
-    alerts = (replace(HOT, still_open=3), replace(HOT, kind="memory", still_open=1))
-    nothing = {"chunks": {"pending": 40}, "audio_done_s": 0.0}
-    ending = replace(JOB, tasks=(replace(HEARD, heard_at_ms=END_MS + HOUR_MS),))
-
-    def tasks(*those: Any, **more: Any) -> JobFacts:
-        return replace(JOB, tasks=those, **more)
-
-    return {
-        "two tasks": left(tasks(TASK, later)), "a week between them": left(tasks(again, TASK)),
-        "one inside the other": left(tasks(TASK, replace(later, last_sign_ms=START_MS + 2_000_000))),
-        "no time": left(tasks(replace(TASK, last_sign_ms=START_MS))),
-        "counter for nine tenths": left(with_first(energy_counter_span_s=3240.0)),
-        "counter for less": left(with_first(energy_counter_span_s=3239.0)),
-        "energy of one device": left(replace(JOB, devices=(device(), silent))),
-        "energy of one that analysed nothing": left(replace(JOB, devices=(idle, silent))),
-        "energy that no reading explains": left(replace(JOB, devices=(dark,), tasks=(replace(TASK, devices=1),))),
-        "a second that is missing": left(tasks(replace(TASK, last_sign_ms=END_MS + 500))),
-        "more than a second": left(tasks(replace(TASK, last_sign_ms=END_MS + 501))),
-        "measured for longer than it was there": left(tasks(replace(TASK, last_sign_ms=END_MS - 20_000))),
-        "under way": left(replace(tasks(HEARD), devices=(going, device(1)))),
-        "under way, and silent": left(replace(tasks(HEARD), devices=(going, device(1))), END_MS + 200_000),
-        "under way to the last": left(replace(tasks(HEARD), devices=(
-            replace(going, under_way=store.UnderWay(1, 2700.0, None, None, 2699.9995)), device(1))), END_MS + 200_000),
-        "killed": left(tasks(replace(TASK, slurm_state="NODE_FAIL"))),
-        "outdated": left(tasks(replace(HEARD, changed=True)), END_MS + 200_000),
-        "changed, and running": left(tasks(replace(HEARD, changed=True)), END_MS),
-        "open alerts": left(tasks(alerting, alerts=alerts), END_MS),
-        "open alerts of a silent task": left(tasks(alerting, alerts=alerts), END_MS + 200_000),
-        "the slowest task": left(tasks(*slow)),
-        "the slowest has ended": left(tasks(slow[0], replace(slow[1], verdict="stopped"))),
-        "no task is running": left(tasks(replace(TASK, verdict="stopped"))),
-        "a minute later": left(tasks(HEARD), END_MS + 60_000), "an end that has passed": left(ending, END_MS + HOUR_MS),
-        "an end that has not": left(ending, END_MS + HOUR_MS - 1),
-        "lengths that are not known": left(replace(JOB, audio_left_s=0.0, left_of_unknown_length=40), not_listed=0),
-        "some lengths": left(partly), "some lengths, nothing done": left(replace(partly, **nothing)),
-        "no length at all": left(replace(JOB, done_of_unknown_length=100, audio_left_s=0.0, left_of_unknown_length=40)),
-        "the source is not known": left(JOB, expected=None, why_unknown="gone", not_listed=None, strangers=None),
-        "nothing left": left(replace(JOB, chunks={"done": 100}), not_listed=0),
-        "on the CPU": left(tasks(replace(TASK, devices=0), devices=())),
-        "not begun": left(tasks(replace(TASK, done=0, heard_at_ms=END_MS + 60_000), **nothing)),
-        "many states": left(replace(JOB, chunks={"done": 1, "failed": 2, "poison": 3, "pending": 4, "skipped": 5})),
-        "not finished": left(JOB, unmerged_indices=(1,)),
-    }  # fmt: skip
+    pages(differences(summarize(WELL), of_lines("well", WELL), "report.txt"))
 
 
 def test_what_is_computed_where_one_fact_is_different(pages: Pages) -> None:
