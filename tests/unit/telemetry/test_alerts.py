@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,20 +53,11 @@ class Book:
         return (rows + [f"  {alert.text}" for alert in self.told]) or ["none"]
 
 
-def hot(*degrees: int) -> list[Reading]:
-    return [Reading(temperature_c=value) for value in degrees]
+def each(metric: str, *values: float | None) -> list[Reading]:
+    return [Reading(**{metric: value}) for value in values]  # type: ignore[arg-type]
 
 
-def throttled(*masks: int) -> list[Reading]:
-    return [Reading(throttle_reasons=mask) for mask in masks]
-
-
-def uses(*shares: float) -> list[Reading]:
-    return [Reading(memory_used_bytes=round(share * 16 * GIB)) for share in shares]
-
-
-def watts(*values: float) -> list[Reading]:
-    return [Reading(power_w=float(value)) for value in values]
+hot, throttled, watts = (partial(each, metric) for metric in ("temperature_c", "throttle_reasons", "power_w"))
 
 
 def idle(seconds: int, **values: object) -> list[Reading]:
@@ -84,6 +76,7 @@ def wave() -> list[Reading]:
 
 
 BUSY = Reading(utilization_percent=50)
+LOST = ["GPU is lost"] * 2
 Answers = Sequence[Reading | str]
 # name → readings second by second; a text is a device that does not answer
 COURSES: dict[str, Answers] = {
@@ -93,7 +86,7 @@ COURSES: dict[str, Answers] = {
     "heat: just below": hot(82, 82),
     "heat: two stretches": hot(85, 60, 60, 86, 60),
     "heat: readings without a temperature neither begin nor end it": [Reading(), *hot(90), Reading(), *hot(60)],
-    "memory": uses(0.89, 0.9, 0.95, 0.89, 0.88, 0.87),
+    "memory": each("memory_used_bytes", *(round(share * 16 * GIB) for share in (0.89, 0.9, 0.95, 0.89, 0.88, 0.87))),
     "power: short breaks do not end it": watts(280, 285, 100, 100, 299, 100, *[100] * 11),
     "power: just below": watts(284),
     **{f"clock lowered: {mask:#x}": throttled(0, mask) for mask in (0x40, 0x48, 0x20, 0x80, 0x8)},
@@ -102,17 +95,18 @@ COURSES: dict[str, Answers] = {
     "power limit: for 10 s": throttled(*[0x4] * 11),
     "clock: a flicker is one alert that may get worse": throttled(0x20, 0, 0x20, 0, 0x40, *[0] * 11),
     "clock: fading at the end": throttled(0x40, 0, 0),
-    "lost and back": [*hot(50), "GPU is lost", "GPU is lost", *hot(50)],
-    "never there: lost": ["GPU is lost"] * 5,
+    "lost and back": [*hot(50), *LOST, *hot(50)],
+    "never there: lost": LOST * 3,
     "never there: no driver": ["no driver library"] * 5,
     "faults: each kind is one alert with a count": [
         Reading(faults=("Xid 13",)), *[Reading()] * 30, Reading(faults=("Xid 13", "Xid 79")), *[Reading()] * 61,
     ],
-    "memory errors: old ones are no alert, new ones are": [
-        Reading(ecc_errors=count) for count in (12, 12, None, 13, 13, 15, *[15] * 61)
-    ],
+    "memory errors: old ones are no alert, new ones are": each("ecc_errors", 12, 12, None, 13, 13, 15, *[15] * 61),
     **{f"energy: {counted:g} W counted, 200 W read": energies(120, counted) for counted in (200, 208, 212, 180, 0)},
     "energy: less than a minute": energies(60, 400.0),
+    "energy: a minute": energies(61, 400.0),
+    "energy: 15 s without a reading": [*energies(46, 400.0), *LOST * 7, *energies(9, 400.0, offset_j=1_024_000)],
+    "energy: 16 s without a reading": [*energies(46, 400.0), *LOST * 7, "x", *energies(9, 400.0, offset_j=1_024_400)],
     "energy: no power": energies(120, 400.0, power_w=None),
     "energy: a counter that starts again from 0": [*energies(50, 200.0), *energies(100, 200.0, offset_j=0)],
     "energy: a hole starts the comparison again": [*energies(55, 400.0), *["no answer"] * 20, *energies(55, 400.0)],
@@ -126,35 +120,29 @@ IDLE: dict[str, Answers] = {
     "idle: sm_activity_percent says otherwise": [*idle(8), *idle(1, sm_activity_percent=4.5), *idle(8)],
     "idle: a process says otherwise": [*idle(8), *idle(1, processes=(ProcessReading(1, None, 4),)), *idle(8)],
     "idle: nothing is known": [Reading(temperature_c=40)] * 60,
-    "idle: seconds without an answer do not count": [*idle(8), *["GPU is lost"] * 8, *idle(8)],
-}
-LIMITS = {
-    "own limit below the device's": (70.0, 90, 70),
-    "the device's limit": (None, 90, 90),
-    "own limit": (95.0, None, 95),
+    "idle: seconds without an answer do not count": [*idle(8), *LOST * 4, *idle(8)],
 }
 
 
 def test_what_is_an_alert_and_what_is_not(tmp_path: Path, pages: Pages) -> None:
+    ten, slow = AlertLimits(idle_s=10), CARD._replace(slowdown_c=90)
+    runs: list[tuple[str, Answers, AlertLimits, Followed, bool]] = [
+        *((name, answers, AlertLimits(), CARD, False) for name, answers in COURSES.items()),
+        *((name, answers, ten, CARD, True) for name, answers in IDLE.items()),
+        ("idle: no work waits", idle(60), ten, CARD, False),
+        ("heat: own limit below the device's", hot(69, 70), AlertLimits(temperature_c=70.0), slow, False),
+        ("heat: the device's limit", hot(89, 90), AlertLimits(), slow, False),
+        ("heat: own limit", hot(94, 95), AlertLimits(temperature_c=95.0), CARD, False),
+        ("unknown size", [Reading(memory_used_bytes=10**15, power_w=1e6)], AlertLimits(), UNKNOWN, False),
+    ]
     said = []
-
-    def run(name: str, answers: Answers, limits: AlertLimits, device: Followed = CARD, **waits: bool) -> None:
-        book = Book(tmp_path / f"{len(said)}.sqlite", limits, device)
+    for number, (name, answers, limits, device, work_waits) in enumerate(runs):
+        book = Book(tmp_path / f"{number}.sqlite", limits, device)
         with closing(book.writer):
-            book.book.work_waits = waits.get("work_waits", False)
+            book.book.work_waits = work_waits
             book.feed(answers)
             book.finish()
-            said.extend([f"## {name}", *book.page(), ""])
-
-    for name, answers in COURSES.items():
-        run(name, answers, AlertLimits())
-    for name, answers in IDLE.items():
-        run(name, answers, AlertLimits(idle_s=10), work_waits=True)
-    run("idle: no work waits", idle(60), AlertLimits(idle_s=10))
-    for name, (own, slowdown_c, threshold) in LIMITS.items():
-        device = CARD._replace(slowdown_c=slowdown_c)
-        run(f"heat: {name}", hot(threshold - 1, threshold), AlertLimits(temperature_c=own), device)
-    run("a device whose size is not known", [Reading(memory_used_bytes=10**15, power_w=1e6)], AlertLimits(), UNKNOWN)
+            said += [f"## {name}", *book.page(), ""]
     pages({"alerts.txt": "\n".join(said)})
 
 
