@@ -6,7 +6,7 @@ import re
 
 from rooms.model import InventoryDevice, Reading
 from support.badcjobs_program import Outcome, Site, array_task
-from support.fake_nvml import fake_nvml_environ, fake_nvml_folder
+from support.fake_nvml import fake_nvml_environ, no_driver
 from support.pages import Pages
 from support.recorded_tape import write_recording
 
@@ -30,21 +30,16 @@ unsupported = ["utilization_percent"]
 """
 
 
-def no_driver() -> dict[str, str]:
-    """Return the environment of a machine without NVIDIA's driver and programs."""
-    return {"LD_LIBRARY_PATH": str(fake_nvml_folder()), "PATH": "/nowhere"}  # the stand-in is told of no device
-
-
 def commands() -> list[tuple[str, dict[str, str]]]:
     """Return arguments and environments."""
-    in_slurm = array_task(0, (0, 1))
+    in_slurm, nothing = array_task(0, (0, 1)), {**no_driver(), "PATH": "/nowhere"}
     return [
         ("--simulate loads.toml --all", {CUDA: "2,0"}),
         ("--simulate loads.toml --json", {CUDA: "3"}),
         ("--simulate tape.sqlite", {CUDA: "1"}),
         ("--simulate 2 --json", in_slurm),
-        ("", no_driver()),
-        ("--json", {**no_driver(), **in_slurm, CUDA: "5"}),
+        ("", nothing),
+        ("--json", {**nothing, **in_slurm, CUDA: "5"}),
         ("--all", {**fake_nvml_environ(2, mig="1:1"), CUDA: "1"}),
         ("--simulate loads.toml --free 2", {}),
         ("--simulate loads.toml --free 1 --json", {CUDA: "0,2,3"}),

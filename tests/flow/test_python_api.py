@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 from support.badcjobs_program import Site, rows
-from support.fake_nvml import fake_nvml_folder
+from support.fake_nvml import no_driver
 from support.waiting import wait_for
 
 
@@ -99,7 +99,7 @@ def test_on_a_machine_without_a_gpu_the_machine_alone_is_recorded_with_one_warni
                 time.sleep(0.01)
         print(json.dumps([list_devices(), recorder.stats()["gpu_stats"]]))
     """
-    env = {"LD_LIBRARY_PATH": str(fake_nvml_folder()), "PATH": "/usr/bin:/bin"}
+    env = {**no_driver(), "PATH": "/usr/bin:/bin"}
     done = run_script(site, script, env)
     assert (done.returncode, done.stderr.count("no GPU to record"), done.stderr.count("\n") <= 3) == (0, 1, True)
     assert json.loads(done.stdout) == [[], {}]

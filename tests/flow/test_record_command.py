@@ -14,17 +14,13 @@ from pathlib import Path
 import pytest
 from rooms.telemetry import RECORDING_MARK, ProcessLookup
 from support.badcjobs_program import NOT_LATE, Site, assert_refused, rows
-from support.fake_nvml import fake_nvml_folder
+from support.fake_nvml import no_driver
 from support.pages import Pages
 from support.waiting import wait_for
 
 OFTEN = ("--interval", 0.05)
 SECRET = "/services/T0123/xyzzy"
 NO_PROCESS = 2**22 + 17
-
-
-def no_driver() -> dict[str, str]:
-    return {"LD_LIBRARY_PATH": str(fake_nvml_folder())}
 
 
 @pytest.fixture

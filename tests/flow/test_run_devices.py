@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from pathlib import Path
 
 from support.badcjobs_program import Site, array_task, assert_refused
-from support.fake_nvml import fake_nvml_environ, fake_nvml_folder, fake_slice_uuid, fake_uuid
+from support.fake_nvml import fake_nvml_environ, fake_slice_uuid, fake_uuid, no_driver
 from support.waiting import wait_for
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 NOTHING_HEARD = 'echo start_time,end_time,label,score > "$2"'
 IN_ARRAY = array_task(0, (0, 1))
-
-
-def machine_without_driver() -> dict[str, str]:
-    """Return what to add to the environment so that no NVML answers, even on a machine that has one."""
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return {}
-    return {"LD_LIBRARY_PATH": str(fake_nvml_folder())}  # without FAKE_NVML_DEVICES: no driver is loaded
 
 
 def witness(site: Site, workers: int = 1) -> str:
@@ -83,7 +73,7 @@ def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containe
 
 def test_a_task_without_a_gpu_is_refused_and_leaves_nothing(site: Site) -> None:
     manifest, run = site.manifest(3), ("--engine", "demo")
-    refused = site.run(manifest, *run, env=machine_without_driver())
+    refused = site.run(manifest, *run, env=no_driver())
     assert_refused(refused, 3, "no GPU", "--cpu-workers", "--simulate", "driver")
     twice = site.run(manifest, *run, "--simulate", 2, env={"CUDA_VISIBLE_DEVICES": "0,0"})
     assert_refused(twice, 3, "CUDA_VISIBLE_DEVICES")
@@ -94,7 +84,7 @@ def test_a_task_without_a_gpu_is_refused_and_leaves_nothing(site: Site) -> None:
 
 def test_cpu_workers_need_no_gpu(site: Site) -> None:
     args = ("--command", witness(site, workers=2), "--cpu-workers", 2, "--json")
-    done = site.run(site.manifest(12), *args, env=machine_without_driver())
+    done = site.run(site.manifest(12), *args, env=no_driver())
     assert done.exit_code == 0, done.stderr
     assert (done.json["devices"], done.json["workers"], done.json["chunks"]) == (0, 2, {"done": 12})
     told = {(told["CUDA_VISIBLE_DEVICES"], told["BADCJOBS_DEVICE_UUID"]) for told in seen(site).values()}
@@ -104,7 +94,7 @@ def test_cpu_workers_need_no_gpu(site: Site) -> None:
 
 
 def test_granted_tokens_are_used_even_where_no_library_can_read_them(site: Site) -> None:
-    env = {"CUDA_VISIBLE_DEVICES": "0,2", **IN_ARRAY, **machine_without_driver()}
+    env = {"CUDA_VISIBLE_DEVICES": "0,2", **IN_ARRAY, **no_driver()}
     done = site.run(site.manifest(24), "--command", witness(site, workers=2), env=env)
     assert done.exit_code == 0, done.stderr
     told = {(told["CUDA_VISIBLE_DEVICES"], told["BADCJOBS_DEVICE_UUID"]) for told in seen(site).values()}
@@ -162,7 +152,7 @@ def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> Non
     package = Path(__file__).parents[1] / "support" / "fake_amdsmi"
     search_path = [str(package), *filter(None, [site.environ().get("PYTHONPATH")])]
     env = {
-        **machine_without_driver(), **IN_ARRAY, "PYTHONPATH": ":".join(search_path), "FAKE_AMDSMI_DEVICES": "4",
+        **no_driver(), **IN_ARRAY, "PYTHONPATH": ":".join(search_path), "FAKE_AMDSMI_DEVICES": "4",
         "ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1",
     }  # fmt: skip
     done = site.run(site.manifest(2), "--command", witness(site), env=env)

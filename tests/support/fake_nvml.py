@@ -46,6 +46,11 @@ def fake_nvml_environ(devices: int, **settings: object) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(search_path), "FAKE_NVML_DEVICES": str(devices), **named}
 
 
+def no_driver() -> dict[str, str]:
+    """Return what to add to an environment so that no NVML answers, even on a machine that has one."""
+    return {"LD_LIBRARY_PATH": str(fake_nvml_folder())}  # the stand-in is told of no device
+
+
 def fake_uuid(index: int) -> str:
     return f"GPU-fa4e0000-0000-4000-8000-{index:012d}"
 
@@ -86,12 +91,9 @@ class FakeNvml:
         self._library.fake_nvml_last_seen.restype = ctypes.c_ulonglong
         return int(self._library.fake_nvml_last_seen(index))
 
-    def live_samples(self) -> int:
-        """Tell how many GPM samples were allocated and not given back."""
-        return int(self._library.fake_nvml_live_samples())
-
-    def live_event_sets(self) -> int:
-        return int(self._library.fake_nvml_live_sets())
+    def unreleased(self) -> int:
+        """Tell how many GPM samples and event sets were allocated and not given back."""
+        return int(self._library.fake_nvml_live_samples() + self._library.fake_nvml_live_sets())
 
 
 class NvmlBench:

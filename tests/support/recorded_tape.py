@@ -33,9 +33,15 @@ def write_recording(
             insert(db, "device", device_id=100 + device.index, task_id=TASK_ID, uuid=device.uuid,
                    device_index=device.index, token=str(device.index), name=device.name, backend="nvml", why="test",
                    memory_total_bytes=device.memory_total_bytes, power_limit_w=device.power_limit_w)  # fmt: skip
-            _write_device(
-                db, device.index, [(BEGIN_MS + round(at_s * 1000), said(device.index, at_s)) for at_s in seconds]
-            )
+            good_s = seconds[0]
+            for at_s in seconds:
+                answer = said(device.index, at_s)
+                if isinstance(answer, str):
+                    add_gap(db, device.index, good_s, at_s, answer)
+                    continue
+                good_s, values = at_s, {metric: getattr(answer, metric) for metric in METRICS}
+                at_ms = BEGIN_MS + round(at_s * 1000)
+                insert(db, "sample", task_id=TASK_ID, device_id=100 + device.index, at_ms=at_ms, **values)
         for (index, metric), reason in (metric_gaps or {}).items():
             add_gap(db, index, seconds[0], seconds[-1], reason, metric)
         db.execute("COMMIT")
@@ -52,15 +58,3 @@ def add_gap(
 ) -> None:
     insert(db, "gap", task_id=TASK_ID, device_id=None if index is None else 100 + index, metric=metric,
            from_ms=BEGIN_MS + round(from_s * 1000), to_ms=BEGIN_MS + round(to_s * 1000), reason=reason)  # fmt: skip
-
-
-def _write_device(db: sqlite3.Connection, index: int, rows: Sequence[tuple[int, Said]]) -> None:
-    last_good_ms = rows[0][0]
-    for at_ms, said in rows:
-        if isinstance(said, Reading):
-            values = {metric: getattr(said, metric) for metric in METRICS}
-            insert(db, "sample", task_id=TASK_ID, device_id=100 + index, at_ms=at_ms, **values)
-            last_good_ms = at_ms
-        else:
-            end_s = (at_ms - BEGIN_MS) / 1000
-            add_gap(db, index, (last_good_ms - BEGIN_MS) / 1000, end_s, said)

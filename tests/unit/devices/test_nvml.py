@@ -147,7 +147,7 @@ def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, topi
         one = bench(**story.settings)
         lines += [*tell(story, partial(read, one), one.stand_in.calls, usual), ""]
         one.reader.close()
-        assert (one.stand_in.live_samples(), one.stand_in.live_event_sets()) == (0, 0)
+        assert one.stand_in.unreleased() == 0
     pages({"readings.txt": "\n".join(lines)})
 
 
@@ -308,7 +308,7 @@ def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_clo
     one.stand_in.set(xid="0:31")
     assert one.read_later(5).faults == ("Xid 31",)
     one.reader.close()
-    assert one.stand_in.live_samples() == one.stand_in.live_event_sets() == 0
+    assert one.stand_in.unreleased() == 0
     assert one.read().power_w == 100.0
     one.reader.close()
     assert pynvml_users() == 0
