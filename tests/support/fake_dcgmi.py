@@ -16,6 +16,11 @@ printf '#Entity   SMACT        SMOCC        \\nID                               
 while cat rows 2>/dev/null; do echo >> rounds; sleep 0.05; done
 exit 1
 """
+LINE = f"+--------+{'-' * 70}+\n"
+ROW = (
+    f"| {{0:<6}} | {'Name: Tesla V100-SXM2-32GB':<69}|\n|        | {'PCI Bus ID: 00000000:18:00.0':<69}|\n"
+    f"|        | Device UUID: {{1:<56}}|\n{LINE}"
+)
 
 
 class FakeDcgmi:
@@ -24,8 +29,9 @@ class FakeDcgmi:
     def __init__(self, folder: Path, listed: dict[str, str], **files: str | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self.program = folder, folder / "dcgmi"
-        rows = [f"| {number:<6} | Name: x |\n|        | Device UUID: {uuid} |\n" for number, uuid in listed.items()]
-        self.write(**{"discovery": "".join(rows), "code": "0", "rows": "", "starts": "", "rounds": "", **files})
+        rows = [ROW.format(number, uuid) for number, uuid in listed.items()]
+        discovery = f"{len(rows)} GPUs found.\n{LINE}{''.join(rows)}0 NvSwitches found.\n"
+        self.write(**{"discovery": discovery, "code": "0", "rows": "", "starts": "", "rounds": "", **files})
         self.program.write_text(PROGRAM.format(folder=folder))
         self.program.chmod(0o755)
 

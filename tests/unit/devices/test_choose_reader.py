@@ -82,10 +82,12 @@ def test_where_nothing_works_all_reasons_are_given_nvml_was_started_once_and_tok
         assert [(device.token, device.pin) for device in found.grant.devices] == [("0", "0"), ("1", "1")]
         assert "nvidia-smi lists no device" in str(found.trouble)
         assert (found.backend, found.backend_why, found.inventory) == ("none", found.trouble, ())
-    card = tmp_path / "sys/class/drm/card0/device"
-    card.mkdir(parents=True)
-    (card / "vendor").write_text("0x1002\n")
-    assert "amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why
+    for number, vendor, is_amd in ((0, b"\xff", False), (1, b"0x10de\n", False), (2, b"0x1002\n", True)):
+        card = tmp_path / f"sys/class/drm/card{number}/device"
+        card.mkdir(parents=True)
+        (card / "vendor").write_bytes(vendor)
+        assert ("amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why) is is_amd
+        assert opened().why.endswith("; no AMD GPU") is not is_amd
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: int("libnvidia-ml.so.1: file too short"))
     assert "nvml does not work: ValueError" in opened().why
 

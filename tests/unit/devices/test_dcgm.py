@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms.devices import (
-    DcgmActivity,
-    SimulatedDevice,
-    SimulatedReader,
-    parse_discovery,
-    parse_dmon_row,
-    simulated_uuid,
-)
+from rooms.devices import DcgmActivity, SimulatedDevice, SimulatedReader, simulated_uuid
 from rooms.model import Reading
 from support.fake_dcgmi import FakeDcgmi
 from support.hand_clock import HandClock
@@ -22,20 +15,6 @@ from support.waiting import wait_for
 
 NO_GPM = "Not Supported (simulated)"
 LACKS = ("sm_activity_percent", "sm_occupancy_percent")
-DISCOVERY = """\
-2 GPUs found.
-+--------+----------------------------------------------------------------------+
-| GPU ID | Device Information                                                   |
-+--------+----------------------------------------------------------------------+
-| 0      | Name: Tesla V100-SXM2-32GB                                           |
-|        | PCI Bus ID: 00000000:18:00.0                                         |
-|        | Device UUID: GPU-9ca02968-f496-c0c4-01d9-509cb6c32f5e                |
-+--------+----------------------------------------------------------------------+
-| 12     | Name: Tesla V100-SXM2-32GB                                           |
-|        | Device UUID: GPU-1ca02968-f496-c0c4-01d9-509cb6c32f5e                |
-+--------+----------------------------------------------------------------------+
-0 NvSwitches found.
-"""
 
 
 class Devices:
@@ -64,8 +43,9 @@ class Devices:
 @pytest.fixture
 def dcgmi(tmp_path: Path) -> FakeDcgmi:
     # The host engine counts a card before ours that we cannot see.
-    listed = {"0": "GPU-of-others", "1": simulated_uuid(0), "2": simulated_uuid(1)}
-    return FakeDcgmi(tmp_path / "bin", listed, rows="GPU 0  0.999  0.999\nGPU 1  0.523  0.250\nGPU 2  0.000  N/A\n")
+    listed = {"0": "GPU-of-others", "1": simulated_uuid(0), "12": simulated_uuid(1)}
+    rows = "GPU 0  0.999  0.999\nGPU-I 1   0.5    0.5\nGPU 1     0.52345       1.000\nGPU 12  0.000  N/A\n"
+    return FakeDcgmi(tmp_path / "bin", listed, rows=rows)
 
 
 @pytest.fixture
@@ -81,7 +61,7 @@ def test_one_process_gives_each_device_the_shares_that_discovery_names(dcgmi: Fa
     assert dcgmi.starts() == [], "a device with its own values needs none"
     assert devices.read().missing == {}, "nothing is missing before its first word"
     reading = devices.wait_until(lambda reading: reading.sm_activity_percent is not None)
-    assert (reading.sm_activity_percent, reading.sm_occupancy_percent, reading.missing) == (52.3, 25.0, {})
+    assert (reading.sm_activity_percent, reading.sm_occupancy_percent, reading.missing) == (52.345, 100.0, {})
     assert reading.sources == {"busy_percent": "simulated", **dict.fromkeys(LACKS, "dcgmi")}
     devices.wait_until(lambda reading: reading.sm_activity_percent is not None, index=1)
     assert devices.shares(1) == [0.0, f"{NO_GPM}; dcgmi: N/A"], "zero is zero, and unknown is not"
@@ -97,7 +77,7 @@ def test_shares_that_cannot_be_and_old_ones_are_missing_with_one_reason(dcgmi: F
     devices.wait_until(lambda reading: reading.missing)
     reasons = [f"{NO_GPM}; dcgmi: implausible value: {said}" for said in ("73.5", "-0.25")]
     assert devices.shares() == reasons
-    dcgmi.write(rows="GPU 1  0.5  1e300\n")
+    dcgmi.write(rows="GPU 1  0.5  nan\n")
     devices.wait_until(lambda reading: reading.sm_activity_percent)
     assert devices.shares() == [50.0, reasons[1]]
     dcgmi.write(rows="")
@@ -135,20 +115,3 @@ def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(tmp_pat
     others.clock.sleep(5.1)
     assert others.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
     others.dcgm.close()
-
-
-ROWS: dict[str, tuple[int, list[float | str]] | None] = {
-    "GPU 7     0.5234       1.000": (7, [52.34, 100.0]),
-    "GPU 0     N/A          N/A": (0, ["N/A", "N/A"]),
-    "GPU 0     0.5          nan": (0, [50.0, "implausible value: nan"]),
-    "GPU-I 0   0.5          0.5": None,
-    "#Entity   SMACT        SMOCC": None,
-    "Error setting watches. Result: -6: Feature not supported": None,
-}
-
-
-def test_the_tables_of_dcgmi_are_understood() -> None:
-    rest = "ca02968-f496-c0c4-01d9-509cb6c32f5e"
-    assert parse_discovery(DISCOVERY) == {0: f"GPU-9{rest}", 12: f"GPU-1{rest}"}
-    for line, expected in ROWS.items():
-        assert parse_dmon_row(line) == (expected and (expected[0], dict(zip(LACKS, expected[1], strict=True)))), line
