@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooms.model import METRICS, InventoryDevice, Reading
@@ -30,17 +31,18 @@ class Story(NamedTuple):
     settings: dict[str, Any]
 
 
-def stories(text: str) -> Iterator[Story]:
-    """Parse stories, one per line: ``name: steps | settings ? calls to count``; an indented line continues.
+def story_file(name: str) -> dict[str, list[Story]]:
+    """Read the stories of a file in tests/data, whose head explains them, by topic."""
+    text = re.sub(r"\n +", " ", (Path(__file__).parents[1] / "data" / name).read_text())
+    parts = [part.partition("\n") for part in text.split("\n# ")[1:]]
+    return {topic: [_story(line) for line in lines.splitlines() if line] for topic, _, lines in parts}
 
-    A step is its seconds, or seconds/seconds of work; then @device, ``last``, and changes of settings (``lost=``: no
-    longer). ``5 × `` before it repeats it.
-    """
-    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
-        name, _, rest = line.partition(": ")
-        rest, _, asked = rest.partition(" ? ")
-        steps, _, settings = rest.partition(" | ")
-        yield Story(name, [*chain(*map(_steps, steps.split("; ")))], asked.split(), _changes(settings.split()))
+
+def _story(line: str) -> Story:
+    name, _, rest = line.partition(": ")
+    rest, _, asked = rest.partition(" ? ")
+    steps, _, settings = rest.partition(" | ")
+    return Story(name, [*chain(*map(_steps, steps.split("; ")))], asked.split(), _changes(settings.split()))
 
 
 def _steps(text: str) -> list[Step]:

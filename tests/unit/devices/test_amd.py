@@ -8,30 +8,10 @@ import pytest
 from rooms.devices import AmdReader
 from rooms.model import Reading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
-from support.device_stories import FACTS, Step, facts_of, stories, tell
+from support.device_stories import FACTS, Step, facts_of, story_file, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.hand_clock import HandClock
 from support.pages import Pages
-
-NO_NUMBERS = "\n".join(
-    f"{said} is no number: 0 | says=power:{said},activity:{said},temp:{said},fan_max:{said}"
-    for said in ("N/A", 0xFFFF, 2**32 - 1, 2**64 - 1)
-)
-HUGE = ["power:{0},ecc:{0},clock:{0}".format(10**19 + more) for more in (0, 1)]
-STORIES = f"""
-energy, fan, errors and processes are read every 5 s: 0; 10 × 0.5; 0.5 ticks=3000000; 4.5
-  ? energy fan ecc processes power
-the same device with ROCm 6: 0 | rocm=6
-with ROCm 5: 0 | rocm=5
-its neighbour: 0 @1
-{NO_NUMBERS}
-zero is a number: 0 | says=power:0,activity:0,vram:0,fan_max:0,processes:0
-values that cannot be keep their first reason: 0 says={HUGE[0]}; 5 says={HUGE[1]}
-only the edge is measured: 0 | no_hotspot=1
-what is not supported is asked once, and everything else again: 0; 5; 5; 5 unsupported=
-  | unsupported=power:0,processes:0 failing=ecc:0 ? power processes ecc
-lost and back: 0; 1 lost=0; 1; 1 lost=
-"""
 
 
 def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) -> Reading:
@@ -43,7 +23,7 @@ def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) ->
 def test_a_device_is_read_as_its_story_says(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     lines: list[str] = []
     usual: dict[str, str] = {}
-    for story in stories(STORIES):
+    for story in story_file("device_stories.txt")["amd"]:
         with monkeypatch.context() as patch:
             package = FakeAmdsmi(patch, devices=2, **{"ticks": 2_000_000, **story.settings})
             clock = HandClock()

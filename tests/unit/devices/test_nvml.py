@@ -15,7 +15,7 @@ import pytest
 from rooms.devices import resolve_devices
 from rooms.model import METRICS, ProcessReading, Reading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
-from support.device_stories import FACTS, Step, facts_of, stories, tell
+from support.device_stories import FACTS, Step, facts_of, story_file, tell
 from support.fake_nvml import NvmlBench, fake_nvml_environ, fake_slice_uuid, fake_uuid
 from support.pages import Pages
 
@@ -38,92 +38,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-HOT = "utilization,memory,memory_v2,temperature,temperature_v,power,clock,throttle,throttle_old"
-WARM = "energy fan encoder decoder ecc processes graphics process_utilization"
-MANY = ",".join(["0:31"] * 18)
-STORIES = {
-    "busy": f"""
-a healthy card: 0; 5/2; 5 × 1/1; 5/0.25 ? {WARM} fields gpm gpm_sample power utilization
-a card of its own: 0 @1; 5/5 @1
-windows are back to back, late or a little early: 0; 7/3.5; 60/6; 4.95/0.99
-a window that fails is covered by the next one, and processes or utilization step in: 0; 5/5 failing=gpm_sample; 5
-  failing=; 5/5 failing=gpm_metrics; 5 failing= ? gpm gpm_sample
-a GPM metric that the card lacks: 0; 5/5 | unsupported=gpm_occupancy
-GPM values that are no numbers: 0; 5/5 | blank=gpm_metrics
-a window that overshoots a little is full, and a longer one is an error: 0; 5/5.02; 5/5.06; 5/6.5; 5/5 |
-  blank=utilization unsupported=process_utilization processes=0:7:1:-
-no GPM: 0; 1; 5 | unsupported=gpm ? gpm
-GPM is absent: 0; 5 | absent=gpm ? gpm
-GPM is forbidden: 0; 5 | forbidden=gpm ? gpm
-GPM is taken away: 0; 5/5 forbidden=gpm_sample; 5 ? gpm gpm_sample
-GPM fails at first: 0 failing=gpm; 5 failing=; 5/1 ? gpm
-GPM that finds an argument invalid: 0 answering=gpm=2,gpm_sample=2; 5 answering=; 5/1 ? gpm
-a lost device begins a new window and a new list: 0; 1/1 lost=0; 1 lost=; 5/1 | processes=0:7:1:20 ? utilization
-the sum of all processes, each by its mean: 0; 5; 5 processes=0:1:100:70,0:2:100:60; 5
-  processes=0:1:100:4,0:2:100:101; 5 processes=0:1:100:100 | unsupported=gpm processes=0:1:100:4,0:2:100:30+50
-an empty device was idle: 0; 5 | unsupported=gpm blank=utilization
-an empty list does not make a busy device idle: 0; 5 | unsupported=gpm
-processes without a share: 0; 5 | unsupported=gpm processes=0:1:100:-
-only the utilization: 0; 1; 5 | unsupported=gpm,process_utilization processes=0:1:100:30 ? process_utilization
-no source at all: 0; 5 | unsupported=gpm,process_utilization,utilization,processes,processes_v2
-bytes of PCIe from counters, which may be reset: 0; 8; 5 now_s=1; 5 now_s=6; 5 sent_bytes=5; 5; 1 | unsupported=gpm ?
-  fields
-""",
-    "processes": """
-none: 0; 5
-listed with memory and share, once each, every 5 s: 0; 1; 4; 5 |
-  processes=0:4712:-:-,0:4711:512:30:cg,0:9:50:-:g,1:99:10:5 ? processes graphics
-one that has ended, and one with a size that cannot be: 0; 5 processes=0:4711:-:30:x,0:8:-5:- |
-  processes=0:4711:512:30
-no graphics: 0; 5 | processes=0:1:100:- unsupported=graphics,graphics_v2
-graphics that fail: 0 | processes=0:1:100:- failing=graphics,graphics_v2
-forbidden: 0; 5 | forbidden=processes,processes_v2 ? processes graphics
-""",
-    "trouble": f"""
-a healthy card: 0
-every question stands alone: 0; 5 unsupported= forbidden= failing= blank= absent= | unsupported=fan forbidden=ecc
-  failing=encoder blank=decoder absent=energy ? {WARM}
-a refused call is never made again: 0; 1; 5 unsupported= | unsupported=power ? power
-counters that do not answer: 0; 5 | unsupported=gpm failing=fields ? fields
-counters that are refused: 0; 5 | unsupported=gpm,pcie ? fields
-counters that the driver lacks: 0; 5 | unsupported=gpm most_fields=197 ? fields
-counters without a value: 0; 5 | unsupported=gpm blank=pcie ? fields
-an old driver: 0; 1 | absent=memory_v2,throttle ? memory_v2 memory throttle throttle_old
-no value, in NVML's number: 0; 5 | blank=memory_v2,power,energy,throttle,clock
-values that cannot be keep their first reason: 0 ecc=1e19 now_s=3e13; 5 ecc=1.1e19 now_s=3.1e13; 5 ecc=3 now_s=3.2e13
-  blank=energy
-nothing answers: 0; 5 failing= | failing={HOT}
-everything is refused: 0; 5 unsupported= | unsupported={HOT} ? power
-lost, back, and what it refused is remembered: 0; 1 lost=0; 1; 1 lost= | unsupported=fan,power ? power fan
-faults, each once: 0 xid=0:13; 1; 4 xid=0:31,1:48,0:43; 5; 1 xid=0:63; 1 last ? wait
-a fault is the last word of a lost device: 0 @1; 1 @1; 1 @1 xid=1:79 lost=1; 1 @1; 1 @1 lost=; 5 @1 ? events
-more faults than are fetched at once: 0; 5 xid={MANY}; 5
-faults that cannot be fetched: 0; 5; 5 failing= xid=0:31 | failing=wait
-no events: 0; 5 | xid=0:79 unsupported=events ? wait
-""",
-    "cost": """
-the last reading leaves nothing out: 0; 1; 1/1 last ? energy
-but does not cut a window too short: 0; 5/5; 0.2 last; 0.01 last
-an expensive counter is read less often: 11 × 5; 1 last | slow=energy=1.2 ? energy encoder
-by the shorter of two calls: 0; 5 slow=energy=9; 5 slow=energy=0.4; 5 slow=energy=9; 2 × 5 ? energy
-expensive windows last twice as long: 0; 6 × 5/2.5; 2/1; 1/1 last | slow=gpm_metrics=2 ? gpm_sample
-expensive shares of processes: 8 × 5/1 | slow=process_utilization=2 processes=0:1:100:30 ? process_utilization
-  processes
-but not if they are the only source: 4 × 5 | slow=process_utilization=2 unsupported=gpm processes=0:1:100:30 ?
-  process_utilization
-""",
-    "slices": """
-a slice: 0 @1.0; 5/2 @1.0; 1 @1.0 | devices=3 mig=1:2 ? power temperature energy clock fan ecc fields mig_mode
-  utilization gpm_sample
-its neighbour and its card: 0 @1.1; 0 @1 | devices=3 mig=1:2 processes=1.0:77:20:-,1.1:88:10:-
-without GPM an empty slice was idle: 0 @1.0; 5 @1.0 | devices=3 mig=1:2 unsupported=gpm
-and a used one does not say: 0 @1.0; 5 @1.0 | devices=3 mig=1:2 unsupported=gpm processes=1.0:88:10:-
-an invalid argument is a refusal: 0 @1.0; 5 @1.0 | devices=3 mig=1:2 answering=encoder:1.0=2,utilization:1.0=2 ?
-  encoder utilization
-lost with its card: 0 @1.0; 1 @1.0 lost=1; 1 @1.0 lost= | devices=3 mig=1:2
-its own faults and those of its card: 0 @1.0; 0 @1.1; 5 @1.0 xid=1.1:31,1:48,0:13; 0 @1.1 | devices=3 mig=1:2
-""",
-}
+STORIES = {topic: told for topic, told in story_file("device_stories.txt").items() if topic != "amd"}
 
 
 def uuid_of(device: str) -> str:
@@ -143,7 +58,7 @@ def read(one: NvmlBench, now: Step) -> Reading:
 def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, topic: str) -> None:
     lines: list[str] = []
     usual: dict[str, str] = {}
-    for story in stories(STORIES[topic]):
+    for story in STORIES[topic]:
         one = bench(**story.settings)
         lines += [*tell(story, partial(read, one), one.stand_in.calls, usual), ""]
         one.reader.close()
