@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -38,33 +39,8 @@ def array_task(index: int, indices: tuple[int, int, int, int], **others: str) ->
     return parse(**numbers, **variables, **others)
 
 
-# Without SLURM_; the names of other variables begin with a dot.
-ENVIRONMENTS = """
-.TMPDIR=/fast PROCID=3
-JOB_ID=77 NTASKS=8 CPUS_ON_NODE=24 TMPDIR= .TMPDIR=/tmp
-JOB_ID=77
-JOB_ID=7 ARRAY_TASK_ID=1 ARRAY_TASK_MIN=0 ARRAY_TASK_COUNT=2
-JOB_ID=8 ARRAY_TASK_ID=0 ARRAY_TASK_MIN=0 ARRAY_TASK_MAX=1 ARRAY_TASK_COUNT=2
-ARRAY_JOB_ID=4821 JOB_ID=4824 ARRAY_TASK_ID=3 ARRAY_TASK_MIN=1 ARRAY_TASK_MAX=9 ARRAY_TASK_STEP=2 ARRAY_TASK_COUNT=5\
- RESTART_COUNT=2 STEP_NUM_TASKS=4 PROCID=3 CPUS_PER_TASK=6 CPUS_ON_NODE=24 TMPDIR=/job .TMPDIR=/tmp .SECRET=x\
- .CUDA_VISIBLE_DEVICES=1 .CUDA_DEVICE_ORDER=x .NVIDIA_VISIBLE_DEVICES=all .ROCR_VISIBLE_DEVICES=1\
- .HIP_VISIBLE_DEVICES=0 .CUDA_HOME=/usr .SLURMD_NODENAME=gpu3
-JOB_ID=77 PROCID=two
-JOB_ID=77 RESTART_COUNT=-1
-JOB_ID=77 STEP_NUM_TASKS=٢
-JOB_ID=77 ARRAY_TASK_ID=1.5
-"""
-
-
-# Of real jobs (Slurm 22.05); --mem=0 is MEM_PER_NODE=0 in other versions.
-MEMORY = """
-MEM_PER_NODE=300 CPUS_ON_NODE=2; MEM_PER_CPU=100 CPUS_ON_NODE=2 CPUS_PER_TASK=1; MEM_PER_CPU=100; MEM_PER_NODE=all;
-MEM_PER_GPU=100 GPUS_ON_NODE=3 CPUS_ON_NODE=1; CPUS_ON_NODE=1 GPUS_ON_NODE=2;
-MEM_PER_NODE=0 MEM_PER_CPU=100 CPUS_ON_NODE=2; MEM_PER_NODE=600 TASKS_PER_NODE=3;
-MEM_PER_NODE=600 STEP_TASKS_PER_NODE=3; MEM_PER_NODE=600 STEP_TASKS_PER_NODE=3,2;
-MEM_PER_NODE=600 STEP_TASKS_PER_NODE=2(x3),1 NODEID=2; MEM_PER_NODE=600 STEP_TASKS_PER_NODE=2(x3),1 NODEID=3;
-MEM_PER_NODE=600 STEP_TASKS_PER_NODE=2(x3),3 NODEID=4; MEM_PER_NODE=600 STEP_TASKS_PER_NODE=0
-"""
+_HEAD, *PARTS = (Path(__file__).parents[2] / "data" / "slurm_variables.txt").read_text().split("\n\n[")
+CASES = {part.partition("]")[0]: part.splitlines()[1:] for part in PARTS}
 
 
 def environ_of(line: str) -> dict[str, str]:
@@ -74,7 +50,7 @@ def environ_of(line: str) -> dict[str, str]:
 
 def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: Pages) -> None:
     said = []
-    for line in ENVIRONMENTS.strip().splitlines():
+    for line in CASES["allocations"]:
         try:
             found = parse(**environ_of(line))
         except BadInput as refused:
@@ -84,10 +60,10 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: P
             facts = [f"    {name}={value}" for name, value in found.facts.items()]
             said += [line, f"  {found.key.name}: {', '.join(known)}", *facts]
     memory = []
-    for line in MEMORY.split(";"):
+    for line in CASES["memory"]:
         sizes = [size(environ_of(line)) for size in (requested_memory_bytes, own_memory_bytes)]
         whole, own = (one and one // 2**20 for one in sizes)
-        memory.append(f"{line.strip()}: {whole} MiB, of which {own} are for this task of the step")
+        memory.append(f"{line}: {whole} MiB, of which {own} are for this task of the step")
     pages({"allocations.txt": "\n".join(said), "memory.txt": "\n".join(memory)})
 
 
@@ -157,22 +133,13 @@ def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages: Pa
 
 # --- the end of the time ----------------------------------------------------------------------------------------------
 
-STOP_AFTER = "0 90 0.5 5:00 0:59 1:30:00 100:00:00 1-02:03:04 1-06 1-06:30 abc -5 1e3 nan inf 1:2:3:4 1-30:60 2h ٣ :30"
-LONGEST_S = 3_162_240_000
-# What SLURM_JOB_END_TIME or squeue says.
-ENDS = [
-    "1800003600", "1800003600\n", "1800000001", "2027-01-15T01:00:00\n", "Welcome\n1800007200\nNONE\n1800003600",
-    str(1_800_000_000 + LONGEST_S), str(1_800_000_001 + LONGEST_S), "", "soon", "0", "-1", "1800000000", "1799999999",
-    "9" * 40, "NONE\n", "Unknown", "N/A", "NOT_SET", "T", "10:10:56", "2027-01-16",
-]  # fmt: skip
-
 
 def test_the_end_of_the_time_is_read_as_slurm_writes_it(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
-    said = [f"--stop-after {text!r}: {parse_stop_after(text)} s" for text in ["", *STOP_AFTER.split()]]
+    said = [f"--stop-after {text!r}: {parse_stop_after(text)} s" for text in ["", *CASES["stop after"]]]
     monkeypatch.setenv("TZ", "<-08>8")  # at a place 8 hours behind UTC
     time.tzset()
     try:
-        found = {text: parse_end(text, "squeue", NOW_MS) for text in ENDS}
+        found = {text: parse_end(text.replace("\\n", "\n"), "squeue", NOW_MS) for text in ["", *CASES["ends"]]}
     finally:
         monkeypatch.undo()
         time.tzset()

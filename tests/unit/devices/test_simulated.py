@@ -128,32 +128,14 @@ def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) 
         assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
 
 
-MISTAKES: list[dict[str, Any]] = [
-    {"index": -1}, {"index": [1]}, {"index": True}, {"name": "x"}, {"temperature": 30}, {"load": [[0, 101]]},
-    {"load": [[0, -1]]}, {"load": [[5, 10], [5, 20]]}, {"load": 80}, {"load": [[0, 1, 2]]}, {"lost_at_s": "soon"},
-    {"lost_at_s": -1}, {"back_at_s": 5}, {"lost_at_s": 5, "back_at_s": 5}, {"unsupported": ["fan_rpm"]},
-    {"unsupported": "energy_j"}, {"name": 7}, {"memory_total_mib": 0}, {"memory_total_mib": 1.5}, {"slowdown_c": 0},
-    {"processes": [4711]}, {"processes": [[4711, -1]]}, {"processes": [[0, 1]]}, {"processes": [["me", 1]]},
-    {"fault": [[1, 79]]}, {"fault": [[1, ""]]}, {"fault": [["soon", "Xid 79"]]}, {"fault": "Xid 79"},
-]  # fmt: skip
-
-
-def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(pages: Pages) -> None:
-    documents: list[dict[str, Any]] = [
-        *({"device": [table if table in MISTAKES[:4] else {"index": 0, **table}]} for table in MISTAKES),
-        {"devices": 0}, {"device": {"index": 0}}, {"device": [3]},
-        {"speed": 2, "device": [{"name": "x"}, {"index": 1, "wattage": 3}, {"index": 1}]},
-    ]  # fmt: skip
-    lines = []
-    for document in documents:
+def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path: Path, pages: Pages) -> None:
+    data, file, said = Path(__file__).parents[2] / "data", tmp_path / "script.toml", []
+    for line in (data / "simulation_mistakes.txt").read_text().splitlines()[1:]:
+        file.write_text(line.replace("; ", "\n"))
         with pytest.raises(BadInput) as caught:
-            parse_script(document)
-        lines += [
-            str(document),
-            f"  {caught.value.what}",
-            *(f"  {why}" for why in (caught.value.why or "").splitlines()),
-        ]
-    pages({"mistakes.txt": "\n".join(lines)})
+            opened(script=str(file))
+        said += [line, f"  {caught.value}".replace(f"badcjobs: error: {file}", "it")]
+    pages({"mistakes.txt": "\n".join(said)})
     least = {"index": 0, "lost_at_s": 0, "back_at_s": 1, "load": [[0, 0], [1, 100]], "memory_total_mib": 1,
              "slowdown_c": 1, "processes": [[1, 0]], "fault": [[0, "x"]], "unsupported": []}  # fmt: skip
     assert parse_script({"devices": 1, "device": [least]})[0] == 1
