@@ -149,28 +149,30 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     assert (tmp_path / "alerts.txt").read_text() == f"begin {TASK}: {HOT.message}\n"
 
 
-def test_a_command_that_never_ends_is_killed_with_all_that_it_has_started_and_with_its_wrapper(
+def test_a_command_that_never_ends_is_killed_with_all_that_it_has_started_also_with_its_wrapper(
     caller: Caller, tmp_path: Path
 ) -> None:
-    def pids(name: str) -> list[int]:
-        said = tmp_path / name
-        return wait_for(lambda: [int(w) for w in said.read_text().split()] if said.exists() else [], "it runs")
+    command = program(tmp_path, "sleep 77 & echo $! $$ > pids; exec yes loud >&2")
 
-    calls = caller(program(tmp_path, "sleep 77 & echo $! $$ > pids; exec yes loud >&2"))
+    def pids() -> list[int]:
+        said = tmp_path / "pids"
+        return wait_for(lambda: [int(word) for word in said.read_text().split()] if said.exists() else [], "it runs")
+
+    calls = caller(command)
     calls.add(HOT)
-    both = pids("pids")
+    both = pids()
     calls.finish()
-    assert len(both) == 2
     wait_for(lambda: not any(is_running(pid) for pid in both), "both are gone")
-    command = program(tmp_path, "echo $$ > pid; exec sleep 77")
+    (tmp_path / "pids").unlink()
     wrapper = os.fork()
     if wrapper == 0:
-        AlertCommand(AlertHooks(command), "1", HandClock(), {"PATH": "/bin"}, tmp_path).add(HOT)
+        caller(command).add(HOT)
         signal.pause()
-    (pid,) = pids("pid")
+    child, leader = pids()
     os.kill(wrapper, signal.SIGKILL)
     os.waitpid(wrapper, 0)
-    wait_for(lambda: not is_running(pid), "it is gone", timeout_s=40)
+    wait_for(lambda: not is_running(leader), "it is gone", timeout_s=40)
+    os.kill(child, signal.SIGKILL)
 
 
 def is_running(pid: int) -> bool:
