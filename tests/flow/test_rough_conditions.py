@@ -66,7 +66,7 @@ def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site: S
     wait_for(lambda: list(site.out.glob("tasks/*.log")), "the listing to begin")
     program.send(signal.SIGTERM)
     assert_refused(program.wait(60), 75, "SIGTERM arrived before any work was started")
-    assert not site.out.exists()
+    assert (site.out.exists(), list(site.local.iterdir())) == (False, [])
     for number in range(40):
         make_wav(site.folder / "audio" / f"{number}-slow.wav", 1, 100)
     program = site.start_run(site.folder / "audio", *ON_CPU, env=slow_files(site))

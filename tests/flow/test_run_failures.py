@@ -113,25 +113,6 @@ def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_say
     assert rows(kept / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 2)]
 
 
-def test_a_program_for_many_chunks_is_started_once_per_batch_and_one_guilty_chunk_is_found(site: Site) -> None:
-    """Its exit code says that something failed and not what: halves tell."""
-    script = site.script(
-        "many.sh",
-        f"""echo >> {site.folder}/starts
-        while read -r path; do
-            case $path in *c013.wav) echo "cannot hear $path" >&2; exit 3;; esac
-            echo {HEADER} > "$2/$(basename "$path" .wav).csv"
-        done < "$1"
-        """,
-    )
-    options = ("--command", f"{script} {{inputs}} {{outputs}}", "--engine-arg=--batch=16", *ONE_WORKER, "--retries", 1)
-    assert site.run(site.manifest(64), *options).exit_code == 1
-    failed = site.rows("SELECT chunk_id, error_class, error LIKE '%cannot hear%' FROM chunk WHERE status != 'done'")
-    assert failed == [("c013", "exit_code", 1)]
-    starts = len((site.folder / "starts").read_text().splitlines())
-    assert starts == 4 + 2 * 4 + 1, "four batches, one of them halved four times, and the guilty one again"
-
-
 # --- HawkEars, fed ----------------------------------------------------------------------------------------------------
 
 
