@@ -247,12 +247,6 @@ def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, page
 # --- FLAC, by libsndfile ----------------------------------------------------------------------------------------------
 
 
-def write_flac(path: Path, data: bytes, *, rate: int = RATE, channels: int = 1, subtype: str = "PCM_16") -> bytes:
-    with soundfile.SoundFile(path, "w", rate, channels, subtype) as out:
-        out.buffer_write(data, dtype="int16" if subtype == "PCM_16" else "int32")
-    return path.read_bytes()
-
-
 def samples_of(path: Path, dtype: str = "int16") -> bytes:
     with soundfile.SoundFile(path) as audio:
         return bytes(audio.buffer_read(dtype=dtype))
@@ -289,7 +283,9 @@ def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_fr
 ) -> None:
     source, frames = tmp_path / "a.flac", round(seconds * rate)
     samples = random.Random(1).randbytes(2 * channels * frames)
-    streamed = bytearray(write_flac(source, samples, rate=rate, channels=channels))
+    with soundfile.SoundFile(source, "w", rate, channels, "PCM_16") as out:
+        out.buffer_write(samples, dtype="int16")
+    streamed = bytearray(source.read_bytes())
     streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # as encoders leave it that write into a pipe
     source.write_bytes(tags + streamed)
     header = read_header(source)

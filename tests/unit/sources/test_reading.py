@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Event, Lock, get_ident
+from threading import Event, get_ident
 from threading import enumerate as enumerate_threads
 
 import pytest
@@ -195,14 +195,11 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
     (tmp_path / "audio" / "005.wav").write_bytes(b"RIFF")
     (tmp_path / "list").write_text("".join(f"{name}.wav\n" for name in names))
     (tmp_path / "manifest").write_text(rows(*(f"{name},{name},{name}.wav,,,,," for name in names)))
-    many, lock, helpers = Event(), Lock(), set()
+    threads = set[int]()
 
     def read_slowly(path: str) -> AudioHeader:
-        with lock:
-            helpers.add(get_ident())
-            if len(helpers) >= 8:
-                many.set()
-        assert many.wait(60), "not enough others look at a file at the same time"
+        threads.add(get_ident())
+        wait_for(lambda: len(threads) >= 8, "others that look at a file at the same time")
         return read_header(path)
 
     sources = open_sources([tmp_path / ("audio" if kind == "folder" else kind)], root=tmp_path / "audio")
