@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.databases import change
-from support.task_files import TaskFile
 
 COLUMNS = [
     "study_area", "location", "recording_date_time", "start_s", "end_s", "species_code", "species_name", "score",
@@ -81,35 +79,3 @@ def test_one_file_per_study_area_and_one_for_all_and_what_an_earlier_export_left
     said = f"1 file is in {folder} that this export did not write, perhaps from an earlier one: Fort Smith.csv;"
     assert said in renamed.stderr
     assert len(read_csv(folder / "FS-01.csv")) == len(read_csv(folder / "Fort Smith.csv")) == 3
-
-
-def test_names_that_would_lead_elsewhere_stay_in_the_folder_and_what_makes_no_sense_writes_nothing(
-    job: Site, site: Site
-) -> None:
-    """A study area can be called anything in a database that somebody else made."""
-    TaskFile(site.out, states={"a": "done"}).write()
-    database = site.merged()
-    areas = ["../x", "a/b", "all_study_areas", "ALL_study_areas", "no_study_area", ".", "", None]
-    insert = "INSERT INTO recording (task_id, recording_id, source_path, study_area) SELECT task_id, ?, '', ? FROM task"
-    for number, area in enumerate(areas):
-        change(database, insert, str(number), area)
-    out = site.folder / "deep" / "out"
-    done = site.badcjobs("export", database, "--format", "csv", "--by-study-area", "-o", out)
-    assert done.exit_code == 0, done.stderr
-    written = {Path(line.rpartition(": ")[0]) for line in done.stdout.splitlines()}
-    assert written == set(out.iterdir()) and len(written) == 9
-    assert [path.name for path in (site.folder / "deep").iterdir()] == ["out"]
-    words = ("--species", " , ", "--min-score", "nan", "--table", "chunk", "--by-study-area")
-    target = site.folder / "july.csv"
-    wrong, task, stdout, file = site.badcjobs_each([
-        ("export", job.out, *words, "-o", site.folder / "nothing"),
-        ("export", job.task_databases()[0], "-o", "-"),
-        ("export", job.out, "--format", "csv", "--by-study-area", "-o", "-"),
-        ("export", job.out, "--format", "csv", "--by-study-area", "-o", target),
-    ])  # fmt: skip
-    said = ("contains an empty name", "is not a finite number", "--by-study-area is for detections: not with --table")
-    assert_refused(wrong, 2, *said)
-    assert_refused(task, 4, f"badcjobs merge {job.out}")
-    assert_refused(stdout, 2, "several files, not to stdout", "all_study_areas.csv", "--out FOLDER")
-    assert_refused(file, 2, "writes several files, not one file", f"--out {target}-files")
-    assert not target.exists() and not (site.folder / "nothing").exists()

@@ -13,7 +13,6 @@ from rooms.store import JOB_TABLES, ORDERED_BY, VIEWS, create_indexes, ddl_scrip
 from rooms.workers import Stretch, join_detections
 
 Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
-every_example_alone = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 
 @pytest.fixture(scope="module")
@@ -63,40 +62,16 @@ detections = st.builds(
 found_in_one = st.lists(detections, max_size=8).map(lambda found: sorted(found, key=lambda d: (d.start_ms, d.end_ms)))
 
 
-@given(found_in_one, found_in_one, st.integers(1, 60))
-@every_example_alone
-def test_two_neighbours_are_joined_as_two_pieces_are(
-    db: sqlite3.Connection, first: list[Detection], second: list[Detection], overlap: int
+@given(st.lists(found_in_one, min_size=2, max_size=4), st.integers(1, 60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_neighbours_are_joined_as_pieces_are(
+    db: sqlite3.Connection, found: list[list[Detection]], overlap: int
 ) -> None:
     """Whatever was heard, near the joint or not, several times or once."""
     clear(db)
-    heard = [((0, 12), first), ((12 - overlap / 10, 24), second)]
+    heard = [((12 * n - (overlap / 10 if n else 0), 12 * (n + 1)), one) for n, one in enumerate(found)]
     add(db, "rec", heard)
     assert on_its_clock(db) == in_order(join_detections(heard))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 300)), max_size=12), st.integers(3, 6), st.integers(1, 30)
-)
-@every_example_alone
-def test_a_sound_that_goes_on_through_several_chunks_is_one(
-    db: sqlite3.Connection, sounds: list[tuple[int, int]], chunks: int, overlap: int
-) -> None:
-    """Take calls of tenths of a second, grown together where they touch, as a detector would report them."""
-    clear(db)
-    stretches = [(n * 200, (n + 1) * 200 + overlap) for n in range(chunks)]
-    loud = {t for start, length in sounds for t in range(start, start + length) if t < stretches[-1][1]}
-
-    def detect(first: int, last: int) -> list[Detection]:
-        there = [t for t in range(first, last) if t in loud]
-        starts, ends = ([t for t in there if t + step not in loud or not first <= t + step < last] for step in (-1, 1))
-        return [
-            Detection((a - first) * 100, (b + 1 - first) * 100, "LOUD", 1.0) for a, b in zip(starts, ends, strict=True)
-        ]
-
-    heard = [((first / 10, last / 10), detect(first, last)) for first, last in stretches]
-    add(db, "rec", heard)
-    assert on_its_clock(db) == detect(0, stretches[-1][1]) == list(join_detections(heard))
 
 
 ROPT, LATE = Detection(1000, 4000, "ROPT", 0.9), Detection(26_000, 28_000, "ROPT", 0.9)

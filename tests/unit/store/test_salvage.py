@@ -137,22 +137,11 @@ def test_a_healthy_file_is_salvaged_whole_under_any_name(original: Original, cop
     assert salvaged(copy.rename(copy.with_name("under any name.sqlite")))[2] == original.rows
 
 
-def test_every_page_that_is_lost_alone_costs_exactly_the_rows_that_need_it(
-    original: Original, lying_on: dict[int, Rows], tmp_path: Path
-) -> None:
-    for number, gone in lying_on.items():
-        copy = original.copy(tmp_path)
-        damage.zero_page(copy, number) if number % 2 else damage.garbage_page(copy, number)
-        assert as_read(salvaged(copy)[2]) == as_read(original.rows) - as_read(gone), f"page {number}"
-    kinds = {damage.page_kind(original.path, number) for number in lying_on}
-    assert kinds >= {"table leaf", "table interior", "index leaf", "overflow"}
-
-
 KINDS = ["zeros", "noise", "leaf", "bits", "cut", "half copied"]
 
 
-@given(kind=st.sampled_from(KINDS), places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(KINDS), places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=6))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_costs_the_rows_that_need_its_pages_and_no_others(
     original: Original, lying_on: dict[int, Rows], tmp_path: Path, kind: str, places: list[float]
 ) -> None:
