@@ -8,7 +8,6 @@ import subprocess
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.damage import garbage_page, page_with
 from support.task_files import TaskFile
-from support.waiting import wait_for
 
 NASTY = "<script>alert(1)</script>"
 CHUNKS = 10
@@ -76,15 +75,6 @@ def test_a_chunk_has_one_final_state_however_often_it_was_listed_and_the_job_dat
     site: Site,
 ) -> None:
     manifest = site.manifest(6)
-    program = site.start_run(manifest, "--engine", "demo", "--engine-arg=--burn-s=30", "--simulate", 1)
-    try:
-        wait_for(site.task_databases, "the first publication")
-        told = site.badcjobs("merge", site.out, "--json")  # a run that is still at it
-    finally:
-        program.kill()
-    running = (told.json["tasks_by_verdict"], told.json["left"], told.json["verdict"])
-    assert running == ({"running": 1}, 6, "stopped"), told.stderr
-    site.out = site.folder / "second"
     for again in ([], ["--no-resume"], []):  # done, done a second time, found done
         assert site.run(manifest, *ON_CPU, *again).exit_code == 0
     job = site.merged()

@@ -19,40 +19,20 @@ from support.waiting import wait_for
 HERE, PID = os.uname().nodename, os.getpid()
 
 
-def test_the_second_merge_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
-    target, said, order = tmp_path / "job.sqlite", list[str](), list[str]()
-
-    def come_second() -> None:
-        with merge_lock(target, SystemClock(), tell=said.append):
-            order.append("second")
-
-    with merge_lock(target, SystemClock(), tell=said.append):
-        second = threading.Thread(target=come_second)
-        second.start()
-        wait_for(lambda: said, "the second waits")
-        order.append("first")
-    second.join()
-    assert order == ["first", "second"]
-    assert said == [f"another merge is running on {HERE}, process {PID}; waiting for it"]
-    assert list(tmp_path.iterdir()) == []
-
-
 class TouchingClock(HandClock):
     """While this clock is waited for, another node touches the lock, for a while."""
 
     def __init__(self, lock: Path, touches: int) -> None:
         super().__init__()
-        self._lock, self._touches = lock, touches
-        self.waited_s = 0.0  # since the last touch
+        self._lock, self._touches, self.waited_s = lock, touches, 0  # since the last touch
 
     def sleep(self, seconds: float) -> None:
         assert seconds == pytest.approx(0.2)
         super().sleep(1)
-        self.waited_s += 1
-        if self._touches:
-            self._touches -= 1
+        self._touches, self.waited_s = self._touches - 1, self.waited_s + 1
+        if self._touches >= 0:
             os.utime(self._lock, ns=(0, self.now_ms()))
-            self.waited_s = 0.0
+            self.waited_s = 0
 
 
 def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after_a_minute_without_a_touch(
@@ -63,14 +43,11 @@ def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after
     lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
     waiting = "another merge is running on {}, process {}; waiting for it"
     for content, touches, said in (
-        (f"{HERE} {gone.pid}", 0, None),
-        ("another-node 77", 90, ("another-node", 77)),
-        (f"another-node {gone.pid}", 0, ("another-node", gone.pid)),
-        (f"{HERE} {PID}", 0, (HERE, PID)),
-        ("", 0, ("an unknown node", "unknown")),
-        (f"{HERE} x", 0, (HERE, "x")),
+        (f"{HERE} {gone.pid}", 0, None), ("another-node 77", 90, ("another-node", 77)),
+        (f"another-node {gone.pid}", 0, ("another-node", gone.pid)), (f"{HERE} {PID}", 0, (HERE, PID)),
+        ("", 0, ("an unknown node", "unknown")), (f"{HERE} x", 0, (HERE, "x")),
         (None, 0, ("an unknown node", "unknown")),
-    ):
+    ):  # fmt: skip
         lock.mkdir() if content is None else lock.write_text(content)
         clock = TouchingClock(lock, touches)
         told: list[str] = []
