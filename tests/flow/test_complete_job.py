@@ -31,7 +31,7 @@ def paste(site: Site, command: str) -> str:
     return done.stdout
 
 
-def test_what_an_array_has_left_is_named_and_the_command_without_slurm_does_it_also_after_the_source_has_grown(
+def test_what_an_array_has_left_is_named_and_its_command_does_it(
     site: Site,
 ) -> None:
     site.run_tasks(site.manifest(10), *ON_CPU, envs=[array_task(index, range(4)) for index in (0, 3)])

@@ -71,7 +71,7 @@ def test_a_job_database_with_damaged_pages_is_put_aside_by_the_line_to_paste(sit
     assert_refused(folder, 2, f"{site.out} cannot be written", "\n  try: ls -ld ")
 
 
-def test_a_chunk_has_one_final_state_however_often_it_was_listed_and_the_job_database_alone_tells_what_is_done(
+def test_a_chunk_has_one_final_state_and_the_job_database_alone_tells_what_is_done(
     site: Site,
 ) -> None:
     manifest = site.manifest(6)

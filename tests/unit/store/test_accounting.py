@@ -174,9 +174,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(("verdict", "worker_died"), STATES)
-def test_what_a_task_is_at_is_work_while_it_runs_and_lost_when_it_or_its_worker_was_killed(
-    tmp_path: Path, verdict: str | None, worker_died: bool
-) -> None:
+def test_what_was_begun_is_work_or_lost(tmp_path: Path, verdict: str | None, worker_died: bool) -> None:
     path = publish_task(tmp_path, verdict=verdict, worker_died=worker_died)
     times = "SELECT state, total_s FROM device_time JOIN device USING (device_id) WHERE device_index = 0"
     assert dict(query(path, times)) == STATES[verdict, worker_died]

@@ -67,9 +67,7 @@ SHARED = {"/scratch/st-birds-1/july": "lustre", "/scratch": "lustre", "/home/ada
           "/mnt/new": "shinyfs", "/tmp/over/x": "nfs"}  # fmt: skip
 
 
-def test_a_folder_is_on_the_longest_and_last_mount_above_it_and_only_known_local_ones_are_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_local_where_its_mount_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {path: store.parse_mountinfo(MOUNTS, path) for path in (*LOCAL, *SHARED)}
     assert {path: one.kind for path, one in found.items()} == {**LOCAL, **SHARED}
     assert [path for path, one in found.items() if one.shared] == list(SHARED)
@@ -81,9 +79,7 @@ def test_a_folder_is_on_the_longest_and_last_mount_above_it_and_only_known_local
     assert store.read_filesystem(tmp_path / "not" / "yet") == Filesystem("lustre", str(tmp_path))
 
 
-def test_live_files_are_on_a_node_local_disk_with_room_and_else_beside_the_target_in_the_safe_mode(
-    target: Path, node: Path
-) -> None:
+def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target: Path, node: Path) -> None:
     def beside(mode: str, place: Path) -> str:
         """Return why the files are not there, but beside the target."""
         chosen = choose_live_folder(mode, str(place), KEY, target)
@@ -312,9 +308,7 @@ def leave(
     return LocalFolder(place), target
 
 
-def test_what_killed_tasks_of_this_machine_left_is_published_once_with_its_end_and_its_gap(
-    tmp_path: Path, node: Path
-) -> None:
+def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path: Path, node: Path) -> None:
     run, mine, key = RunFolder(tmp_path / "run"), LocalFolder(node / "badcjobs-mine"), TaskKey("4900", 0, 0, "gpu1")
     run.create()
     mine.path.mkdir()

@@ -163,9 +163,7 @@ def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copi
     assert (merge_run(tmp_path).read, count(tmp_path, "task")) == (3, 6)
 
 
-def test_files_folders_links_and_odd_names_are_found_once_and_their_content_is_never_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_found_once_and_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     run, other = tmp_path / "run", written(tmp_path / "august", 7, "b")
@@ -285,9 +283,7 @@ def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_
     assert journal.exists() is (kind in ("lustre", "shinyfs")), "a reader changes nothing that others see"
 
 
-def test_in_place_is_not_for_files_without_a_seal_nor_where_a_reader_does_not_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_in_place_without_a_seal_nor_beside_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, 0, "a")
     merge_run(tmp_path)
     for samples in (3, 9):  # without a seal; and sealed, where the old rows have none

@@ -188,7 +188,7 @@ def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right
     assert Counter(query(job, "SELECT * FROM detection")) == before
 
 
-def test_a_half_published_copy_is_left_alone_in_a_folder_and_salvaged_when_named_with_figures_of_its_rows(
+def test_a_half_published_copy_is_salvaged_only_when_named(
     run: Run,
 ) -> None:
     half = run.victim.with_name(f".{run.victim.name}.gpu1.99.tmp")

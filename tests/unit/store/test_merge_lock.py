@@ -35,7 +35,7 @@ class TouchingClock(HandClock):
             self.waited_s = 0
 
 
-def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after_a_minute_without_a_touch(
+def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute(
     tmp_path: Path,
 ) -> None:
     with subprocess.Popen(["true"]) as gone:
@@ -58,9 +58,7 @@ def test_a_lock_is_taken_over_at_once_from_a_process_that_is_gone_and_else_after
         assert clock.waited_s == (0 if said is None else 61), content
 
 
-def test_a_merge_that_takes_long_touches_its_lock_well_within_that_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_merge_touches_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait, pauses_s = threading.Event.wait, list[float]()
 
     def wait_a_hundredth(event: threading.Event, timeout: float | None = None) -> bool:
@@ -77,9 +75,7 @@ def test_a_merge_that_takes_long_touches_its_lock_well_within_that_minute(
 
 
 @pytest.mark.parametrize("more", [1, 11], ids=["changed in place", "made anew"])
-def test_a_merge_that_was_taken_for_dead_replaces_nothing_and_leaves_the_lock_to_the_next(
-    tmp_path: Path, more: int
-) -> None:
+def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path: Path, more: int) -> None:
     lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
     TaskFile(tmp_path, index=0, states={"a": "done"}).write()
     merge_run(tmp_path)

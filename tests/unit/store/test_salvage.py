@@ -221,9 +221,7 @@ def told(rows: Rows, table: str) -> list[dict[str, Any]]:
     return [{n: v for n, v in zip(columns_of(table), row, strict=True) if v is not None} for row in found]
 
 
-def test_a_lost_task_row_is_made_anew_from_the_name_of_the_file_and_counts_as_lost(
-    original: Original, copy: Path, tmp_path: Path
-) -> None:
+def test_a_lost_task_row_is_made_anew_and_counts_as_lost(original: Original, copy: Path, tmp_path: Path) -> None:
     forge(copy, "sample", "task_id", original.task_id ^ 1 << 40)  # a flipped bit is no second task
     saved, lost, rows = salvaged(lose_task_row(copy))
     assert (saved["task"], lost) == (0, {"task": 1, "sample": 1})

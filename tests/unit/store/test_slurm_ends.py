@@ -80,7 +80,7 @@ def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path)
 
 
-def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own_and_clocks_may_differ_by_five_seconds(
+def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(
     spool: Spool,
 ) -> None:
     """Array index → the runs that the controller knows, from the start of the task, and which of them is its own."""
@@ -108,7 +108,7 @@ def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own_and_clocks_may_d
     assert merged(spool.run)[-1] == ("COMPLETED", "0:0", "jobcomp")
 
 
-def test_the_controller_knows_the_state_and_the_node_the_exit_code_and_lines_without_sense_are_passed_over(
+def test_the_controller_knows_the_state_and_the_node_the_exit_code(
     spool: Spool,
 ) -> None:
     spool.write(index=0).with_suffix(".slurm.json").write_text('{"exit_code": "0:9", "written_by": "epilog"}')

@@ -42,9 +42,7 @@ def refusal(run: Path) -> str:
     return told.replace(str(run), "RUN")
 
 
-def test_before_any_task_report_and_merge_name_what_was_submitted_and_the_command_that_helps(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_before_any_task_the_command_that_helps_is_named(tmp_path: Path, pages: Pages) -> None:
     (tmp_path / "tasks").mkdir()
     assert store.find_unbegun(tmp_path) is None
     write_intent(tmp_path, tmp_path / "job.sh", record_in(tmp_path))
@@ -60,9 +58,7 @@ def test_before_any_task_report_and_merge_name_what_was_submitted_and_the_comman
     pages({"said.txt": "\n".join(said)})
 
 
-def test_a_run_its_tasks_and_its_job_database_stand_for_the_same_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_and_its_files_stand_for_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (tmp_path / "run", tmp_path / "tasks"):  # a run folder may be called tasks itself
         tasks, job = TaskFile(run).write().parent, run / "job.sqlite"
         for given in (run, tasks):
@@ -125,7 +121,7 @@ def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path: Path
     assert found(job="2") == "1", "it was written"
 
 
-def test_the_command_of_a_submission_has_the_options_that_are_not_defaults_and_differences_name_both_values(
+def test_the_command_of_a_submission_has_the_options_that_are_not_defaults(
     pages: Pages,
 ) -> None:
     order = ArrayOrder(
@@ -139,9 +135,7 @@ def test_the_command_of_a_submission_has_the_options_that_are_not_defaults_and_d
     pages({"said.txt": "\n".join([*said, *store.differences(asked, plain)])})
 
 
-def test_one_emulation_at_a_time_works_on_a_run_and_asking_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_emulation_at_a_time_works_on_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def state(job: str = "") -> tuple[bool, bool]:
         return store.is_emulated_now(tmp_path), store.is_emulation_over(tmp_path, job)
 
@@ -185,9 +179,7 @@ def test_new_folders_of_a_run_are_removed_when_its_start_fails_but_never_what_is
     assert all(fail(tmp_path / keeps.replace("/", "-"), keeps) for keeps in ("tasks/x", "logs/x.out", "x"))
 
 
-def test_the_traces_of_a_job_are_for_the_folder_in_which_they_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_are_for_the_folder_where_they_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
 
     def command(out: Path) -> tuple[str, ...]:

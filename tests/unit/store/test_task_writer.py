@@ -190,9 +190,7 @@ def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer: TaskWriter, tmp_pat
     assert sorted(sums, key=repr) == [(1000, 17, OTHER_SHA), (1000, 17, None)]
 
 
-def test_only_what_is_done_elsewhere_is_skipped_and_failures_only_where_asked(
-    writer: TaskWriter, tmp_path: Path
-) -> None:
+def test_failures_elsewhere_are_skipped_only_where_asked(writer: TaskWriter, tmp_path: Path) -> None:
     states = {"a": "done", "b": "failed", "c": "poison", "d": "pending", "e": "skipped"}
     earlier = TaskFile(tmp_path, states=states).write()
     before = earlier.read_bytes()
@@ -213,9 +211,7 @@ def test_only_what_is_done_elsewhere_is_skipped_and_failures_only_where_asked(
     assert earlier.read_bytes() == before
 
 
-def test_many_databases_with_many_chunks_are_looked_into_one_after_the_other(
-    writer: TaskWriter, tmp_path: Path
-) -> None:
+def test_many_databases_with_many_chunks_are_looked_into(writer: TaskWriter, tmp_path: Path) -> None:
     """SQLite attaches ten files at most; chunks are looked up ten thousand at a time."""
     names, earlier = [f"c{number}" for number in range(10_003)], tmp_path / "earlier.sqlite"
     with closing(TaskWriter(earlier, TaskKey("4820", 0, 0, "gpu1"))) as other:
