@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rooms import report
@@ -11,8 +12,11 @@ from rooms.model import CutShort
 from rooms.report import Comparison, Summary, compare, comparison_markdown, comparison_text, summarize
 from rooms.store import Freshness, JobFacts, StateTime
 from support.behaviour import pretty
+from support.facts import Lines
 from support.pages import Pages
-from support.summaries import HOUR_MS, JOB, NASTY, START_MS, TASK, device
+from support.summaries import HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
+
+FILE = Path(__file__).parents[2] / "data" / "compare_facts.txt"
 
 FOUR = replace(
     JOB,
@@ -23,16 +27,9 @@ FOUR = replace(
     ),
     last_settings={**JOB.last_settings, "workers_per_gpu": "auto", "out": "june", "alerts": {"idle_s": 600.0}},
 )
-FAILED = replace(JOB, chunks={"failed": 5}, audio_done_s=0.0)
-ON_CPU = replace(JOB, tasks=(replace(TASK, devices=0),), devices=())
-EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
-def busy(*percents: float | None, **more: Any) -> JobFacts:
-    return replace(JOB, devices=tuple(replace(device(n), busy_mean_percent=p) for n, p in enumerate(percents)), **more)
-
-
-def measured_for(share: float) -> JobFacts:
+def measured(share: float) -> JobFacts:
     """Return the job with twice the energy, measured for a share of the time."""
     devices = []
     for one in JOB.devices:
@@ -47,54 +44,40 @@ def idle(percent: float) -> JobFacts:
     return replace(JOB, devices=tuple(replace(one, states=times) for one in JOB.devices))
 
 
+def slower() -> JobFacts:
+    cost = replace(JOB.cost, gpu_s_mean=162.0, energy_j_mean=37_800.0)
+    return replace(JOB, durations={3 * ms: many for ms, many in JOB.durations.items()}, cost=cost)
+
+
+def empty() -> JobFacts:
+    return JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
+
+
+def usual(tasks: Any, devices: Any) -> JobFacts:
+    return replace(JOB, tasks=tuple(tasks or JOB.tasks), devices=tuple(devices or JOB.devices))
+
+
+FACTS = Lines({"task": TASK}, {"first": device(), "second": device(1)}, usual, PROOF,
+              large={made.__name__: made for made in (measured, idle, slower, empty)})  # fmt: skip
+
+
 def pair(this: JobFacts | Summary, other: JobFacts | Summary = JOB, *titles: str) -> Comparison:
     ours, theirs = (one if isinstance(one, Summary) else summarize(one) for one in (this, other))
     return compare(ours, *(titles[:1] or ("a",)), theirs, *(titles[1:] or ("b",)))
 
 
 def pairs() -> dict[str, Comparison]:
-    cost = replace(JOB.cost, gpu_s_mean=162.0, energy_j_mean=37_800.0)
-    slower = replace(JOB, durations={3 * ms: many for ms, many in JOB.durations.items()}, cost=cost)
-    few, many = replace(JOB, chunks={"done": 90, "failed": 10}), replace(JOB, chunks={"done": 70, "failed": 30})
+    """Of a line in data/compare_facts.txt the first job is compared with the usual one, or with that after ``//``."""
+    found = {}
+    for line in FILE.read_text().splitlines():
+        name, _, facts = line.partition(": ")
+        this, _, other = facts.partition(" // ")
+        found[name] = pair(FACTS.read(this), FACTS.read(other or "job()"))
     command = f"badcjobs merge {'/scratch' * 20}/june"
-    old = replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))
-    unsure = replace(summarize(JOB), merged=Freshness(gone=1))
     cut = replace(summarize(JOB), cut_short=CutShort("a submit was cut short here", "badcjobs submit m.csv"))
-    few_samples = replace(device(), samples=900, busy_mean_percent=90.0)
-    lazy = tuple(replace(one, states={"idle": one.states["idle"]}) for one in JOB.devices)
-    some = replace(JOB, cost=replace(JOB.cost, energy_tries=95))
     return {
-        "itself": pair(JOB), "slower": pair(slower),
-        "slower, of longer chunks": pair(replace(slower, audio_done_s=1e6)),
-        "chunks that are 0.9 % longer": pair(replace(slower, audio_done_s=363_240.0)),
-        "chunks that are 1.1 % longer": pair(replace(slower, audio_done_s=363_960.0)),
-        "no length is known": pair(replace(slower, done_of_unknown_length=100)),
-        "the other has no length": pair(slower, replace(JOB, done_of_unknown_length=100)),
-        "more failed": pair(many, few),
-        "more failed, of more": pair(replace(JOB, chunks={"done": 970, "failed": 30}), few),
-        **{f"measured for {share}": pair(measured_for(share)) for share in (1.0, 0.99, 0.98, 0.9, 0.89, 0.004)},
-        "joules of 95 % of the tries": pair(some),
-        "joules of less": pair(replace(some, cost=replace(JOB.cost, energy_tries=89))),
-        "energy of one device": pair(replace(JOB, devices=(device(), replace(
-            device(1), energy_counter_j=None, energy_integrated_j=None)))),
-        "busier": pair(busy(87.0, 87.0), busy(80.0, 80.0)), "a little busier": pair(busy(80.4, 80.4), busy(79.6, 79.6)),
-        "busy, by samples": pair(replace(JOB, devices=(few_samples, device(1)))),
-        "busy, as far as known": pair(busy(None, 70.0)), "not known how busy": pair(busy(None, None)),
-        "busier, without a result": pair(busy(87.0, 87.0, chunks={"failed": 5}, audio_done_s=0.0)),
-        **{f"idle {a} and {b}": pair(idle(a), idle(b)) for a, b in ((6.4, 5.6), (7.4, 2.6), (0.3, 3.0), (3.0, 2.5))},
-        "only idle": pair(JOB, replace(JOB, devices=lazy)),
-        "older settings": pair(JOB, replace(JOB, last_settings={"engine": "hawkears", "out": "x"})),
-        "no settings": pair(JOB, replace(JOB, last_settings={})),
-        "settings": pair(replace(JOB, last_settings={"a": None, "b": ["x"], "c": "y"}),
-                         replace(JOB, last_settings={"a": "z", "b": [], "c": True})),
-        "failed": pair(FAILED), "against a failed one": pair(JOB, FAILED), "both failed": pair(FAILED, FAILED),
-        "on the CPU": pair(ON_CPU), "against the CPU": pair(JOB, ON_CPU), "both on the CPU": pair(ON_CPU, ON_CPU),
-        "empty": pair(EMPTY, EMPTY), "against an empty one": pair(JOB, EMPTY),
-        "out of date": pair(JOB, old), "not known whether it is": pair(unsure), "cut short": pair(cut),
-        "0.4 % faster": pair(replace(JOB, audio_done_s=361_440.0)),
-        "0.6 % faster": pair(replace(JOB, audio_done_s=362_160.0)),
-        "other models and engines": pair(replace(JOB, tasks=(replace(TASK, engine=None), replace(TASK, engine="demo")),
-            devices=(replace(device(), name=None), replace(device(1), name="NVIDIA A100-SXM4-80GB")))),
+        **found, "cut short": pair(cut),
+        "out of date": pair(JOB, replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))),
         "names of 20 letters": pair(JOB, JOB, "a" * 20, "b" * 20), "names of 21": pair(JOB, JOB, "a" * 21, "b" * 21),
         "names that end alike": pair(JOB, JOB, "july-2027-with-four-gpus", "june-2027-with-four-gpus"),
         "nasty names": pair(JOB, JOB, "/scratch/lab/" + "long/" * 30, NASTY),
