@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rooms.sources import WHOLE, open_sources
 from rooms.store import MergeOrder, merge
 from rooms.workers import subject_of, to_toml
 from support.pages import Pages, tree
-from support.source_files import HEADER, read_cases, rows, write_files
+from support.source_files import HEADER, read_cases, write_files
 from support.task_files import START_MS, TaskFile
 
 DATA = Path(__file__).parents[2] / "data"
@@ -104,17 +105,14 @@ def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so
     minutes: int, more: tuple[str, ...],
 ) -> None:  # fmt: skip
     here = tmp_path_factory.mktemp("plan")
-    quoted = ['"{}"'.format(one.replace('"', '""')) for row in chunks for one in row[:2]]
-    lines = []
-    for n, (_, _, start, length) in enumerate(chunks):
-        values = {"": "", "badcjobs_cut": ",yes" if "own" in files[n] else ","}.get(extra, ",?" * len(extra.split(",")))
-        lines.append(f"{quoted[2 * n]},{quoted[2 * n + 1]},{files[n]},{start},{start + length},0,,x{values}")
-    write_files(
-        "long.wav: 60 s\nown.wav: 30 s\nother/x.wav: 5 s\nlist.txt: lines\n  other/x.wav\n"
-        "other/m.csv: rows\n  o,o,x.wav,1000,,,,",
-        here,
-    )
-    (here / "m.csv").write_text(rows(*lines, header=HEADER + (extra and f",{extra}")), newline="")
+    names = extra.split(",") if extra else []
+    table: list[Sequence[object]] = [[*HEADER.split(","), *names]]
+    for (recording, chunk, start, length), file in zip(chunks, files, strict=False):
+        values = [("yes" if "own" in file else "") if name == "badcjobs_cut" else "?" for name in names]
+        table.append([recording, chunk, file, start, start + length, 0, "", "x", *values])
+    with (here / "m.csv").open("w", newline="") as manifest:
+        csv.writer(manifest).writerows(table)
+    write_files(read_cases("long_and_own")[0].files, here)
     whole = list(open_sources([here / name for name in ("m.csv", *more)], root=None).chunks(WHOLE))
     order: dict[str, Any] = {"rate": 0.05, "submit": SubmitSettings(time=str(minutes))}
     planned = plan(here, "m.csv", *more, out=Path("p"), **order)
