@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from rooms.cluster import cluster_text, describe, largest_size, parse_sinfo, sum_gpus
 from support.behaviour import pretty
 from support.brief import page
@@ -19,33 +18,28 @@ RECORDED, MIXED = ((DATA / f"sinfo_{name}.txt").read_text() for name in ("record
 
 def node(name: str, *, state: str = "idle", total: int = 4, used: int = 0, **more: object) -> str:
     values = {"partition": "gpu*", "up": "up", "cores": "0/24/0/24", "features": "(null)", "memory": 180000, **more}
-    gres = (f"gpu:v100:{total}", f"gpu:v100:{used}(IDX:0-{used - 1})")
-    cells = (name, values["partition"], values["up"], state, "7-00:00:00", values["cores"], values["features"], *gres)
-    return "|".join(map(str, (*cells, values["memory"]))) + "|\n"
+    partition, up, cores, features, memory = values.values()
+    gres = f"gpu:v100:{total}|gpu:v100:{used}(IDX:0-{used - 1})"
+    return f"{name}|{partition}|{up}|{state}|7-00:00:00|{cores}|{features}|{gres}|{memory}|\n"
 
 
 UNEVEN = "".join([node("a1", total=8), node("a2", total=8, used=8), *(node(f"b{n}", total=4) for n in range(3))])
-LONG = node("a-very-long-name-of-a-node-0001.cluster.example", partition="an_even_longer_partition_of_theirs")
+TWO_PLACES = node("a1", used=3) + node("a2", used=4) + node("b1", used=2, partition="big")
+ONE_LARGE = node("a1", total=8, used=8, partition="large") + node("b1") + node("b2")
+LONG = node("a-very-long-name-of-a-node-0001.cluster.example", partition="x" * 40 + "_even_longer")
+LONG = LONG.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8")
 # name → what sinfo says, how many GPUs are asked for and of which kind
 VIEWS = {
     "recorded": (RECORDED, 2, None),
     "of a kind": (RECORDED, 1, "a100"),
     "of a feature": (RECORDED, 1, "gpu_mem_32"),
     "mixed": (MIXED, 8, "1g.10gb"),
-    "waits where most are free": (
-        node("a1", used=3) + node("a2", used=4) + node("b1", used=2, partition="big"), 3, None
-    ),
-    "waits for a node that is large enough": (
-        node("a1", total=8, used=8, partition="large") + node("b1") + node("b2"), 6, None
-    ),
+    "waits where most are free": (TWO_PLACES, 3, None), "waits for a node that is large enough": (ONE_LARGE, 6, None),
     "several nodes": (UNEVEN, 12, None),
     "the default of two": (node("a1") + node("a1", partition="big"), 1, None),
     "all closed": (node("a1", up="down"), 1, None),
     "more than there are": (UNEVEN, 21, None),
-    "long names": (
-        RECORDED + LONG.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8").replace("an_even", "x" * 40 + "_even"),
-        4, "h100"
-    ),
+    "long names": (RECORDED + LONG, 4, "h100"),
 }  # fmt: skip
 
 
@@ -62,83 +56,66 @@ def test_the_table_and_its_advice(pages: Pages) -> None:
     pages(said)
 
 
-def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_even_nodes() -> None:
-    def best(text: str, gpus: int, kind: str | None = None) -> list[object] | None:
-        found = describe(parse_sinfo(text), gpus, kind)["best"]
-        return found and [found[key] for key in ("partition", "node", "free", "nodes", "gpus_per_node")]
-
-    places = [(1, None), (2, None), (3, None), (4, "v100"), (1, "a100"), (2, "a100"), (5, None)]
-    assert [best(RECORDED, *one) for one in places] == [
-        ["gpu", "gpu0", 1, 1, None], ["gpu", "gpu2", 2, 1, None], ["gpu", "gpu6", 4, 1, None], ["gpu", "gpu6",
-        4, 1, None],
-        ["gpu", "gpu2", 1, 1, None], ["gpu", None, 1, 1, None], ["gpu", None, 7, 2, 3],
-    ]  # fmt: skip
-    spread = [best(UNEVEN, gpus) for gpus in (8, 9, 16, 17, 20, 21)]
-    assert spread == [
-        ["gpu", "a1", 8, 1, None], ["gpu", None, 20, 2, 5], ["gpu", None, 20, 2, 8], ["gpu", None, 20, 5, 4],
-        ["gpu", None, 20, 5, 4], None,
-    ]  # fmt: skip
-
-
-CELLS = {
-    ("(null)", "(null)"): [], ("", "gpu:0"): [], ("gpu:4", "gpu:1"): [("gpu", 4, 1)],
-    ("gpu:v100:4(S:0-1)", "gpu:v100:2(IDX:0,3)"): [("v100", 4, 2)],
-    ("gpu:A100:8(S:0,1)", "gpu:a100:8(IDX:0-7)"): [("a100", 8, 8)],
-    ("gpu:a100:4", "gpu:3"): [("a100", 4, 3)],  # one side without the type
-    ("gpu:1g.5gb:7,gpu:a100:1", "gpu:1g.5gb:3(IDX:0-2)"): [("1g.5gb", 7, 3), ("a100", 1, 0)],
-    ("mps:400,gpu:2,shard:8,craynetwork:4", "gpu:0,shard:3,mps:100"): [("gpu", 2, 0)],
-    ("gpu:v100", "gpu:v100:0"): [("v100", 1, 0)], ("gpu:0", "gpu:0"): [],
-    ("gpu:tesla:2,gpu:tesla:2", "gpu:tesla:3(IDX:0-2)"): [("tesla", 4, 3)],
-    ("gpu:2", "gpu:5"): [("gpu", 2, 2)],  # never more used than there are
-    ("gpu:4(S:0-1)", "gpu:(null):2(IDX:0-1)"): [("gpu", 4, 2)],  # no type, as some versions write it
-    ("gpu:a100:3,gpu:v100:1", "gpu:2(IDX:0-1)"): [("a100", 3, 2), ("v100", 1, 0)],
-    ("gpu:a100:1,gpu:v100:3", "gpu:2(IDX:0-1)"): [("a100", 1, 1), ("v100", 3, 1)],
+CELLS = """(null) (null)
+- gpu:0
+gpu:4 gpu:1
+gpu:v100:4(S:0-1) gpu:v100:2(IDX:0,3)
+gpu:A100:8(S:0,1) gpu:a100:8(IDX:0-7)
+gpu:a100:4 gpu:3
+gpu:1g.5gb:7,gpu:a100:1 gpu:1g.5gb:3(IDX:0-2)
+mps:400,gpu:2,shard:8,craynetwork:4 gpu:0,shard:3,mps:100
+gpu:v100 gpu:v100:0
+gpu:0 gpu:0
+gpu:tesla:2,gpu:tesla:2 gpu:tesla:3(IDX:0-2)
+gpu:2 gpu:5
+gpu:4(S:0-1) gpu:(null):2(IDX:0-1)
+gpu:a100:3,gpu:v100:1 gpu:2(IDX:0-1)
+gpu:a100:1,gpu:v100:3 gpu:2(IDX:0-1)"""
+STATES = """idle mixed mixed- planned idle~ idle# allocated completing idle* mixed* drained draining drained* down down*
+    reserved maint idle$ mixed@ idle% idle! fail unknown inval mixed^ DRAINED*"""
+NODES = {
+    "no core": node("n1", state="mixed", cores="24/0/0/24"), "closed": node("n1", up="down"),
+    "open elsewhere": node("n1", up="down", partition="x") + node("n1") + node("n1", up="down", partition="y"),
+    "cores unknown": node("n1", cores="?"), "features": node("n1", features="Gpu_Mem_32,fast"),
+    "a banner, and 2 before 10": "Welcome | to the cluster\n\n" + node("gpu10") + node("gpu2"),
 }  # fmt: skip
 
 
-def test_cells_are_counted_whatever_their_form() -> None:
-    for (gres, used), counts in CELLS.items():
-        text = f"n|gpu|up|idle|1:00|0/2/0/2|(null)|{gres}|{used}|9|\n"
-        (found,) = parse_sinfo(text).nodes
-        assert [(one.kind, one.total, one.used) for one in found.gpus] == counts, gres
+def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_even_nodes(pages: Pages) -> None:
+    def best(text: str, gpus: int, kind: str | None = None) -> str:
+        found = describe(parse_sinfo(text), gpus, kind)["best"]
+        return found and {key: found[key] for key in ("partition", "node", "free", "nodes", "gpus_per_node")}
+
+    places = [(1, None), (2, None), (3, None), (4, "v100"), (1, "a100"), (2, "a100"), (5, None)]
+    found = {f"recorded, {gpus} of {kind or 'any'}": best(RECORDED, gpus, kind) for gpus, kind in places}
+    pages({"best.txt": page({**found, **{f"uneven, {gpus}": best(UNEVEN, gpus) for gpus in (8, 9, 16, 17, 20, 21)}})})
 
 
-@pytest.mark.parametrize(
-    ("states", "takes_jobs", "works"),
-    [
-        ("idle mixed mixed- planned idle~ idle#", True, True),
-        ("allocated completing", False, True),
-        ("idle* mixed* drained draining drained* down down* reserved maint idle$ mixed@ idle% idle! fail unknown inval "
-         "mixed^ DRAINED*", False, False),
-    ],
-    ids=["free", "full", "not at work"],
-)  # fmt: skip
-def test_only_some_states_let_a_job_start(states: str, takes_jobs: bool, works: bool) -> None:
-    for state in states.split():
+def test_cells_and_states_are_understood_whatever_their_form(pages: Pages) -> None:
+    cells, states = {}, {}
+    for cell in CELLS.splitlines():
+        gres, used = cell.replace("-", "", cell.startswith("-")).split(" ")
+        (found,) = parse_sinfo(f"n|gpu|up|idle|1:00|0/2/0/2|(null)|{gres}|{used}|9|\n").nodes
+        cells[cell] = [f"{one.kind}: {one.used} of {one.total} used" for one in found.gpus]
+    for state in STATES.split():
         (found,) = parse_sinfo(node("n1", state=state)).nodes
-        assert (found.takes_jobs, found.free(), found.works) == (takes_jobs, 4 * takes_jobs, works), state
-        assert (found.why_not is None) == takes_jobs
+        words = ["works" if found.works else "does not work", f"{found.free()} free", found.why_not]
+        states[state] = [*words, "takes jobs" if found.takes_jobs else "takes none"]
+    nodes = {name: [[one, one.why_not, one.free()] for one in parse_sinfo(text).nodes] for name, text in NODES.items()}
+    pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})
 
 
-def test_the_most_that_a_job_can_ask_for_on_one_node_is_known_unless_one_is_not(pages: Pages) -> None:
+def test_the_most_that_a_job_can_ask_for_on_one_node_is_known_unless_one_is_not() -> None:
     fat = node("f1", total=8, partition="fat", memory=380_000)
     old = node("o1", total=16, partition="old", up="down")
     cpu = "c1|cpu|up|idle|infinite|0/36/0/36|(null)|(null)|gpu:0|180000|\n"
     known = parse_sinfo(node("g1") + node("g2", state="down") + fat + old + cpu)
-    asked = (None, "gpu", "gpu,fat", "old", "cpu", "hidden", "gpu,hidden")
-    assert [largest_size(known, one) for one in asked] == [
-        (8, 36, 380_000), (4, 24, 180_000), (8, 24, 380_000), (16, 24, 180_000), (0, 36, 180_000), None, None,
-    ]  # fmt: skip
+    sizes = {
+        None: (8, 36, 380_000), "gpu": (4, 24, 180_000), "gpu,fat": (8, 24, 380_000), "old": (16, 24, 180_000),
+        "cpu": (0, 36, 180_000), "hidden": None, "gpu,hidden": None,
+    }  # fmt: skip
+    assert {one: largest_size(known, one) for one in sizes} == sizes
     strange = parse_sinfo(node("g1") + node("g2", cores="(null)", memory="(null)"))
     assert (largest_size(strange), largest_size(parse_sinfo(""))) == ((4, None, None), None)
-    why = {
-        "no core": node("n1", state="mixed", cores="24/0/0/24"), "closed": node("n1", up="down"),
-        "open elsewhere": node("n1", up="down", partition="x") + node("n1") + node("n1", up="down", partition="y"),
-        "cores unknown": node("n1", cores="?"), "features": node("n1", features="Gpu_Mem_32,fast"),
-        "a banner, and 2 before 10": "Welcome | to the cluster\n\n" + node("gpu10") + node("gpu2"),
-    }  # fmt: skip
-    found = {name: [[one, one.why_not, one.free()] for one in parse_sinfo(text).nodes] for name, text in why.items()}
-    pages({"nodes.txt": page(found)})
-    assert [one.name for one in parse_sinfo(why["features"]).gpu_nodes("gpu_mem_32")] == ["n1"]
-    kinds = parse_sinfo(RECORDED)
-    assert sum_gpus(kinds.nodes, "a100") == {"total": 3, "used": 2, "free": 1, "unreachable": 0}
+    assert [one.name for one in parse_sinfo(NODES["features"]).gpu_nodes("gpu_mem_32")] == ["n1"]
+    assert sum_gpus(parse_sinfo(RECORDED).nodes, "a100") == {"total": 3, "used": 2, "free": 1, "unreachable": 0}

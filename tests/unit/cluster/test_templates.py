@@ -89,47 +89,22 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
     assert filled("sockeye-array", "account=st-a-1-gpu", "out=x").open == ("source",)
 
 
-TAKEN = (
-    "array=0-99%10", "array=1-7:2", "array=1,2,3", "array=4", "time=12:00:00", "time=90", "mem=16G", "mem=16gb",
-    "mem=0",
-    "gpus-per-node=4", "gpus_per_node=v100:4", "nodes=1", "nodes=2-4", "cpus-per-task=24", "partition=gpu,short",
-    "constraint=gpu_mem_32&v100", "constraint=[a]", "signal=B:USR2@300", "open-mode=truncate", "output=logs/%x.log",
-    "out=/scratch/~x", "setup=module load gcc", "time=4|signal=B:USR1@239", "time=2-00:00:00|signal=B:USR1@99999",
-)  # fmt: skip
-# template → what is set, several settings parted by a bar
-REFUSED = {
-    "array": (
-        "array=potato", "array=9-0", "array=1,3,5,7", "array=1,2,6,7%2", "time=noon", "time=unlimited", "time=2",
-        "time=3",
-        "mem=lots", "gpus-per-node=many", "gpus-per-node=0", "nodes=none", "nodes=4-2", "nodes=0", "cpus-per-task=0",
-        "account=my account", "account=<alloc>", "partition=gpu short", "qos=<qos>", "constraint=gpu mem",
-        "signal=B:BIRD@60", "open-mode=a", "signal=B:USR1@99999", "signal=USR2@43200", "out=~/results",
-        "time=4|signal=B:USR1@300", "signal=B:USR1@99999|time=5:00:00", "account=a|account=b", "colour=red",
-        "account=a|out=two words|args=--x 1|args=--y|account=b", "account=a\nrm", "time", "out=", "args=don't",
-    ),
-    "sockeye-array": (
-        "account=st-pi-1", "account=-gpu", "mem=1G", "account=st-lab-1|array=potato|colour=red",
-        "acount=x|time|mem=1G|mem=2G|out=|args=don't",
-    ),
-    "merge": ("dependency=4821",),
-    "nothing": ("a=b",),
-}  # fmt: skip
-
-
 def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_at_once_with_a_line_that_mends_it(
     pages: Pages,
 ) -> None:
-    for settings_ in TAKEN:
-        filled("multinode" if "nodes=" in settings_ else "array", *settings_.split("|"))
+    text = (Path(__file__).parents[2] / "data" / "template_settings.txt").read_text()
+    said = {}
+    for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):
+        for case in (one.replace("⏎", "\n").split(" | ") for one in cases):
+            which = "multinode" if case[0].startswith("nodes=") else "array" if name == "taken" else name
+            if name == "taken":
+                filled(which, *case)
+                continue
+            with pytest.raises(BadInput) as refused:
+                filled(which, *case, complete=True)
+            said[f"{which}: {'|'.join(case)!r}"] = str(refused.value).splitlines()
     filled("merge", "dependency=afterany:1:2", "account=st-pi-1")
     filled("sockeye-array.sbatch", "account=st-pi-1-gpu", complete=True)
-    said = {}
-    for name, cases in REFUSED.items():
-        for case in cases:
-            which = "multinode" if case.startswith("nodes=") else name
-            with pytest.raises(BadInput) as refused:
-                filled(which, *case.split("|"), complete=True)
-            said[f"{which}: {case!r}"] = str(refused.value).splitlines()
     pages({"refused.txt": page(said)})
 
 
