@@ -11,23 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.cli import (
-    SafeFormatter,
-    Target,
-    bar_rows,
-    is_stdout,
-    poll_s,
-    refuse_data,
-    safe_error,
-    safe_json,
-    safe_lines,
-    sources_of,
-)
+from rooms import cli
 from rooms.root import BadInput
 from rooms.task import DeviceWorkNow, TaskProgress
 from support.audio import make_wav
+from support.brief import page
 from support.pages import Pages
 
 RED, TURNED, LETTERS = "\x1b[31mred", "a\u202eb\u200f", "Ñandú 鳥 птица 🐦 ×"
@@ -36,7 +26,7 @@ RED, TURNED, LETTERS = "\x1b[31mred", "a\u202eb\u200f", "Ñandú 鳥 птица 
 def logged(message: str, *args: object, error: BaseException | None = None) -> str:
     trouble = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("badcjobs", logging.WARNING, "task.py", 1, message, args, trouble)
-    return SafeFormatter("12:00 %(levelname)s %(message)s").format(record)
+    return cli.SafeFormatter("12:00 %(levelname)s %(message)s").format(record)
 
 
 def test_text_from_files_steers_no_terminal_and_forges_no_line() -> None:
@@ -50,32 +40,33 @@ def test_text_from_files_steers_no_terminal_and_forges_no_line() -> None:
     assert (first, others[0]) == ("12:00 WARNING on_alert failed", "    | Traceback (most recent call last):")
     assert others[-2:] == ["    | ValueError: no header", "    | in �[31mred"]
     painted = "july: \x1b[32mall done\x1b[0m \x1b[2J\tx\n"
-    assert safe_lines(painted, painted=True) == "july: \x1b[32mall done\x1b[0m �[2J�x\n"
-    assert safe_lines(painted) == "july: �[32mall done�[0m �[2J�x\n"
-    assert safe_lines(painted, tabs=True) == "july: �[32mall done�[0m �[2J\tx\n"
+    assert cli.safe_lines(painted, painted=True) == "july: \x1b[32mall done\x1b[0m �[2J�x\n"
+    assert cli.safe_lines(painted) == "july: �[32mall done�[0m �[2J�x\n"
+    assert cli.safe_lines(painted, tabs=True) == "july: �[32mall done�[0m �[2J\tx\n"
     error = BadInput(f"a\nb {RED}", why=f"line 3: {RED}\nline 4: {TURNED}", fix="sed -n 3p x.csv")
-    assert safe_error(error).splitlines() == [
+    assert cli.safe_error(error).splitlines() == [
         "badcjobs: error: a�b �[31mred", "  why: line 3: �[31mred", "       line 4: a�b�", "  try: sed -n 3p x.csv"
     ]  # fmt: skip
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_a_json_document_says_the_same_with_every_sign_spelled_out(text: str) -> None:
-    said = safe_json(json.dumps([text, RED, TURNED, "\x7f\x9b\U000e0041", LETTERS], indent=2, ensure_ascii=False))
+    said = cli.safe_json(json.dumps([text, RED, TURNED, "\x7f\x9b\U000e0041", LETTERS], indent=2, ensure_ascii=False))
     assert json.loads(said) == [text, RED, TURNED, "\x7f\x9b\U000e0041", LETTERS]
     assert all(line.isprintable() for line in said.split("\n"))
     assert f'"{LETTERS}"' in said
 
 
 def test_a_wrong_interval_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert poll_s(2.5) == 2.5
+    assert cli.poll_s(2.5) == 2.5
     for text, seconds in (("0.1", 0.1), ("3", 3.0), ("", 2.5)):
         monkeypatch.setenv("BADCJOBS_POLL_S", text)
-        assert poll_s(2.5) == seconds
+        assert cli.poll_s(2.5) == seconds
     for wrong in ("0", "-1", "1.2.3", "x", "inf"):
         monkeypatch.setenv("BADCJOBS_POLL_S", wrong)
         with pytest.raises(BadInput, match="is not a number of seconds"):
-            poll_s(2.5)
+            cli.poll_s(2.5)
 
 
 # --- the bars of badcjobs run -----------------------------------------------------------------------------------------
@@ -104,52 +95,52 @@ def test_bars_say_how_far_each_device_is_in_terminals_of_every_width(pages: Page
     for columns in (20, 40, 70, 100, 200):
         lines = []
         for name, work in BARS.items():
-            rows = bar_rows(work, columns=columns, lines=10)
+            rows = cli.bar_rows(work, columns=columns, lines=10)
             lines += [f"{name}:", *(f"    {row.plain}" for row in rows)]
         said[f"{columns}.txt"] = "\n".join(lines)
-    rows = [row for work in BARS.values() for row in bar_rows(work, columns=100, lines=24, ascii_only=True)]
+    rows = [row for work in BARS.values() for row in cli.bar_rows(work, columns=100, lines=24, ascii_only=True)]
     said["ascii.txt"] = "\n".join(row.plain for row in rows)
     pages(said)
     assert said["ascii.txt"].isascii()
 
 
+@settings(max_examples=60)
 @given(st.integers(1, 250), st.integers(1, 60), st.sampled_from([*BARS.values()]))
 def test_every_line_of_bars_fits_the_terminal(columns: int, lines: int, work: TaskProgress) -> None:
-    rows = bar_rows(work, columns=columns, lines=lines)
+    rows = cli.bar_rows(work, columns=columns, lines=lines)
     assert all(row.cell_len < max(columns, 2) for row in rows)
     assert columns < 20 or rows[-1].plain.startswith("all ")
 
 
 # --- files to write ---------------------------------------------------------------------------------------------------
 
-PROTECTED = {
-    "it belongs to the run ": ["july/run.toml", "july/job.sqlite", "july/submitted.json", "sent/submitted.json",
-        "link.html"],
-    "tasks/ has the task databases": ["july/tasks/4821_0.r0.gpu1.log", "july/tasks/new.html",
-        "july/../july/tasks/deep/new.html",
-                  "sent/tasks/4821_0.r0.log"],
-    "logs/ has the logs": ["july/logs/4821.json", "emulated/logs/4821_1.out"],
-    "reads it": ["july.csv", "costs.toml", "hard-link.html"],
-    "it is a recording": ["site.html", "site.flac"], "it is a database": ["all.md"],
-}  # fmt: skip
-FREE = ["july/report.html", "new.md", "elsewhere/run.toml", "elsewhere/tasks/a.md", "july/july.prom", "july",
-    "elsewhere/logs/a.md",
-        "elsewhere/submitted.json", "/dev/null", "-", "gone/x.html"]  # fmt: skip
+TARGETS = """july/run.toml july/job.sqlite july/submitted.json sent/submitted.json link.html
+    july/tasks/4821_0.r0.gpu1.log july/tasks/new.html july/../july/tasks/deep/new.html sent/tasks/4821_0.r0.log july/logs/4821.json
+    emulated/logs/4821_1.out july.csv costs.toml hard-link.html site.html site.flac all.md
+    july/report.html new.md elsewhere/run.toml elsewhere/tasks/a.md july/july.prom july elsewhere/logs/a.md
+    elsewhere/submitted.json /dev/null - gone/x.html"""
 
 
-def write_to(*paths: str | Path, inputs: list[Path], whatever_it_holds: bool = False) -> None:
-    targets = [Target(f"--{n}", Path(path), f"{n}.txt") for n, path in enumerate(paths)]
-    refuse_data([*targets, Target("--none", None, "x")], inputs, whatever_it_holds=whatever_it_holds)
+def answer(*paths: str, inputs: list[Path], whatever_it_holds: bool = False) -> list[str]:
+    """Return how a command that writes these files is refused, or that it is not."""
+    targets = [cli.Target(f"--{n}", Path(path), f"{n}.txt") for n, path in enumerate(paths)]
+    try:
+        cli.refuse_data([*targets, cli.Target("--none", None, "x")], inputs, whatever_it_holds=whatever_it_holds)
+    except BadInput as error:
+        return str(error).splitlines()
+    return ["may be written"]
 
 
-def test_a_file_with_data_is_never_replaced_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_with_data_is_never_replaced_by_whatever_name(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
+) -> None:
+    monkeypatch.chdir(short_path)
     for first in ("july/tasks/4821_0.r0.gpu1.log", "sent/submitted.json", "emulated/logs/emulation.lock", "costs.toml",
                   "july.csv", "elsewhere/tasks/x", "elsewhere/logs/x", "july/report.html"):  # fmt: skip
         Path(first).parent.mkdir(parents=True, exist_ok=True)
         Path(first).touch()
-    run = tmp_path / "july"
-    (run / "run.toml").write_text(f'[run]\nsource = ["{tmp_path}/july.csv"]\n')
+    run, source = short_path / "july", short_path / "july.csv"
+    (run / "run.toml").write_text(f'[run]\nsource = ["{source}"]\n')
     make_wav(Path("site.html"), 1.0)  # called like a page, and yet a recording
     Path("site.flac").write_bytes(b"fLaC")
     with closing(sqlite3.connect("all.md")) as db, db:
@@ -157,26 +148,18 @@ def test_a_file_with_data_is_never_replaced_by_whatever_name(tmp_path: Path, mon
     os.link("july.csv", "hard-link.html")
     Path("link.html").symlink_to("july/run.toml")
     for job in (run, run / "job.sqlite", run / "tasks", run / "tasks" / "4821_0.r0.gpu1.sqlite"):
-        assert sources_of(job) == [tmp_path / "july.csv"]
-    inputs = [run, *sources_of(run), Path("costs.toml"), Path("gone")]
-    for why, names in PROTECTED.items():
-        for path in (each for name in names for each in (Path(name), Path(name).absolute())):
-            with pytest.raises(BadInput) as refused:
-                write_to("new.html", path, inputs=inputs)
-            assert (refused.value.what, refused.value.fix) == (
-                f"--1 {path} is not written",
-                "the same command with --1 1.txt",
-            )
-            assert why in str(refused.value.why)
-    for name in FREE:
-        write_to(name, "/dev/null", "/dev/null", "-", inputs=inputs)
-    write_to("all.md", inputs=[], whatever_it_holds=True)
-    with pytest.raises(BadInput, match="not written"):
-        write_to("july/job.sqlite", inputs=[], whatever_it_holds=True)
-    with pytest.raises(BadInput) as refused:
-        write_to("x.html", "y.md", "july/../x.html", inputs=[])
-    assert (refused.value.what, refused.value.why) == ("--2 july/../x.html is not written", "--0 names it as well")
+        assert cli.sources_of(job) == [source]
+    inputs = [run, *cli.sources_of(run), Path("costs.toml"), Path("gone")]
+    said = {}
+    for name in TARGETS.split():
+        said[name] = answer("new.html", name, "/dev/null", "/dev/null", "-", inputs=inputs)
+        whole = answer("new.html", str(Path(name).absolute()), inputs=inputs)
+        assert name == "-" or (len(whole) > 1) == (len(said[name]) > 1), name
+    for name in ("all.md", "july/job.sqlite"):
+        said[f"{name}, whatever it holds"] = answer(name, inputs=[], whatever_it_holds=True)
+    said["x.html twice"] = answer("x.html", "y.md", "july/../x.html", inputs=[])
+    pages({"targets.txt": page(said).replace(str(short_path), "FOLDER")})
     (run / "run.toml").write_text("[run\n")
-    assert sources_of(run) == sources_of(tmp_path) == []
-    assert all(map(is_stdout, map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"))))
-    assert not any(map(is_stdout, (None, Path("./-/x"), Path("/dev/stderr"))))
+    assert cli.sources_of(run) == cli.sources_of(short_path) == []
+    assert all(map(cli.is_stdout, map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"))))
+    assert not any(map(cli.is_stdout, (None, Path("./-/x"), Path("/dev/stderr"))))
