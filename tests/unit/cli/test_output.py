@@ -115,7 +115,8 @@ def test_every_line_of_bars_fits_the_terminal(columns: int, lines: int, work: Ta
 # --- files to write ---------------------------------------------------------------------------------------------------
 
 TARGETS = """july/run.toml july/job.sqlite july/submitted.json sent/submitted.json link.html
-    july/tasks/4821_0.r0.gpu1.log july/tasks/new.html july/../july/tasks/deep/new.html sent/tasks/4821_0.r0.log july/logs/4821.json
+    july/tasks/4821_0.r0.gpu1.log july/tasks/new.html july/../july/tasks/deep/new.html sent/tasks/4821_0.r0.log
+    july/logs/4821.json
     emulated/logs/4821_1.out july.csv costs.toml hard-link.html site.html site.flac all.md
     july/report.html new.md elsewhere/run.toml elsewhere/tasks/a.md july/july.prom july elsewhere/logs/a.md
     elsewhere/submitted.json /dev/null - gone/x.html"""

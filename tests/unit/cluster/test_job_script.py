@@ -1,6 +1,6 @@
 """Job scripts as sbatch and a shell read them: options, calls of badcjobs, mistakes; and what the emulation asks.
 
-The inputs stand here, what is understood of them in the pages.
+The inputs stand in tests/data, what is understood of them in the pages.
 """
 
 from __future__ import annotations
@@ -16,45 +16,12 @@ from support.brief import brief, page
 from support.pages import Pages
 
 PARSE = make_parser(typer.main.get_command(app))
-LINES = (Path(__file__).parents[2] / "data" / "job_lines.txt").read_text().replace("⏎", "\v").split("# --- ")[1:]
-CALLS, OPTIONS, REQUESTS = ([one.replace("\v", "\n") for one in part.split("\n")[1:-1]] for part in LINES)
-WHOLE = """#!/bin/bash
-#SBATCH --account=st-lab-1-gpu --array=0-99%10
-#SBATCH --gpus-per-node=4 -c 24   # all of a node
-#SBATCH --mem=64G -t 3-00:00:00
-#SBATCH --signal=B:USR1@180
-#SBATCH --open-mode=append
-#SBATCH --output=/scratch/st-lab-1/%x-%A_%a.out
-
-module load gcc cuda/11.8
-ml add -q python/3.11 ; module load "$X" 2>/dev/null
-source /venvs/$NAME/bin/activate
-trap 'kill $child' USR1
-export TMPDIR=/local
-: "${SOURCE:=manifest.csv}"
-: "${OUT:=/scratch/st-lab-1/july}"
-HK=/scratch/st-lab-1/hawkears
-ARGS=(
-    --workers-per-gpu auto # as many as pay
-    --hawkears-root "$HK/root"
+DATA = Path(__file__).parents[2] / "data"
+CALLS, OPTIONS, REQUESTS, FORMS = (
+    [one.replace("⏎", "\n").replace("␍", "\r") for one in part.split("\n")[1:-1]]
+    for part in (DATA / "job_lines.txt").read_text().split("# --- ")[1:]
 )
-read -r -a MORE <<<"${BADCJOBS_ARGS:---max-gpus 2}"
-cat > note.txt <<EOF
-exec badcjobs run nothing
-EOF
-badcjobs gpus --json
-exec "$BADCJOBS" run "$SOURCE" --out "$OUT" \\
-    "${ARGS[@]}" "${MORE[@]}" --config=run.grace_s=12
-"""
-FORMS = {
-    "no interpreter": "#SBATCH --time=60\nexec badcjobs run x\n",
-    "DOS": "#!/bin/bash\r\nexec badcjobs run x\r\n",
-    "late": "#!/bin/bash\n#SBATCH --mem=1G\ncd /x\n#SBATCH --open-mode=append\n#SBATCH --nice\n",
-    "near": "#!/bin/sh\n# SBATCH --mem=64G\n #SBATCH -q x\n#sbatch -x\n##SBATCH --a\n# SBATCH is\n#  sbatch -b\nls\n",
-    "two jobs": "#!/bin/bash\n#SBATCH --mem=1G\n#SBATCH hetjob\n#SBATCH --mem=9G --gpus=2\nexec badcjobs run x\n",
-    "python": "#!/usr/bin/env python3\n#SBATCH --mem=1G\nos.execvp('badcjobs', ['badcjobs', 'run'])\n",
-    "comment behind": "#!/bin/sh\n#SBATCH --mem=1G # of birds\n\n# why\n#SBATCH --nice\nls\n",
-}
+WHOLE = (DATA / "whole_job.sbatch").read_text()
 
 
 def script(*lines: str) -> str:
@@ -93,7 +60,7 @@ def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(
         "whole.txt": page(whole),
         "calls.txt": page({one: read(script(one)) for one in CALLS}),
         "options.txt": page({one: options(one) for one in OPTIONS}),
-        "forms.txt": page({name: read(text) for name, text in FORMS.items()}),
+        "forms.txt": page({name: read(text) for name, text in (one.split(": ", 1) for one in FORMS)}),
     })  # fmt: skip
 
 

@@ -56,21 +56,7 @@ def test_the_table_and_its_advice(pages: Pages) -> None:
     pages(said)
 
 
-CELLS = """(null) (null)
-- gpu:0
-gpu:4 gpu:1
-gpu:v100:4(S:0-1) gpu:v100:2(IDX:0,3)
-gpu:A100:8(S:0,1) gpu:a100:8(IDX:0-7)
-gpu:a100:4 gpu:3
-gpu:1g.5gb:7,gpu:a100:1 gpu:1g.5gb:3(IDX:0-2)
-mps:400,gpu:2,shard:8,craynetwork:4 gpu:0,shard:3,mps:100
-gpu:v100 gpu:v100:0
-gpu:0 gpu:0
-gpu:tesla:2,gpu:tesla:2 gpu:tesla:3(IDX:0-2)
-gpu:2 gpu:5
-gpu:4(S:0-1) gpu:(null):2(IDX:0-1)
-gpu:a100:3,gpu:v100:1 gpu:2(IDX:0-1)
-gpu:a100:1,gpu:v100:3 gpu:2(IDX:0-1)"""
+CELLS = (DATA / "sinfo_cells.txt").read_text().splitlines()  # GRES and GRES_USED, as clusters write them
 STATES = """idle mixed mixed- planned idle~ idle# allocated completing idle* mixed* drained draining drained* down down*
     reserved maint idle$ mixed@ idle% idle! fail unknown inval mixed^ DRAINED*"""
 NODES = {
@@ -93,8 +79,8 @@ def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_eve
 
 def test_cells_and_states_are_understood_whatever_their_form(pages: Pages) -> None:
     cells, states = {}, {}
-    for cell in CELLS.splitlines():
-        gres, used = cell.replace("-", "", cell.startswith("-")).split(" ")
+    for cell in CELLS:
+        gres, used = cell.split(" ")
         (found,) = parse_sinfo(f"n|gpu|up|idle|1:00|0/2/0/2|(null)|{gres}|{used}|9|\n").nodes
         cells[cell] = [f"{one.kind}: {one.used} of {one.total} used" for one in found.gpus]
     for state in STATES.split():
