@@ -45,14 +45,13 @@ def test_their_scripts_ask_for_what_was_ordered_and_making_them_leaves_nothing(
 ) -> None:
     slurm = SlurmScheduler(PROGRAM, never)
     schedulers: tuple[Scheduler, ...] = (slurm, local(tmp_path, order.out))
+    less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": ()}
     said = {}
     for scheduler in schedulers:
         script = scheduler.script(order)
         assert script == scheduler.script(order)
         said[f"{scheduler.name}.txt"] = script
-        said[f"{scheduler.name}-part.txt"] = scheduler.script(
-            replace(order, only=(3, 9), gpus_per_task=0, cpus=None, account=None, constraint=None, extra_sbatch=())
-        )
+        said[f"{scheduler.name}-part.txt"] = scheduler.script(replace(order, only=(3, 9), **less))
         asked = read_request(script.replace("#SBATCH --exclusive\n", ""))
         assert asked.array is not None
         assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
@@ -65,9 +64,8 @@ def test_their_scripts_ask_for_what_was_ordered_and_making_them_leaves_nothing(
     assert [scheduler.poll_s for scheduler in schedulers] == [30, 0.5], "nobody is asked in a hurry"
     with pytest.raises(BadInput, match="has a % in its name"):
         slurm.script(replace(order, out=tmp_path / "100%"))
-    pages(
-        {name: text.replace(str(tmp_path), "FOLDER").replace(sys.executable, "PYTHON") for name, text in said.items()}
-    )
+    plain = {name: text.replace(str(tmp_path), "FOLDER") for name, text in said.items()}
+    pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
 
 
 def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(tmp_path: Path) -> None:

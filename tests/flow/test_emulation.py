@@ -22,10 +22,8 @@ import psutil
 import pytest
 from rooms.devices import DeviceLocks, simulated_uuid
 from rooms.root import SystemClock
-from support.badcjobs_program import ON_CPU, Outcome, Program, Site, rows
-from support.behaviour import FixedSite
+from support.badcjobs_program import Outcome, Program, Site, rows
 from support.login_node import LoginNode
-from support.pages import Pages
 from support.waiting import wait_for
 
 LOCAL = ("submit", "--cluster", "local")
@@ -294,37 +292,10 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
 # --- a user's own script ----------------------------------------------------------------------------------------------
 
 
-def write_script(site: Site, *lines: str, name: str = "job.sbatch") -> Path:
-    script = site.folder / name
+def write_script(site: Site, *lines: str) -> Path:
+    script = site.folder / "job.sbatch"
     script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
     return script
-
-
-def test_what_cannot_be_is_refused_and_leaves_no_folder(pages: Pages) -> None:
-    site = FixedSite()
-    site.manifest(1)
-    write_script(site, "touch ran", name="a.sbatch")
-    write_script(site, "badcjobs run m.csv --out out $BADCJOBS_ARGS", name="uses.sbatch")
-    gpu = ("#SBATCH --gpus-per-node=1", "echo hello", "exec badcjobs run $SOURCE --out $OUT")
-    write_script(site, *gpu, name="gpu.sbatch")
-    (site.folder / "dos.sbatch").write_bytes(b"#!/bin/bash\r\n#SBATCH --array=0-1\r\necho hello\r\n")
-    (site.folder / "x.toml").write_text("[run]\nretries = 5\n")
-    here = "manifest.csv --out run --tasks 1 --gpus-per-task"
-    asked = (
-        "a.sbatch --config 'submit.setup=[\"module load\"]' --config submit.merge_mem=8G --root audio",
-        "a.sbatch --config x.toml --config alerts.idle_s=9 -- --engine demo --no-resume",
-        "uses.sbatch --sbatch=--export=ALL,BADCJOBS_ARGS=--no-resume -- --engine demo",
-        "uses.sbatch -- '--engine-arg=a b'",
-        "gpu.sbatch manifest.csv --out run -- --simulate 2",
-        "dos.sbatch", "nope.sbatch", "a.sbatch a.csv b.csv", "a.sbatch --parallel 2", "a.sbatch --sbatch=--exclusive",
-        f"{here} 4 -- --engine demo --simulate 2", f"{here} 0 -- --engine demo",
-    )  # fmt: skip
-    said = [site.say(*LOCAL, *shlex.split(words)) for words in asked]
-    assert not (site.folder / "run").exists() and not (site.folder / "ran").exists()
-    setup = ("--config", "submit.setup=['echo no module; exit 1']")
-    last = site.say(*LOCAL, *here.split(), 0, *setup, "--", *ON_CPU)
-    site.close()
-    pages({"refused.txt": "\n\n".join([*said, re.sub(r"18\d{8}", "JOB", re.sub(r"after \d+ s", "after S", last))])})
 
 
 def test_options_win_over_a_script_it_gets_its_source_and_user_ctrl_c_is_130_and_nohup_outlives_the_terminal(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ def site() -> Iterator[FixedSite]:
 
 def command(words: list[str], name: str) -> list[str]:
     if words[:1] == ["$"]:
-        return " ".join(words[1:]).replace("OUT", name).replace("RUN", " ".join(RUN)).split()
+        return shlex.split(re.sub(r"\bRUN\b", shlex.join(RUN), re.sub(r"\bOUT\b", name, " ".join(words[1:]))))
     dashes = words.index("--") if "--" in words else len(words)
     source = SOURCES.get(name.partition("-")[0], "manifest.csv")
     return ["submit", source, *words[:dashes], "--out", name, *RUN, *words[dashes + 1 :]]
@@ -84,7 +85,7 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
     said = []
     for line in STORIES[name].splitlines():
         if line.startswith("!"):
-            subprocess.run(["bash", "-c", line[1:]], cwd=out, check=True)
+            subprocess.run(["bash", "-c", line[1:]], cwd=out if out.exists() else site.folder, check=True)
             continue
         words, *changes = f" {line} ".split(" | ")
         argv = command(words.split(), name)
@@ -98,7 +99,9 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
     record = out / "submitted.json"
     run = json.loads(record.read_text()).get("run_arguments", []) if record.exists() and "damaged" not in name else []
     said += ["sbatch was called with\n" + node.calls, "run as\n" + " ".join(run), "left\n" + "\n".join(left)]
-    pages({"story.txt": re.sub(r"file_[0-9a-f]{32}", "file_UNIQUE", site.plain("\n\n".join(said)))})
+    text = re.sub(r"file_[0-9a-f]{32}", "file_UNIQUE", site.plain("\n\n".join(said)))
+    text = re.sub(r"\n *no NVIDIA driver on this machine.*", "", text)
+    pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})
 
 
 def told(stdout: str) -> str:

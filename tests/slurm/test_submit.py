@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
+import sys
 from typing import Any
 
 from support.slurm_cluster import JobEnd
@@ -132,6 +132,8 @@ SAME_ROWS = (
     "count(DISTINCT device_id) FROM worker",
     "name, sql FROM sqlite_master",
 )
+HEARD_AND_SEEN = """SELECT label, uuid || ' ' || uuid FROM detection JOIN chunk USING (recording_id, chunk_id)
+    JOIN device USING (device_id)"""
 TOGETHER = """SELECT count(*) FROM task a JOIN task b ON a.task_id < b.task_id AND a.node = b.node
     AND a.started_at_ms < b.ended_at_ms AND b.started_at_ms < a.ended_at_ms
     JOIN device x ON x.task_id = a.task_id JOIN device y ON y.task_id = b.task_id AND y.uuid = x.uuid"""
@@ -139,10 +141,10 @@ TOGETHER = """SELECT count(*) FROM task a JOIN task b ON a.task_id < b.task_id A
 
 @story
 def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk: Desk) -> None:
-    template, submit, local = (desk.job(name, engine=SPY) for name in ("template", "submit", "local"))
+    template, submit, local = jobs = [desk.job(name, engine=SPY) for name in ("template", "submit", "local")]
     options = ("--array=1-5:2", "--gpus-per-node=2", "--cpus-per-task=2")
     for job in (template, local):
-        job.program("badcjobs", NOTES.replace("{python}", (job.folder / "badcjobs").read_text().split()[2]))
+        job.program("badcjobs", NOTES.replace("{python}", sys.executable))
     by_sbatch = template.sbatch_template(*options)
     words = ("submit", "--cluster", "local", template.folder / "array.sbatch", "manifest.csv", "--out", "out")
     sbatch = [f"--sbatch={option}" for option in options]
@@ -157,30 +159,24 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk:
     assert (shown.startswith(array), shown.endswith(merge)) == (True, True), "the dry run shows what is submitted"
     kept = desk.cluster.run("scontrol", "write", "batch_script", f"{number}_1", "-", check=False).stdout
     assert kept.rstrip("\n") == array.rstrip("\n"), "and Slurm has it"
-    assert [(end["state"], end["exit_code"]) for end in failed["task_ends"]] == [
-        ("COMPLETED", 0), ("COMPLETED", 0), ("FAILED", 1),
-    ]  # fmt: skip
-
-    ends = desk.cluster.wait(by_sbatch)
-    bad = JobEnd("FAILED", 1)
-    assert ends == {f"{by_sbatch}_{i}": bad if i == 5 else JobEnd("COMPLETED", 0) for i in (1, 3, 5)}, template.log
+    ends = [JobEnd(end["state"], end["exit_code"]) for end in failed["task_ends"]]
+    assert ends == [JobEnd("COMPLETED", 0), JobEnd("COMPLETED", 0), JobEnd("FAILED", 1)]
+    assert [*desk.cluster.wait(by_sbatch).values()] == ends, template.log
     template.merge()
     assert here.wait(170).exit_code == 1
-    jobs = (template, submit, local)
     for rows in SAME_ROWS:
         by_template, *others = (sorted(job.ask(f"SELECT {rows}"), key=repr) for job in jobs)
         assert by_template and others == [by_template] * 2, rows
     frozen = [(job.out / "run.toml").read_text().replace(str(job.folder), "") for job in (template, local)]
     assert frozen[0] == frozen[1] and "[array]" in frozen[0]
     for job in jobs:
-        heard = "SELECT label, uuid || ' ' || uuid FROM detection JOIN chunk USING (recording_id, chunk_id)"
-        seen = job.ask(f"{heard} JOIN device USING (device_id)")
+        seen = job.ask(HEARD_AND_SEEN)
         assert len(seen) == 11 and all(label == own for label, own in seen), "a worker sees its own device alone"
         assert job.ask(TOGETHER) == [(0,)], "tasks that run side by side on a node share no device"
     for index in (1, 3, 5):
-        check_variables(*(variables(job.folder / f"env-{index}") for job in (template, local)))
-    log_names = [sorted(path.name.partition("_")[2] for path in job.folder.glob("*.log")) for job in (template, local)]
-    assert log_names[0] == log_names[1] == ["1.log", "3.log", "5.log"]
+        check_variables(*((job.folder / f"env-{index}").read_text() for job in (template, local)))
+    for job in (template, local):
+        assert sorted(path.name.partition("_")[2] for path in job.folder.glob("*.log")) == ["1.log", "3.log", "5.log"]
 
     submit.open()  # mended: only the task that has something left
     again = submit.submit("--again", "--wait", "--json", *same).json
@@ -188,12 +184,9 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk:
     assert submit.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 12)]
 
 
-def variables(file: Path) -> dict[str, str]:
-    return {name: value for name, _, value in (line.partition("=") for line in file.read_text().splitlines())}
-
-
-def check_variables(slurm: dict[str, str], local: dict[str, str]) -> None:
+def check_variables(*texts: str) -> None:
     """See that the emulation sets only what Slurm sets, and to the same."""
+    slurm, local = (dict(line.split("=", 1) for line in text.splitlines()) for text in texts)
     assert set(local) - set(slurm) <= OF_THE_EMULATION
     assert {name: local[name] for name in SAME_VARIABLES} == {name: slurm[name] for name in SAME_VARIABLES}
     for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS"):
@@ -216,9 +209,8 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
     said = ask("cluster", "--gpus-per-task", 2)
     nodes = {one["name"]: one for one in said["nodes"]}
     assert set(nodes) == set(desk.cluster.gpus)
-    assert [(nodes[name]["total"], nodes[name]["partitions"]) for name in ("gpu6", "gpu7")] == [
-        (2, ["odd"]), (1, ["high", "low"]),
-    ]  # fmt: skip
+    known = [(nodes[name]["total"], nodes[name]["partitions"]) for name in ("gpu6", "gpu7")]
+    assert known == [(2, ["odd"]), (1, ["high", "low"])]
     assert nodes["gpu0"]["used"] >= 1
     desk.cluster.run("scancel", str(holder))
     found = {
@@ -229,10 +221,8 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
     assert "Slurm's controller" in str(found["fine", "clock"]["text"])
     assert f"{desk.cluster.kill_wait_s} s after TERM" in str(found["warning", "grace"]["text"])
     for asked, partition, fix in ((5, "gpu", "#SBATCH --gpus-per-node=4"), (4, "gpu", None), (5, "none", "sinfo -s")):
-        script = (
-            f"#!/bin/bash\n#SBATCH --gpus-per-node={asked}\n#SBATCH --partition={partition}\n# SBATCH --x\nhostname\n"
-        )
-        (job.folder / "size.sbatch").write_text(script)
+        head = f"#SBATCH --gpus-per-node={asked}\n#SBATCH --partition={partition}"
+        (job.folder / "size.sbatch").write_text(f"#!/bin/bash\n{head}\n# SBATCH --x\nhostname\n")
         fixes = [str(one["fix"]) for one in ask("check", "size.sbatch")["findings"] if one["severity"] == "problem"]
         refused = desk.cluster.run("sbatch", "--test-only", "size.sbatch", cwd=job.folder, check=False).returncode
         assert (refused != 0) == (fix is not None)

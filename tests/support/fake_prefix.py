@@ -1,7 +1,6 @@
 """A stand-in for programs that are put before an engine: it talks, gives its program a session of its own, reports.
 
-So does nsys (2025.3): it prints on stdout and stderr, passes the exit code on, and writes its report when the program
-has ended.
+So does nsys (2025.3): it prints on stdout and stderr, passes the exit code on, and writes its report in the end.
 """
 
 from __future__ import annotations
@@ -9,17 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_PROGRAM = """\
-#!{python}
+_PROGRAM = """#!{python}
 import subprocess, sys, time
 report, program = sys.argv[1], sys.argv[2:]
 print("Collecting data...", flush=True)
 print("==PROF== Connected", file=sys.stderr, flush=True)
-child = subprocess.Popen(program, start_new_session=True)
-code = child.wait()
+code = subprocess.Popen(program, start_new_session=True).wait()
 time.sleep({report_s})
-with open(report + ".report", "w") as file:
-    file.write(" ".join(program))
+open(report + ".report", "w").write(" ".join(program))
 print("Generated:", report, flush=True)
 sys.exit(code % 256)
 """
