@@ -6,9 +6,6 @@ is named, and a command finishes it.
 
 from __future__ import annotations
 
-import os
-import pwd
-import re
 import shlex
 import signal
 import sys
@@ -237,7 +234,7 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_job_of_slurm_is_refused(
+def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused_here_and_on_slurm(
     tmp_path: Path,
 ) -> None:
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
@@ -249,8 +246,7 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_
     second = both[1].start()
     wait_for(lambda: "waiting for GPUs that other runs use: GPU" in second.stderr, "it waits")
     node = LoginNode(site)
-    here = both[0].arguments
-    to_slurm = tuple(word for word in here if word not in ("--cluster", "local"))
+    to_slurm = tuple(word for word in both[0].arguments if word not in ("--cluster", "local"))
     again = both[0].start().wait()
     refused = site.badcjobs(*to_slurm, env=node.env())
     for outcome in (again, refused):
@@ -258,15 +254,6 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_or_a_
     assert node.calls == ""
     (tmp_path / "go").touch()
     assert [first.wait().exit_code, second.wait().exit_code] == [0, 0], second.stderr
-    assert site.badcjobs(*to_slurm, env=node.env()).exit_code == 0  # it has ended: nothing is in the way
-    running, has = "says '4821_0 RUNNING 0'", "already has job 4821 of --cluster slurm"
-    unknown = "it is not known whether it has ended"
-    for more, says, code, words in (
-        ((), running, 2, has), (("--again",), running, 2, has), ((), "exit 7", 2, unknown),
-        (("--again",), "exit 7", 0, ""), ((), "forgotten", 0, ""),
-    ):  # fmt: skip
-        done = site.badcjobs("submit", *more, *here[1:], env=node.env(STATES=says))
-        assert (done.exit_code, words in done.stderr) == (code, True), done.stderr
     site.close()
     other.close()
 
@@ -289,65 +276,16 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     wait_for(lambda: not site.processes() and not list(site.local.iterdir()), "everybody has ended")
 
 
-# --- a user's own script ----------------------------------------------------------------------------------------------
-
-
-def write_script(site: Site, *lines: str) -> Path:
-    script = site.folder / "job.sbatch"
-    script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-    return script
-
-
-def test_options_win_over_a_script_it_gets_its_source_and_user_ctrl_c_is_130_and_nohup_outlives_the_terminal(
-    site: Site,
-) -> None:
-    script = write_script(
-        site,
-        "#SBATCH --time=5 --job-name=mine --cpus-per-task=2 --mem=1G --gres=gpu:4 -G4 --array=0-9",
-        "env > env-$SLURM_ARRAY_TASK_ID; until [ -e go ]; do sleep 0.05; done",
-        "srun -n1 true; exit 0",
-    )
-    options = ("--time", "1:00:00", "--sbatch=--job-name=theirs", "--cpus", 1, "--mem", "16GB", "--gpus-per-task", 2)
-    more = ("--account", "st-pi-1", "--sbatch=--array=3", "--config", "run.simulate=2")
-    env = {"USER": "nobody-else", "BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
-    words = (*LOCAL, script, "my birds/july.csv", *options, *more)
-    interrupted = site.start(*words, env=env)
-    wait_for((site.folder / "env-3").exists, "it runs")
+def test_ctrl_c_is_130_for_a_script_without_a_run_folder_and_under_nohup_it_outlives_its_terminal(site: Site) -> None:
+    script = site.script("job.sbatch", "touch up; until [ -e go ]; do sleep 0.05; done")
+    interrupted = site.start(*LOCAL, script)
+    wait_for((site.folder / "up").exists, "it runs")
     interrupted.send(signal.SIGINT)
     assert interrupted.wait().exit_code == 130
-    (site.folder / "env-3").unlink()
-    argv = ["nohup", sys.executable, "-m", "badcjobs", *map(str, words)]
-    quiet = Program(argv, site.environ(env), site.folder, site.folder / "quiet")
-    wait_for((site.folder / "env-3").exists, "it runs")
+    (site.folder / "up").unlink()
+    argv = ["nohup", sys.executable, "-m", "badcjobs", *map(str, (*LOCAL, script))]
+    quiet = Program(argv, site.environ(), site.folder, site.folder / "quiet")
+    wait_for((site.folder / "up").exists, "it runs")
     quiet.send(signal.SIGHUP)
     (site.folder / "go").touch()
-    done = quiet.wait()
-    assert done.exit_code == 0, done.stderr
-    seen = dict(line.split("=", 1) for line in (site.folder / "env-3").read_text().splitlines() if "=" in line)
-    assert int(seen["SLURM_JOB_END_TIME"]) - int(seen["SLURM_JOB_START_TIME"]) == 3600
-    assert (seen["SLURM_JOB_NAME"], seen["SLURM_CPUS_PER_TASK"], seen["SLURM_MEM_PER_NODE"]) == ("theirs", "1", "16384")
-    assert (seen["CUDA_VISIBLE_DEVICES"], seen["SOURCE"]) == ("0,1", "my birds/july.csv")
-    assert seen["SLURM_JOB_USER"] == pwd.getpwuid(os.getuid()).pw_name
-    assert "without effect outside Slurm: --account, --mem" in done.stderr
-    assert done.stderr.index("line 4 of the script calls srun, which does not work") < done.stderr.index("RUNNING")
-    assert "not merged: the run folder of the script is not known" in done.stderr
-    assert [path.name for path in site.folder.glob("env-*")] == ["env-3"]
-
-
-def test_a_script_reads_the_project_file_itself_and_its_end_is_that_of_its_own_tasks(site: Site) -> None:
-    (site.folder / "badcjobs.toml").write_text(
-        f'[run]\nout = "{site.out}"\nengine = "demo"\ncpu_workers = 1\nemit_gpu_telemetry = false\nretries = 7\n'
-        '[submit]\ncluster = "local"\ntasks = 9\ngpus_per_task = 4\nsetup = ["exit 9"]\n'
-    )
-    head, run = "#SBATCH --array=0-1 --no-requeue", f"{PYTHON} run {site.manifest(2)}"
-    script = write_script(site, head, run, "exit $((75 + 62 * SLURM_ARRAY_TASK_ID))")
-    done = site.badcjobs("submit", script)
-    assert done.exit_code == 0, done.stdout + done.stderr
-    assert "every chunk is done; 2 tasks failed after their last chunk:" in done.stdout
-    assert "_0: FAILED, exit code 75; less " in done.stdout and "_1: FAILED, exit code 137; less " in done.stdout
-    assert "retries = 7" in (site.out / "run.toml").read_text(), "its badcjobs has read the same file"
-    for lines, who in (((head, "exit 3"), r"task \d+_0"), (("exit 3",), r"job \d+")):  # beside old results
-        failed = site.badcjobs("submit", write_script(site, *lines))
-        assert failed.exit_code == 1 and "did not complete, but every chunk is done" in failed.stdout, failed.stderr
-        assert re.search(rf"^  {who}: FAILED, exit code 3; less ", failed.stdout, re.MULTILINE)
-        assert "what is left" not in failed.stdout and "None" not in failed.stdout + failed.stderr
+    assert quiet.wait().exit_code == 0, quiet.stderr

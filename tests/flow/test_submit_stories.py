@@ -10,7 +10,9 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +74,7 @@ def command(words: list[str], name: str) -> list[str]:
 def environment(node: LoginNode, changes: list[str]) -> dict[str, str]:
     given = dict(change.strip().split("=", 1) for change in changes if change.strip())
     inside = array_task(2, [0, 1, 2]) if given.pop("INSIDE", None) else {}
-    does = {key: given.pop(key) for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT") if key in given}
+    does = {key: given.pop(key) for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT", "SINFO") if key in given}
     return {**node.env(**does), **inside, **given}
 
 
@@ -80,12 +82,16 @@ def environment(node: LoginNode, changes: list[str]) -> dict[str, str]:
 def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> None:
     node, out = LoginNode(site), site.folder / name
     shutil.rmtree(out, ignore_errors=True)  # of a first try
+    (site.folder / "badcjobs.toml").unlink(missing_ok=True)  # of another story
     if name.startswith(("old", "half")):
         shutil.copytree(site.folder / name.partition("-")[0], out)
     said = []
     for line in STORIES[name].splitlines():
         if line.startswith("!"):
-            subprocess.run(["bash", "-c", line[1:]], cwd=out if out.exists() else site.folder, check=True)
+            words, where = ["bash", "-c", line[1:]], out if out.exists() else site.folder
+            env = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
+            shown = subprocess.run(words, cwd=where, env=env, check=True, capture_output=True, text=True).stdout
+            said += [shown] if shown else []
             continue
         words, *changes = f" {line} ".split(" | ")
         argv = command(words.split(), name)
@@ -100,6 +106,7 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
     run = json.loads(record.read_text()).get("run_arguments", []) if record.exists() and "damaged" not in name else []
     said += ["sbatch was called with\n" + node.calls, "run as\n" + " ".join(run), "left\n" + "\n".join(left)]
     text = re.sub(r"file_[0-9a-f]{32}", "file_UNIQUE", site.plain("\n\n".join(said)))
+    text = text.replace(f".{socket.gethostname().split('.')[0]}.", ".HERE.")
     text = re.sub(r"\n *no NVIDIA driver on this machine.*", "", text)
     pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})
 

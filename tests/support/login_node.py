@@ -1,6 +1,6 @@
-"""A login node: sbatch, srun, squeue and sacct as stand-ins on PATH, which do what the environment of a command says.
+"""A login node: stand-ins for Slurm's programs on PATH, which do what the environment of a command says.
 
-They do lines of shell, in which these functions are known; $0 is the stand-in, whose caller is $PPID.
+That are lines of shell, in which these functions are known; $0 is the stand-in, whose caller is $PPID.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ late() { kill -KILL $PPID; sleep 1; touch $0.late; takes; }
 has_late() { [ ! -e $(dirname $0)/sbatch.late ] || has_it; }
 at_first() { [ ! -e $0.seen ] && touch $0.seen && says "$@"; }
 hit() { kill -$1 $PPID; sleep 0.1; }
+two_nodes() { node gpu1 mixed 1; node gpu2 idle 0; }
+node() { echo "$1|gpu*|${up:-up}|$2|7-00:00:00|0/24/0/24|(null)|gpu:v100:4|gpu:v100:$3(IDX:0)|180000|"; }
 """
 SBATCH = """
 { echo "$@"; env | grep -E '^(SLURM|SBATCH|CUDA|TMPDIR)' | sort; } >> $0.called
@@ -32,6 +34,7 @@ echo "$1" > $(dirname $0)/squeue.script
 eval "$TEST_SBATCH"
 """
 SQUEUE = 'case "$*" in *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
+SINFO = '[ -z "$SINFO_FORMAT" ] || exit 3; echo "sinfo $*" >> $(dirname $0)/sbatch.called; eval "$TEST_SINFO"'
 USUAL = {"SBATCH": "takes", "SCRIPTS": "silent", "STATES": "says '4821_0 PENDING 0 Resources'", "SACCT": "exit 1"}
 
 
@@ -42,12 +45,13 @@ class LoginNode:
         self.folder = site.folder / "slurm-bin"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        for name, text in (("sbatch", SBATCH), ("srun", "exit 1"), ("squeue", SQUEUE), ("sacct", 'eval "$TEST_SACCT"')):
+        programs = {"sbatch": SBATCH, "srun": "exit 1", "squeue": SQUEUE, "sacct": 'eval "$TEST_SACCT"', "sinfo": SINFO}
+        for name, text in programs.items():
             site.script(f"slurm-bin/{name}", FUNCTIONS + text)
 
     def env(self, **does: str) -> dict[str, str]:
         """Return the environment of a command on this node: what sbatch does (SBATCH), also with the merge job (MERGE),
-        what squeue says about scripts (SCRIPTS) and states (STATES), and what sacct says (SACCT).
+        what squeue says about scripts (SCRIPTS) and states (STATES), what sacct (SACCT) and sinfo (SINFO) say.
         """
         done = {f"TEST_{name}": text for name, text in {**USUAL, **does}.items()}
         return {"PATH": f"{self.folder}:/usr/bin:/bin", "BADCJOBS_POLL_S": "0.05", **done}

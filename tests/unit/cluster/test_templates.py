@@ -52,6 +52,15 @@ def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit(
         assert (done.returncode, words in done.stderr, "try: sbatch --export=ALL," in done.stderr) == (code, True, True)
 
 
+def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(tmp_path: Path) -> None:
+    """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
+    (tmp_path / "srun").symlink_to("/bin/echo")
+    for more, cores in (({"SLURM_CPUS_PER_TASK": "6"}, 6), ({}, 1)):
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SOURCE": "m.csv", "OUT": "o", "BADCJOBS": "true", **more}
+        before, _, after = run(TEMPLATES["multinode"].text, **env).stdout.partition(" true ")
+        assert (f"--cpus-per-task={cores}" in before.split(), after.startswith("run m.csv --out o")) == (True, True)
+
+
 VALUES = st.text(st.sampled_from("ab }\"'$`\\!*~ä(){x-"), min_size=1, max_size=12).filter(lambda text: text[0] != "~")
 
 
