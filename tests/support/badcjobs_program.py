@@ -35,7 +35,6 @@ ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  
 NOT_LATE = "reason NOT LIKE 'the recorder was late%' AND reason <> 'the recorder was slow to start'"
 _NO_CHARTS = Path(__file__).parent / "no_charts"
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
-_NUMBA_CACHE = Path.home() / ".cache" / "badcjobs" / "numba-cache"
 
 
 def without_charts(python_path: str | None) -> str:
@@ -109,10 +108,10 @@ class Site:
 
     def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        # What runs learn from each other stays within a test; what takes half a minute to compile does not.
-        caches = {"XDG_CACHE_HOME": str(self.folder / "cache"), "NUMBA_CACHE_DIR": str(_NUMBA_CACHE)}
-        place = {"LANG": "C.UTF-8", "TMPDIR": str(self.local), MARK: self._mark}
-        return {**kept, "PYTHONPATH": without_charts(kept.get("PYTHONPATH")), **place, **caches, **(changes or {})}
+        # What runs learn from each other stays within a test.
+        places = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.local), MARK: self._mark}
+        python_path = without_charts(kept.get("PYTHONPATH"))
+        return {**kept, "PYTHONPATH": python_path, "LANG": "C.UTF-8", **places, **(changes or {})}
 
     def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
         argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
