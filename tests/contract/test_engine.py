@@ -20,19 +20,9 @@ from typing import Any
 
 import psutil
 import pytest
-from rooms import workers
+from rooms import root, workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from rooms.root import (
-    TASK_MARK,
-    BadcjobsError,
-    Engine,
-    More,
-    Session,
-    SessionBroken,
-    SubprocessLauncher,
-    SystemClock,
-    nothing_more,
-)
+from rooms.root import BadcjobsError, Engine, More, Session, SessionBroken, SubprocessLauncher, nothing_more
 from rooms.workers import (
     WORKER,
     CommandEngine,
@@ -51,7 +41,7 @@ from support.hand_clock import HandClock
 from support.pages import Pages
 from support.waiting import wait_for
 
-CLOCK = SystemClock()
+CLOCK = root.SystemClock()
 GPU = WorkerPlan(0, Device("0", "test", index=3, uuid="GPU-1", backend="nvml"), 1, 8)
 SIMULATED = replace(GPU, device=Device("0", "test", uuid="GPU-sim", backend="simulated"))
 LEAN = replace(SIMULATED, lean=True)
@@ -168,7 +158,7 @@ class Place:
         for process in psutil.process_iter():
             with suppress(psutil.Error):  # gone meanwhile, or somebody else's
                 environ = process.environ()
-                if environ.get(TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if environ.get(root.TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
                     found[process] = environ
         return found
 
