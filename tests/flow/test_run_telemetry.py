@@ -48,6 +48,9 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     assert "?" not in (cpu, memory, rate, eta)
     assert gpu == "30%", "the mean over the devices that could be read"
     assert (devices, total, 0 < int(settled) <= 12) == ("3", "12", True)
+    ((ticks,),) = site.rows("SELECT ticks FROM recorder")
+    cost = rf"recorder: {ticks} samples with simulated in \d+ s; [\d.]+ s of CPU.*, \d+ MiB, at most"
+    assert len(re.findall(cost, log_of(site))) == 1
     alerts = "SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert WHERE kind = 'idle'"
     assert site.rows(alerts) == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
     assert log_of(site).count("WARNING alert (idle): device 0 has been idle for 0.4 s while work is waiting") == 1
@@ -77,19 +80,6 @@ def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: 
     merged = site.badcjobs("merge", site.out, "--json").json
     assert (merged["tasks_without_telemetry"], merged["energy_wh"]) == (1, None)
     assert merged["devices"][0]["utilization_mean_percent"] is None, "unknown is not zero"
-
-
-def test_a_recorder_that_was_killed_and_its_successor_each_write_their_cost(site: Site) -> None:
-    program = site.start_run(site.manifest(6), *SLOWLY, "--simulate", 1)
-    (first,) = wait_for(lambda: site.count_now("sample") > 2 and site.recorders(), "the recorder records")
-    first.kill()
-    done = program.wait()
-    assert done.exit_code == 0, done.stderr
-    (_, _), (second, ticks) = lives = site.rows("SELECT pid, ticks FROM recorder ORDER BY started_at_ms")
-    assert (lives[0][0], lives[0][1] > 0, second != first.pid) == (first.pid, True, True)
-    (line,) = [line for line in log_of(site).splitlines() if " recorder: " in line]
-    said = rf"recorder: {ticks} samples with simulated in \d+ s; [\d.]+ s of CPU, \d+ MiB, at most"
-    assert re.search(said, line), line
 
 
 def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> None:
