@@ -1,15 +1,16 @@
 """The recorder on a clock that only moves when a test moves it: its grid, its gaps, its books.
 
-Each story is one recording; the page gaps.txt shows what stood in its file afterwards.
+Each line of data/recordings.txt is one recording; the page gaps.txt shows what stood in its file afterwards.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class SickWriter(TelemetryWriter):
         self._refuse("write")
 
     def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int:
-        self._refuse("note gaps")
+        self._refuse("note-gaps")
         return super().open_gap(device_id, metric, from_ms, to_ms, reason)
 
     def _refuse(self, deed: str) -> None:
@@ -172,64 +173,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def steady(second: float) -> Reading:
-    return Reading(utilization_percent=50, power_w=100.0)
-
-
-def without_power(why: str = "Unknown Error") -> Reading:
-    return Reading(utilization_percent=50, missing={"power_w": why})
-
-
 # --- stories ----------------------------------------------------------------------------------------------------------
 
-Story = Callable[[Bench], object]
 
-
-def told(
-    ticks: int, *who: SimulatedDevice | Script | NoReader, devices: int = 1, begin_s: float = 0,
-    late: tuple[float, float] = (-1, 0), still: tuple[float, float] = (-1, 0), looks: Sequence[float] = (),
-    ill: tuple[float, float, str] = (0, 0, ""), **options: object,
-) -> Story:  # fmt: skip
-    """Return a recording of simulated devices, of a script or of nothing, that begins some seconds after the order.
-
-    ``late`` and ``still``: in the tick of which second, or the wait after it, how long nothing happens; ``looks``: at
-    which seconds the gaps in the file are noted; ``ill``: from when until when the disk refuses what.
-    """
-
-    def story(bench: Bench) -> None:
-        bench.clock.sleep(begin_s)
-        bench.at |= dict.fromkeys(looks, lambda: bench.seen.append(f"meanwhile: {bench.gap_lines()}"))
-        bench.at[late[0]] = lambda: bench.clock.sleep(late[1])
-        bench.stands_still, bench.writer.illness = still, ill
-        (first,) = who[:1] or (None,)
-        if not isinstance(first, NoReader):
-            first = bench.scripted(first) if callable(first) else bench.simulated(*who, count=devices)
-        since = {"since_ms": bench.start_ms} if begin_s and not bench.seconds() else {}
-        bench.run(ticks, first, devices, **since, **options)
-
-    return story
-
-
-def two(first: Story, second: Story) -> Story:
-    return lambda bench: (first(bench), second(bench))
-
-
-def poor_then_lost(second: float) -> Reading | str:
-    return "lost" if 17 <= second < 20 else steady(second) if second >= 25 else without_power()
-
-
-def killed_with_open_gaps(bench: Bench) -> None:
-    def script(second: float) -> Reading:
-        missing = {"power_w": "Unknown Error", "processes": "No Permission"}
-        missing |= {"temperature_c": "Unknown Error"} if second < 5 else {}
-        return Reading(utilization_percent=1, temperature_c=None if second < 5 else 50, missing=missing)
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    bench.at[8.0] = die
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(20, bench.scripted(script))
+def poor(second: float) -> Reading:
+    missing = {"power_w": "Unknown Error", "processes": "No Permission"}
+    missing |= {"temperature_c": "Unknown Error"} if second < 5 else {}
+    return Reading(utilization_percent=1, temperature_c=None if second < 5 else 50, missing=missing)
 
 
 def asked_every_five_seconds(second: float) -> Reading:
@@ -242,62 +192,65 @@ def first_asked_at_five(second: float) -> Reading:
     return Reading(energy_j=1e3 if second == 10 else None, processes=() if second == 10 else None, missing=missing)
 
 
-LOST, POOR = SimulatedDevice(0, lost_at_s=1, back_at_s=8), SimulatedDevice(1, unsupported=("power_w",))
-STORIES: dict[str, Story] = {
-    "a sample at every point of the grid and a last one at the end": told(5, last_s=0.4),
-    "an end at the very moment of a tick has an instant of its own": told(3, last_s=0),
-    "all devices are sampled at the same instants": told(3, devices=3),
-    "points that were missed are a gap and the grid goes on": told(6, late=(2, 3.5)),
-    "a single point that was missed is a gap": told(4, late=(2, 1.2)),
-    "a tick that is late but misses no point is no gap": told(4, late=(2, 0.999)),
-    "a machine that sleeps through the night leaves one gap": told(2, late=(1, 8 * 3600)),
-    "a recorder that stands still leaves a gap as long as the hole": told(8, still=(3, 2.2)),
-    "a start that is not slow is no gap": told(2, begin_s=1.4),
-    "a slow start is a gap": told(2, begin_s=4),
-    "a recorder after one that died before its first reading": told(2, begin_s=0.4, again=True),
-    "instants whose transaction the disk refused": told(6, ill=(2, 4, "begin")),
-    "instants whose rows the disk refused": told(6, ill=(2, 4, "write")),
-    "the first instant of all refused": told(2, ill=(0, 1, "write")),
-    "a disk that never comes back": told(6, ill=(3, 1e9, "write")),
-    "open gaps stay one gap each when a transaction is refused": told(10, LOST, POOR, devices=2, ill=(3, 5, "begin")),
-    "open gaps stay one gap each when rows are refused": told(10, LOST, POOR, devices=2, ill=(3, 5, "write")),
-    "a device that comes back while the disk refuses": told(
-        8, SimulatedDevice(0, lost_at_s=2, back_at_s=4), ill=(4, 6, "write")
-    ),
-    "a stretch that the disk refused is written at the next instant": told(
-        15, lambda second: without_power(), ill=(11, 13, "write"), looks=[14]
-    ),
-    "a lost device: the others go on": told(8, SimulatedDevice(1, lost_at_s=2.5, back_at_s=5.5), devices=2),
-    "a lost device that never comes back, also while it lasts": told(5, SimulatedDevice(0, lost_at_s=2), looks=[4]),
-    "a device that never answered": told(3, lambda second: "no permission"),
-    "a new reason is a new gap": told(
-        8, lambda s: steady(s) if s < 2 or s >= 6 else "GPU is lost" if s < 4 else "reset required"
-    ),
-    "a device lost twice": told(8, lambda s: "lost" if s in (2, 5, 6) else steady(s)),
-    "metrics that are never given": told(4, SimulatedDevice(0, unsupported=("power_w", "energy_j"))),
-    "a metric that stops and comes back": told(8, lambda s: without_power() if 3 <= s < 6 else steady(s)),
-    "a metric with a new reason": told(
-        8, lambda s: steady(s) if s < 2 or s >= 6 else without_power("Unknown Error" if s < 4 else "No Permission")
-    ),
-    "metrics that fail when first asked are missing since the start": told(12, first_asked_at_five),
-    "a metric that is asked now and then is not missing in between": told(12, asked_every_five_seconds),
-    "a device that loses a metric and then itself": told(
-        6, lambda s: steady(s) if s < 2 else "lost" if s >= 4 else without_power()
-    ),
-    "the gap of a metric reaches the last reading before its device is lost": told(30, poor_then_lost, looks=[18, 21]),
-    "a second recorder on the same file writes the hole and goes on": two(told(3), told(2, begin_s=4)),
-    "a second recorder that cannot write the hole at first": two(told(1), told(2, begin_s=4, ill=(0, 6, "note gaps"))),
-    "the gaps that a killed recorder left open reach its last sample": killed_with_open_gaps,
-    "devices that nothing can read": told(3, NoReader("libnvidia-ml.so.1 was not found"), devices=2),
-}
+SCRIPTS: dict[str, Script] = {one.__name__: one for one in (poor, asked_every_five_seconds, first_asked_at_five)}
+
+
+def answers(says: str) -> Script:
+    """Return the script of a device: in each stretch, why it does not answer or does not give a metric."""
+    parts = re.findall(r"([\d.]+)-([\d.]+):(\w*)[=!](\w+)", says)
+
+    def script(second: float) -> Reading | str:
+        for from_s, to_s, metric, reason in parts:
+            if float(from_s) <= second < float(to_s):
+                why = reason.replace("_", " ")
+                return Reading(utilization_percent=50, missing={metric: why}) if metric else why
+        return Reading(utilization_percent=50, power_w=100.0)
+
+    return script
+
+
+def record(bench: Bench, text: str) -> None:
+    """Record as a line of the file says, whose head explains it."""
+    ticks, *words = text.split()
+    told = dict(word.split("=", 1) for word in words)
+    bench.clock.sleep(float(told.get("begin", 0)))
+    for second in filter(None, told.get("looks", "").split(",")):
+        bench.at[float(second)] = lambda: bench.seen.append(f"meanwhile: {bench.gap_lines()}")
+    late, late_s = told.get("late", "-1/0").split("/")
+    bench.at[float(late)] = lambda: bench.clock.sleep(float(late_s))
+    bench.at[float(told.get("die", -1))] = lambda: pytest.fail("killed") if "die" in told else None
+    still, still_s = told.get("still", "-1/0").split("/")
+    bench.stands_still = float(still), float(still_s)
+    from_s, until_s, what = re.split("[-:]", told.get("ill", "0-0:"), maxsplit=2)
+    bench.writer.illness = float(from_s), float(until_s), what
+    count = int(told.get("devices", 1))
+    reader: GpuReader = bench.simulated(*simulated(told), count=count)
+    if "says" in told or "script" in told:
+        script = answers(told["says"]) if "says" in told else SCRIPTS.get(told["script"])
+        reader = bench.scripted(script) if script else NoReader("libnvidia-ml.so.1 was not found")
+    since = {"since_ms": bench.start_ms} if "begin" in told and not bench.seconds() else {}
+    with suppress(pytest.fail.Exception):
+        bench.run(int(ticks), reader, count, float(told.get("last", 0.5)), again="again" in told, **since)
+
+
+def simulated(told: Mapping[str, str]) -> Iterator[SimulatedDevice]:
+    if "lost" in told:
+        index, from_s, to_s = re.split("[:-]", told["lost"])
+        yield SimulatedDevice(int(index), lost_at_s=float(from_s), back_at_s=float(to_s))
+    if "lacks" in told:
+        index, metrics = told["lacks"].split(":")
+        yield SimulatedDevice(int(index), unsupported=tuple(metrics.split("+")))
 
 
 def test_what_is_missing_is_written_as_a_gap(tmp_path: Path, pages: Pages) -> None:
     said = []
-    for number, (name, story) in enumerate(STORIES.items()):
+    _, _, cases = (Path(__file__).parents[2] / "data" / "recordings.txt").read_text().split("\n\n")
+    for number, line in enumerate(cases.splitlines()):
+        name, recordings = line.rsplit(": ", 1)
         bench = Bench(tmp_path / f"{number}.sqlite")
         with closing(bench.writer):
-            story(bench)
+            for text in recordings.split(";"):
+                record(bench, text)
             said += [f"## {name}", *bench.page(), ""]
     pages({"gaps.txt": "\n".join(said)})
 
@@ -314,8 +267,9 @@ def test_every_point_of_the_grid_is_a_sample_or_in_a_gap(
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder) / "recorder.sqlite")
         bench.cost_s = cost * interval_s
+        bench.at[interval_s] = lambda: bench.clock.sleep(stand_still_s)
         with closing(bench.writer):
-            told(ticks, late=(interval_s, stand_still_s), interval_s=interval_s, last_s=interval_s / 2)(bench)
+            bench.run(ticks, bench.simulated(), last_s=interval_s / 2, interval_s=interval_s)
         *seconds, _last = bench.seconds()
         gaps = [(gap[2], gap[3]) for gap in bench.gaps()]
     assert len(seconds) == ticks + 1
@@ -325,9 +279,11 @@ def test_every_point_of_the_grid_is_a_sample_or_in_a_gap(
         assert after - before < 1.02 * interval_s + 0.002 or (before, after) in gaps
 
 
-@pytest.mark.parametrize("what", ["begin", "write", "note gaps", "begin write note gaps"])
+@pytest.mark.parametrize("what", ["begin", "write", "note-gaps", "begin write note-gaps"])
 def test_a_disk_that_refuses_and_a_late_tick_do_not_end_the_recorder(bench: Bench, what: str) -> None:
-    told(12, late=(2, 5.5), ill=(2.5, 9.5, what))(bench)
+    bench.at[2.0] = lambda: bench.clock.sleep(5.5)
+    bench.writer.illness = (2.5, 9.5, what)
+    bench.run(12, bench.simulated())
     seconds, gaps = bench.seconds(), [(gap[2], gap[3]) for gap in bench.gaps()]
     assert (seconds[:2], seconds[-1] > 12) == ([0, 1], True)
     assert all(after - before <= 1 or (before, after) in gaps for before, after in pairwise(seconds))
@@ -351,7 +307,7 @@ def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench: B
 def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(bench: Bench) -> None:
     def slow(second: float) -> Reading:
         bench.clock.sleep(0.2)
-        return steady(second)
+        return Reading(utilization_percent=50, power_w=100.0)
 
     used = iter(range(1, 100))
     cost = CostBook(
@@ -410,7 +366,8 @@ def test_a_book_that_fails_costs_no_sample_and_is_reported_once_unless_the_disk_
 
 def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Bench) -> None:
     bench.books = [SourceBook(bench.writer)]
-    told(6, from_gpm, ill=(0, 2, "write"))(bench)  # an instant that was refused is made up for
+    bench.writer.illness = (0, 2, "write")  # an instant that was refused is made up for
+    bench.run(6, bench.scripted(from_gpm))
     rows = query(bench.path, "SELECT metric, source, (from_ms - ?) / 1000.0 FROM metric_source", bench.start_ms)
     assert rows == [("busy_percent", "gpm", 2.0), ("busy_percent", "processes", 4.0)]
 
