@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,94 +51,69 @@ class Book:
         return (rows + [f"  {alert.text}" for alert in self.told]) or ["none"]
 
 
-def each(metric: str, *values: float | None) -> list[Reading]:
-    return [Reading(**{metric: value}) for value in values]  # type: ignore[arg-type]
-
-
-hot, throttled, watts = (partial(each, metric) for metric in ("temperature_c", "throttle_reasons", "power_w"))
-
-
-def idle(seconds: int, **values: object) -> list[Reading]:
-    return [Reading(utilization_percent=0, **values)] * seconds  # type: ignore[arg-type]
-
-
-def energies(seconds: int, counted_w: float, *, offset_j: float = 1e6, power_w: float | None = 200.0) -> list[Reading]:
+def energies(seconds: float, counted_w: float, offset_j: float, power_w: float | None) -> list[Reading]:
     """Return readings with a counter every five seconds."""
-    counted = (offset_j + counted_w * s if s % 5 == 0 else None for s in range(seconds))
+    counted = (offset_j + counted_w * s if s % 5 == 0 else None for s in range(int(seconds)))
     return [Reading(power_w=power_w, energy_j=energy_j) for energy_j in counted]
 
 
-def wave() -> list[Reading]:
-    powers = [300.0 if second % 10 < 5 else 60.0 for second in range(300)]
+def wave(seconds: int) -> list[Reading]:
+    powers = [300.0 if second % 10 < 5 else 60.0 for second in range(seconds)]
     return [Reading(power_w=w, energy_j=1e6 + sum(powers[:n]) if n % 5 == 0 else None) for n, w in enumerate(powers)]
 
 
-BUSY = Reading(utilization_percent=50)
-LOST = ["GPU is lost"] * 2
-Answers = Sequence[Reading | str]
-# name → readings second by second; a text is a device that does not answer
-COURSES: dict[str, Answers] = {
-    "heat: begin, peak and end": hot(70, 84, 91, 88, 79, 70),
-    "heat: not yet over": hot(70, 90, 91),
-    "heat: a value that wavers around its limit is one alert": hot(83, 82, 83, 81, 84, 80, 83, 82),
-    "heat: just below": hot(82, 82),
-    "heat: two stretches": hot(85, 60, 60, 86, 60),
-    "heat: readings without a temperature neither begin nor end it": [Reading(), *hot(90), Reading(), *hot(60)],
-    "memory": each("memory_used_bytes", *(round(share * 16 * GIB) for share in (0.89, 0.9, 0.95, 0.89, 0.88, 0.87))),
-    "power: short breaks do not end it": watts(280, 285, 100, 100, 299, 100, *[100] * 11),
-    "power: just below": watts(284),
-    **{f"clock lowered: {mask:#x}": throttled(0, mask) for mask in (0x40, 0x48, 0x20, 0x80, 0x8)},
-    **{f"no alert: clock {mask:#x}": throttled(*[mask] * 30) for mask in (0x0, 0x1, 0x2, 0x10, 0x100)},
-    "power limit: touched shortly": throttled(*[0x4] * 9, 0, 0x4, 0x4, 0),
-    "power limit: for 10 s": throttled(*[0x4] * 11),
-    "clock: a flicker is one alert that may get worse": throttled(0x20, 0, 0x20, 0, 0x40, *[0] * 11),
-    "clock: fading at the end": throttled(0x40, 0, 0),
-    "lost and back": [*hot(50), *LOST, *hot(50)],
-    "never there: lost": LOST * 3,
-    "never there: no driver": ["no driver library"] * 5,
-    "faults: each kind is one alert with a count": [
-        Reading(faults=("Xid 13",)), *[Reading()] * 30, Reading(faults=("Xid 13", "Xid 79")), *[Reading()] * 61,
-    ],
-    "memory errors: old ones are no alert, new ones are": each("ecc_errors", 12, 12, None, 13, 13, 15, *[15] * 61),
-    **{f"energy: {counted:g} W counted, 200 W read": energies(120, counted) for counted in (200, 208, 212, 180, 0)},
-    "energy: less than a minute": energies(60, 400.0),
-    "energy: a minute": energies(61, 400.0),
-    "energy: 15 s without a reading": [*energies(46, 400.0), *LOST * 7, *energies(9, 400.0, offset_j=1_024_000)],
-    "energy: 16 s without a reading": [*energies(46, 400.0), *LOST * 7, "x", *energies(9, 400.0, offset_j=1_024_400)],
-    "energy: no power": energies(120, 400.0, power_w=None),
-    "energy: a counter that starts again from 0": [*energies(50, 200.0), *energies(100, 200.0, offset_j=0)],
-    "energy: a hole starts the comparison again": [*energies(55, 400.0), *["no answer"] * 20, *energies(55, 400.0)],
-    "energy: a wave of load": wave(),
-}  # fmt: skip
-# the same while work waits, with an idle limit of 10 s
-IDLE: dict[str, Answers] = {
-    "idle: as long as the limit": [BUSY, *idle(10)],
-    "idle: longer, then busy": [BUSY, *idle(13), BUSY],
-    "idle: busy_percent says otherwise": [*idle(8), *idle(1, busy_percent=5.0), *idle(8)],
-    "idle: sm_activity_percent says otherwise": [*idle(8), *idle(1, sm_activity_percent=4.5), *idle(8)],
-    "idle: a process says otherwise": [*idle(8), *idle(1, processes=(ProcessReading(1, None, 4),)), *idle(8)],
-    "idle: nothing is known": [Reading(temperature_c=40)] * 60,
-    "idle: seconds without an answer do not count": [*idle(8), *LOST * 4, *idle(8)],
-}
+Answers = list[Reading | str]
+_HEAD, _EXPLAINED, USUAL, IDLE = (Path(__file__).parents[2] / "data" / "alert_courses.txt").read_text().split("\n\n")
+
+
+def parsed(course: str) -> Answers:
+    """Return the answers of a course, which the head of the file explains."""
+    answers: Answers = []
+    metric = ""
+    for word in course.split():
+        many, _, said = word.rpartition("*")
+        answer: Reading | str
+        if said[0].isalpha():
+            metric = said
+            continue
+        if metric == "wave":
+            return [*wave(int(said))]
+        if "/" in said:
+            answers += energies(*(float(part) if part else None for part in said.split("/")))
+            continue
+        if said.startswith("!"):
+            answer = said[1:].replace("_", " ")
+        elif metric == "faults" and said != "-":
+            answer = Reading(faults=tuple(f"Xid {xid}" for xid in said.split(",")))
+        elif metric == "process":
+            answer = Reading(utilization_percent=0, processes=(ProcessReading(1, None, int(said)),))
+        elif said == "-":
+            answer = Reading()
+        else:
+            number: Any = float(said) if "." in said else int(said, 0)
+            answer = Reading(**{metric: number})
+        answers += [answer] * int(many or 1)
+    return answers
 
 
 def test_what_is_an_alert_and_what_is_not(tmp_path: Path, pages: Pages) -> None:
     ten, slow = AlertLimits(idle_s=10), CARD._replace(slowdown_c=90)
-    runs: list[tuple[str, Answers, AlertLimits, Followed, bool]] = [
-        *((name, answers, AlertLimits(), CARD, False) for name, answers in COURSES.items()),
-        *((name, answers, ten, CARD, True) for name, answers in IDLE.items()),
-        ("idle: no work waits", idle(60), ten, CARD, False),
-        ("heat: own limit below the device's", hot(69, 70), AlertLimits(temperature_c=70.0), slow, False),
-        ("heat: the device's limit", hot(89, 90), AlertLimits(), slow, False),
-        ("heat: own limit", hot(94, 95), AlertLimits(temperature_c=95.0), CARD, False),
-        ("unknown size", [Reading(memory_used_bytes=10**15, power_w=1e6)], AlertLimits(), UNKNOWN, False),
+    runs: list[tuple[str, AlertLimits, Followed, bool]] = [
+        *((line, AlertLimits(), CARD, False) for line in USUAL.splitlines()),
+        *((line, ten, CARD, True) for line in IDLE.splitlines()[1:]),
+        ("idle: no work waits: utilization_percent 60*0", ten, CARD, False),
+        ("heat: own limit below the device's: temperature_c 69 70", AlertLimits(temperature_c=70.0), slow, False),
+        ("heat: the device's limit: temperature_c 89 90", AlertLimits(), slow, False),
+        ("heat: own limit: temperature_c 94 95", AlertLimits(temperature_c=95.0), CARD, False),
+        (f"unknown size: memory_used_bytes {10**15} power_w 1000000.0", AlertLimits(), UNKNOWN, False),
     ]
     said = []
-    for number, (name, answers, limits, device, work_waits) in enumerate(runs):
+    for number, (line, limits, device, work_waits) in enumerate(runs):
+        name, course = line.rsplit(": ", 1)
         book = Book(tmp_path / f"{number}.sqlite", limits, device)
         with closing(book.writer):
             book.book.work_waits = work_waits
-            book.feed(answers)
+            book.feed(parsed(course))
             book.finish()
             said += [f"## {name}", *book.page(), ""]
     pages({"alerts.txt": "\n".join(said)})
@@ -157,26 +130,26 @@ def test_work_that_ends_ends_idleness_and_an_instant_that_the_disk_refused_leave
     book: Book,
 ) -> None:
     book.book.work_waits = True
-    book.feed(idle(12))
+    book.feed(parsed("utilization_percent 12*0"))
     book.book.work_waits = False
-    book.feed(idle(1), from_s=12)
+    book.feed(parsed("utilization_percent 0"), from_s=12)
     assert book.page()[0] == "idle warning 0 s to 12 s, peak 11.0, limit 10.0"
     with pytest.raises(OSError, match="refused"), book.writer.batch():
         book.book.write(START_MS + 20_000, [(7, Reading(temperature_c=90))], {})
         raise OSError("refused")
     assert query(book.path, "SELECT count(*) FROM alert") == [(1,)]
-    book.feed(hot(91), from_s=21)
+    book.feed(parsed("temperature_c 91"), from_s=21)
     assert book.page()[1] == "thermal warning 20 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
     assert [alert.kind for alert in book.told] == ["idle", "idle", "thermal"]
 
 
 def test_a_second_recorder_goes_on_with_the_alert_of_the_first(book: Book) -> None:
-    book.feed([replace(reading, faults=("Xid 13",)) for reading in hot(90)])
+    book.feed([Reading(temperature_c=90, faults=("Xid 13",))])
     book.writer.close()
     second = Book(book.path, AlertLimits())
     with closing(second.writer):
         second.book.resume()
-        second.feed(hot(95, 60), from_s=5)
+        second.feed(parsed("temperature_c 95 60"), from_s=5)
         assert second.page()[:2] == [
             "thermal warning 0 s to 6 s, peak 95.0, limit 83.0",
             "fault critical 0 s to 0 s, peak 1.0, limit None",
