@@ -18,18 +18,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rooms.model import (
-    AlertLimits,
-    Allocation,
-    Chunk,
-    ChunkResult,
-    Detection,
-    Device,
-    HostReading,
-    Reading,
-    TaskKey,
-    UsageReading,
-)
+from rooms import model
+from rooms.model import Chunk, Reading, TaskKey
 from rooms.store import TaskWriter, publish
 from rooms.telemetry import AlertBook, Followed, TelemetryWriter
 from support.task_files import START_MS
@@ -126,14 +116,14 @@ class Story:
 
 @dataclass
 class Attempt:
-    """One try; ``end_s`` None: nobody ever heard of it again."""
+    """One try."""
 
     chunk: int
     worker: int
     device: int | None
     try_number: int
     start_s: float
-    end_s: float | None
+    end_s: float | None  # None: nobody ever heard of it again
     error_class: str | None
     gpu_s: float
     cpu_s: float
@@ -276,7 +266,7 @@ class _Task:
         card, uuid = story.card, "MIG" if story.card.is_slice else "GPU"
         watts = None if card.is_slice else card.limit_w
         self._devices = [
-            Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", card.name, "nvml", card.memory_gib * GIB, watts,
+            model.Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", card.name, "nvml", card.memory_gib * GIB, watts,
                    slowdown_c=card.slowdown_c)
             for n in range(story.devices)
         ]  # fmt: skip
@@ -293,9 +283,9 @@ class _Task:
         story = self._story
         memory_bytes = None if story.memory_limit_gib is None else round(story.memory_limit_gib * GIB)
         writer.begin_task(
-            Allocation(True, JOB_ID, story.node, array_index=story.index, cpus=story.cores), started_at_ms=self.at(0),
-            pid=42, version="0.7.0", engine="hawkears", telemetry=story.telemetry, time_limit_s=story.time_limit_s,
-            memory_limit_bytes=memory_bytes,
+            model.Allocation(True, JOB_ID, story.node, array_index=story.index, cpus=story.cores), pid=42,
+            started_at_ms=self.at(0), version="0.7.0", engine="hawkears", telemetry=story.telemetry,
+            time_limit_s=story.time_limit_s, memory_limit_bytes=memory_bytes,
         )  # fmt: skip
         writer.write_meta({"settings": json.dumps({"workers_per_gpu": str(story.workers), **story.settings})})
         writer.add_devices(self._devices)
@@ -333,25 +323,25 @@ class _Task:
         error = None if error_class is None else _ERRORS[error_class]
         status = "done" if error is None else self._story.hopeless[attempt.chunk] if attempt.last else "pending"
         heard = tuple(self._heard()) if error is None else ()
-        result = ChunkResult(
+        result = model.ChunkResult(
             chunk, begin_ms, self.at(attempt.end_s), heard, chunk.audio_s, error_class, error,
             charged=error_class != "gpu_lost",
         )  # fmt: skip
         writer.attempt_ended(result, status=status, **by)
 
-    def _heard(self) -> Iterator[Detection]:
+    def _heard(self) -> Iterator[model.Detection]:
         species, chance = self._story.species, self._chance
         for n in range(chance.randrange(9) if species else 0):
             label, name = species[min(int(chance.expovariate(0.22)), len(species) - 1)]
-            yield Detection(n * 9000, n * 9000 + 3000, label, round(chance.uniform(0.6, 0.99), 3), name)
+            yield model.Detection(n * 9000, n * 9000 + 3000, label, round(chance.uniform(0.6, 0.99), 3), name)
 
-    def _usage(self) -> Iterator[tuple[UsageReading, int]]:
+    def _usage(self) -> Iterator[tuple[model.UsageReading, int]]:
         story, cores, workers = self._story, self.play.density(None, "cpu_s"), self.play.places
         for tick in range(1, int(self.play.end_s / story.tick_s), 2):
             warm = min(1.0, max(0.0, tick * story.tick_s - story.prepare_s) / _WARM_S)
             memory = (0.25 + workers * 2.4 * warm) * self._chance.uniform(0.97, 1.0) * GIB
             used = min(float(story.cores), (cores[tick - 1] + cores[tick]) / 2 + 0.03)
-            yield UsageReading(used, round(memory), 2e6, workers + 2, "pss"), self.at(tick * story.tick_s)
+            yield model.UsageReading(used, round(memory), 2e6, workers + 2, "pss"), self.at(tick * story.tick_s)
 
     def write_telemetry(self, telemetry: TelemetryWriter) -> None:
         story, play = self._story, self.play
@@ -359,7 +349,7 @@ class _Task:
             Followed(i, one.uuid, one.index, one.memory_total_bytes, one.power_limit_w, one.slowdown_c)
             for i, one in zip(self._ids, self._devices, strict=True)
         ]
-        alerts = AlertBook(telemetry, followed, AlertLimits())
+        alerts = AlertBook(telemetry, followed, model.AlertLimits())
         loads = [play.density(device, "gpu_s") for device in range(story.devices)]
         cores, energy = play.density(None, "cpu_s"), [1e6] * story.devices
         last_begun_s = max((attempt.start_s for attempt in play.attempts), default=0.0)
@@ -370,7 +360,7 @@ class _Task:
             silent = {i: "GPU is lost" for n, i in enumerate(self._ids) if at_s >= story.lost.get(n, math.inf)}
             in_gap = any(from_s <= at_s < to_s for from_s, to_s, _ in story.gaps)
             readings = [] if in_gap else [(i, reading) for i, reading in readings if i not in silent]
-            host = HostReading(100 * min(1.0, (cores[tick] + 1.5) / max(story.cores, 16)), 60 * GIB, 180 * GIB)
+            host = model.HostReading(100 * min(1.0, (cores[tick] + 1.5) / max(story.cores, 16)), 60 * GIB, 180 * GIB)
             telemetry.write_tick(self.at(at_s), readings, host)
             alerts.write(self.at(at_s), readings, silent)
             alerts.written()
