@@ -308,7 +308,7 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
                 share_percent=None if total_s + missing_s <= 0 else 100 * seconds / (total_s + missing_s),
                 busy_hours=sum(busy_s) / 3600 if busy_s else None,
                 energy_wh=sum(joules) / 3600 if joules else None,
-                energy_share_percent=100 * sum(joules) / total_j if joules and total_j > 0 else None,
+                energy_share_percent=100 * sum(joules) / total_j if joules and total_j else None,
                 measured_percent=None if measured is None else 100 * min(1.0, measured),
             )
     return found
