@@ -266,7 +266,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
-    place: Place, kind: str, pool: ThreadPoolExecutor
+    pool: ThreadPoolExecutor, place: Place, kind: str
 ) -> None:
     session, few = place.open(place.engine(kind, slow_s=0.1)), [place.good("a", 1), place.good("b", 1)]
     feeding = Feeding(pool, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
@@ -286,7 +286,7 @@ def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(
-    place: Place, kind: str, pool: ThreadPoolExecutor
+    pool: ThreadPoolExecutor, place: Place, kind: str
 ) -> None:
     batch = [place.good(name, 1) for name in "abc"]
     for outside in (False, True):
