@@ -224,13 +224,20 @@ def endless(read: list[int]) -> Iterator[tuple[int, int]]:
 def test_more_threads_are_hired_only_where_looks_are_slow_and_quick_ones_are_handed_over_hundreds_at_a_time(
     look_s: float, hired: bool
 ) -> None:
-    read, ticks, hand_overs = [0], count(0, look_s), set()
+    read, ticks, hand_overs, held, waits = [0], count(0, look_s), set(), Event(), count()
 
     def look(number: int) -> int:
         hand_overs.add(read[0])  # nobody reads on while files are looked at
+        if hired and number == 1500:
+            held.set()
+            wait_for(lambda: helpers() > 1, "more threads")
+            held.clear()
         return number
 
-    looking = look_ahead(endless(read), look, monotonic_s=lambda: next(ticks))
+    def heed() -> None:
+        assert not held.is_set() or next(waits) < 20, "nobody helps the one who waits"
+
+    looking = look_ahead(endless(read), look, monotonic_s=lambda: next(ticks), while_waiting=heed)
     assert [next(looking) for _ in range(3000)] == [(number, number) for number in range(3000)]
     assert 3000 <= read[0] < 3000 + 600, "reading ahead is bounded"
     assert (helpers() > 1) is hired and helpers() <= 16
