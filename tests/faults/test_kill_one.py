@@ -140,7 +140,7 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     site: Site, mode: str
 ) -> None:
     """A recorder that is killed a second time is given up, but never the run."""
-    program = start(site, 8, mode=mode, publish_every_s=600)
+    program = start(site, 12, mode=mode, publish_every_s=600)
     program.send(signal.SIGSTOP)  # as in a suspended job: it is not dead
     before = len(live_rows(site, SAMPLES))
     wait_for(lambda: len(live_rows(site, SAMPLES)) > before + 6, "the recorder goes on")
@@ -154,7 +154,7 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     assert done.exit_code == 0, done.stderr
     assert "restarting it" in done.stderr and "telemetry incomplete" in done.stdout
     assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
-    assert site.rows(STATES) == [("done", 8)]
+    assert site.rows(STATES) == [("done", 12)]
     ((chunk_id, *why),) = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
     assert why == [1, "worker_died"]
     assert site.rows("SELECT outcome FROM attempt WHERE chunk_id = ? AND try_number = 2", chunk_id) == [("done",)]
