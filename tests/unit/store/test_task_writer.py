@@ -54,7 +54,7 @@ def end(writer: TaskWriter, result: ChunkResult, status: str, try_number: int = 
 def test_tables_of_a_task(writer: TaskWriter, pages: Pages) -> None:
     """A task writes what it knows as it becomes known; what is unknown is null."""
     begin(writer, memory_limit_bytes=2**31, time_limit_s=1800.5)
-    writer.add_devices([make_device(0), replace(make_device(2), uuid=None, index=None, name=None)])
+    writer.add_devices([make_device(0), make_device(1), replace(make_device(2), uuid=None, index=None, name=None)])
     workers = [writer.worker_started(device_id=9, pid=pid, engine="demo", at_ms=START_MS) for pid in (11, 12)]
     writer.worker_ended(workers[0], exit_code=-9, at_ms=START_MS + 5)
     assert writer.workers_started == 2
@@ -85,16 +85,6 @@ def test_tables_of_a_task(writer: TaskWriter, pages: Pages) -> None:
     assert writer.recent_work(9) == [(9, 30.0, 1.0), (9, 29.5, 1.0)]
     assert writer.recent_work(1) == [(9, 30.0, 1.0)]
     assert writer.failed_chunks(10) == [("rec", "bad", "bad_audio", "no luck")]
-
-
-def test_ids_are_of_this_task_alone(tmp_path: Path) -> None:
-    seen = set[int]()
-    for key in (KEY, replace(KEY, array_index=8), replace(KEY, started_at_ms=START_MS)):
-        with closing(TaskWriter(tmp_path / f"{len(seen)}.sqlite", key)) as writer:
-            writer.add_devices([make_device(0), make_device(1)])
-            seen |= {writer.worker_started(device_id=9, pid=7, engine="demo", at_ms=START_MS) for _ in range(2)}
-            seen |= {writer.task_id, *(id for (id,) in query(writer.path, "SELECT device_id FROM device"))}
-    assert len(seen) == 3 * 5
 
 
 def test_the_chunks_of_the_source_are_written_as_pending_and_come_back_once_in_its_order(writer: TaskWriter) -> None:
