@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 from rooms.cli import app, make_parser
-from rooms.cluster import find_srun, is_job_script, read_request, read_script
-from rooms.root import BadInput, folder
+from rooms.cluster import find_srun, is_job_script, read_request, read_script, submit_words
+from rooms.root import BadInput, SubmitSettings, folder
 from support.brief import brief, page
 from support.pages import Pages
 
@@ -64,9 +64,18 @@ def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(
     })  # fmt: skip
 
 
-def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending() -> None:
-    found = read_script(WHOLE, "job.sbatch", {"SBATCH_TIMELIMIT": "60"}, options=("--time=5", "--mem", "1G", "-c4"))
-    assert (found.asked.time_s, found.asked.memory_gb_per_node, found.asked.cpus) == (300, 1, 4)
+WISHES = (
+    {"gpus_per_task": 8, "cpus": 6}, {"mem": "0"}, {"sbatch": ("--time=unlimited",)}, {"tasks": 7, "parallel": 2},
+    {"account": "a", "constraint": "c", "time": "5"}, {"sbatch": ("--array=3,7%1 --gres=gpu:2",), "parallel": 4},
+)  # fmt: skip
+
+
+def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pages: Pages) -> None:
+    found = {}
+    for wishes in WISHES:
+        options, known = submit_words(SubmitSettings(**wishes)), {"SBATCH_TIMELIMIT": "60"}
+        found[str(wishes)] = [options, read_script(WHOLE, "job.sbatch", known, options=options).asked]
+    pages({"asked.txt": page(found)})
     assert [is_job_script(name) for name in ("a.sbatch", "b.sh", "c.csv", "sbatch")] == [True, True, False, False]
     lines = ("srun -n1 x", "X=1 exec /bin/srun x", "# srun", 'echo "srun"')
     assert [find_srun(script("echo a", one)) for one in lines] == [3, 3, None, None]

@@ -57,14 +57,13 @@ class Sockeye:
         rules = (folder("sites") / "sockeye.toml").read_text().replace("/scratch", str(root / "scratch"))
         (root / "site.toml").write_text(rules)
 
-    def check(self, text: str, submit: SubmitSettings | None = None, **environ: str) -> Checked:
+    def check(self, text: str, submit: SubmitSettings = SubmitSettings(), **environ: str) -> Checked:
         for word, meant in SHARED.items():
             text = text.replace(word, meant)
         (self.work / "job.sbatch").write_text(text.replace("{scratch}", str(self.root / "scratch")), newline="")
         known = {"HOME": str(self.root / "home"), "PATH": str(self.root / "bin"), **environ}
-        site, of_submit = str(self.root / "site.toml"), submit or SubmitSettings()
-        order = CheckOrder(RunSettings(), known, SystemClock(), self.work, of_submit, site, "job.sbatch", parse=PARSE)
-        return check(order)
+        where = (known, SystemClock(), self.work, submit, str(self.root / "site.toml"), "job.sbatch")
+        return check(CheckOrder(RunSettings(), *where, parse=PARSE))
 
     def page(self, checked: Checked) -> str:
         said = [
@@ -78,28 +77,10 @@ class Sockeye:
 def test_nothing_that_check_says_about_a_script_is_false(tmp_path: Path, pages: Pages) -> None:
     sockeye, said = Sockeye(tmp_path), []
     scripts = (Path(__file__).parents[2] / "data" / "job_scripts.txt").read_text().split("\n=== ")[1:]
-    for name, text in (one.split("\n", 1) for one in scripts):
-        found = sockeye.check(text.rstrip("\n") + "\n")
-        said += [f"{name} → exit code {found.exit_code}", *filter(None, [sockeye.page(found)])]
+    found = {name: sockeye.check(text.rstrip("\n") + "\n") for name, text in (one.split("\n", 1) for one in scripts)}
+    plain = "@HEAD\n@LOAD\nexec @RUN\n"
+    found["with another account in the environment"] = sockeye.check(plain, SBATCH_ACCOUNT="st-lab-1")
+    found["with more GPUs on the command line"] = sockeye.check(plain, SubmitSettings(gpus_per_task=8, cpus=6))
+    for name, one in found.items():
+        said += [f"{name} → exit code {one.exit_code}", *filter(None, [sockeye.page(one)])]
     pages({"findings.txt": "\n".join(said)})
-
-
-PLAIN = "@HEAD\n@LOAD\nexec @RUN\n"
-
-
-def test_the_environment_and_the_command_line_go_before_the_script_as_in_sbatch(tmp_path: Path) -> None:
-    sockeye = Sockeye(tmp_path)
-    assert sockeye.check(PLAIN, SBATCH_TIMELIMIT="1:00:00").asked.time_s == 3600
-    assert "account" in sockeye.page(sockeye.check(PLAIN, SBATCH_ACCOUNT="st-lab-1"))
-    source = sockeye.check(PLAIN).source
-    assert source is not None and source.chunks == 4
-    for said, expected in (
-        (SubmitSettings(gpus_per_task=8, cpus=6), {"gpus_per_task": 8, "gpus_per_node": 8, "cpus": 6}),
-        (SubmitSettings(mem="0"), {"memory_gb_per_node": 0}),  # all of the node, which is not the same as not set
-        (SubmitSettings(sbatch=("--time=unlimited",)), {"time_s": None, "no_time_limit": True}),
-        (SubmitSettings(tasks=7, parallel=2), {"tasks": 7, "last_index": 6, "array": "0-6%2"}),
-        (SubmitSettings(account="a", constraint="c", time="5"), {"account": "a", "constraint": "c", "time_s": 300}),
-        (SubmitSettings(sbatch=("--array=3,7%1 --gres=gpu:2",), parallel=4), {"array": "3,7%4", "gpus_per_task": 2}),
-    ):
-        asked = sockeye.check(PLAIN, said).asked
-        assert {name: getattr(asked, name) for name in expected} == expected
