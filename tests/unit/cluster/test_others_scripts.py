@@ -57,12 +57,19 @@ class Sockeye:
         rules = (folder("sites") / "sockeye.toml").read_text().replace("/scratch", str(root / "scratch"))
         (root / "site.toml").write_text(rules)
 
-    def check(self, text: str, submit: SubmitSettings = SubmitSettings(), **environ: str) -> Checked:
+    def check(self, text: str, submit: SubmitSettings | None = None, **environ: str) -> Checked:
         for word, meant in SHARED.items():
             text = text.replace(word, meant)
         (self.work / "job.sbatch").write_text(text.replace("{scratch}", str(self.root / "scratch")), newline="")
         known = {"HOME": str(self.root / "home"), "PATH": str(self.root / "bin"), **environ}
-        where = (known, SystemClock(), self.work, submit, str(self.root / "site.toml"), "job.sbatch")
+        where = (
+            known,
+            SystemClock(),
+            self.work,
+            submit or SubmitSettings(),
+            str(self.root / "site.toml"),
+            "job.sbatch",
+        )
         return check(CheckOrder(RunSettings(), *where, parse=PARSE))
 
     def page(self, checked: Checked) -> str:
