@@ -20,7 +20,11 @@ forgotten() { fails 'Invalid job id specified'; }
 has_it() { echo "4821|$(cat $0.script)"; }
 has_both() { has_it; echo "4822|$(cat $0.merge)"; }
 has_others() { echo '4821|/somebody/elses.sh'; }
-late() { kill -KILL $PPID; sleep 1; touch $0.late; takes; }
+late() { kill -KILL $PPID; until_waited_for; touch $0.late; takes; }
+until_waited_for() {
+    inode=$(stat -c %i $(cat $(dirname $0)/squeue.script))
+    for _ in $(seq 400); do grep -q -- "->.*:$inode " /proc/locks && break; sleep 0.05; done
+}
 has_late() { [ ! -e $(dirname $0)/sbatch.late ] || has_it; }
 at_first() { [ ! -e $0.seen ] && touch $0.seen && says "$@"; }
 hit() { kill -$1 $PPID; sleep 0.1; }

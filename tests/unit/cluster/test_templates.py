@@ -115,15 +115,3 @@ def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_at_once_with_
     filled("merge", "dependency=afterany:1:2", "account=st-pi-1")
     filled("sockeye-array.sbatch", "account=st-pi-1-gpu", complete=True)
     pages({"refused.txt": page(said)})
-
-
-def test_a_project_file_fills_in_what_is_not_set(tmp_path: Path) -> None:
-    (tmp_path / "badcjobs.toml").write_text(
-        '[run]\nsource = ["july.csv"]\nout = "runs/july"\n[submit]\naccount = "st-lab-1-gpu"\ntime = "3:00:00"\n'
-        'tasks = 8\nparallel = 2\nsetup = ["module load x"]\ncpus = 5\ngpus_per_task = 3\n'
-    )
-    project = Project.read((), tmp_path)
-    lines = fill_template("sockeye-array", ["time=1:00:00"], project, complete=True).text.splitlines()
-    wanted = ("account=st-lab-1-gpu", "time=1:00:00", "array=0-7%2", "cpus-per-task=5", "gpus-per-node=3")
-    assert {*(f"#SBATCH --{one}" for one in wanted), "module load x"} <= {*lines}
-    assert {f': "${{SOURCE:={tmp_path}/july.csv}}"', f': "${{OUT:={tmp_path}/runs/july}}"'} <= {*lines}
