@@ -6,10 +6,11 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rooms.devices import LIMITS, SAMPLE_FIELDS, NvidiaSmiReader, Query, Stream, make_reading
 from rooms.model import METRICS, InventoryDevice, Reading
@@ -49,10 +50,9 @@ def write_script(folder: Path, script: str) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def state(reader: NvidiaSmiReader, index: int = 0) -> str:
@@ -127,9 +127,8 @@ def test_a_number_that_cannot_be_is_none_with_the_first_reason_however_it_change
 
 def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_reader(open_smi: Open) -> None:
     reader, program = open_smi()
-    assert reader.inventory()[1] == InventoryDevice(
-        1, fake_uuid(1), "NVIDIA Stand-in, 16 GB", "nvidia-smi", 16 * 2**30, 300.0, "00000000:02:00.0", "535.129.03"
-    )
+    named = ("NVIDIA Stand-in, 16 GB", "nvidia-smi", 16 * 2**30, 300.0, "00000000:02:00.0", "535.129.03")
+    assert reader.inventory()[1] == InventoryDevice(1, fake_uuid(1), *named)
     assert program.streams() == [], "the list needs no stream"
     for _ in range(20):
         readings = [reader.read(device.uuid) for device in reader.inventory()]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from rooms.devices import NvmlReader
-from rooms.model import METRICS, InventoryDevice, Reading
+from rooms.model import METRICS, Reading
 from rooms.root import DeviceUnreadable, SystemClock
 from support.fake_nvml import FakeNvml
 
@@ -47,9 +47,6 @@ class Machine:
             for uuid, readings in self.readings.items():
                 readings.append(self.reader.read(uuid))
             time.sleep(5.5 / PACE)
-
-    def last(self, device: InventoryDevice) -> Reading:
-        return self.readings[device.uuid][-1]
 
 
 @pytest.fixture(params=["as it is"] if REAL else ["without_gpm", "with_gpm"])  # a real device has GPM or not
@@ -94,15 +91,13 @@ def test_every_metric_is_plausible_or_missing_with_a_reason(machine: Machine) ->
 
 def test_busy_time_energy_and_processes_agree_with_their_sources(machine: Machine) -> None:
     for card in machine.cards:
-        reading = machine.last(card)
+        first, reading = machine.readings[card.uuid]
         assert reading.busy_percent is not None
         assert reading.sources["busy_percent"] in ("gpm", "processes", "utilization")
         assert (reading.sources["busy_percent"] == "gpm") == (reading.sm_occupancy_percent is not None)
-        first_j, last_j = machine.readings[card.uuid][0].energy_j, reading.energy_j
-        if first_j is not None and last_j is not None:
-            assert 0 < last_j - first_j < 10 * 2000  # ten seconds of 2 kW
-    for device in machine.devices:
-        reading = machine.last(device)
+        if first.energy_j is not None and reading.energy_j is not None:
+            assert 0 < reading.energy_j - first.energy_j < 10 * 2000  # ten seconds of 2 kW
+    for _, reading in machine.readings.values():
         assert (reading.processes is None) == ("processes" in reading.missing)
         for process in reading.processes or ():
             assert process.pid > 0
