@@ -137,12 +137,12 @@ def test_shards_and_scripts_have_what_the_sources_and_the_project_say(
     plan_sources(PlanOrder({}, Project.read([], short_path), rate=400.0, out=Path("cut")), {}, short_path)
     assert [one.start_ms for one in tasks_of(short_path / "cut")] == [0, 20_000, 40_000]
     planned = plan(
-        short_path, "waves.csv", rate=0.003, site="sockeye", out=Path("waves"), config="x.toml",
+        short_path, "waves.csv", rate=0.0015, site="sockeye", out=Path("waves"), config="x.toml",
         submit=SubmitSettings(time="24:00:00", parallel=10),
         flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
     )  # fmt: skip
     sizes = [wave.tasks for wave in planned.plan.waves]
-    assert sizes[0] > sizes[1] and len(sizes) > 2, "waves of different sizes"
+    assert sizes[0] > sizes[-1] and len(sizes) > 3, "waves of different sizes"
     shards = sorted((short_path / "waves").glob("wave-*/task-*.csv"))
     written = [row for path in shards for row in path.read_text().splitlines()[1:]]
     assert written == Path("waves.csv").read_text().splitlines()[1:]
