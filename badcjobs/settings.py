@@ -487,10 +487,8 @@ def to_toml(value: Any) -> str:
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # Strings, numbers, true and false are the same in JSON and TOML.
-    return json.dumps(value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # the one character that JSON allows and TOML does not
+    # Strings, numbers, true and false are the same in JSON and TOML, but for one character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_value(text: str) -> Any:

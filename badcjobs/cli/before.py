@@ -21,7 +21,7 @@ from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSe
 
 if TYPE_CHECKING:
     from badcjobs.cluster.job_script import ParsedWords
-    from badcjobs.planning.probe import ProbeEnd, ProbeOrder
+    from badcjobs.planning.probe import ProbeEnd
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
 SiteRules = Annotated[
@@ -154,8 +154,7 @@ def plan(
 ) -> int:
     """Estimate what SOURCE takes: GPU-hours, array tasks, memory, files, waves, and when it is finished.
 
-    Lengths come
-    from rows and audio headers alone. The exit code is 1 if the plan has a problem, such as rows left out.
+    Lengths come from rows and audio headers alone. The exit code is 1 if the plan has a problem, such as rows left out.
 
     Example:
       badcjobs plan july.csv --site sockeye --rate 400 --parallel 10
@@ -216,14 +215,18 @@ def probe(
 ) -> int:
     """Find the longest chunk that fits each GPU model with this engine and its options, and the fastest length.
 
-    Short
-    recordings are repeated. Later runs read the result and cut longer chunks before they fail.
+    Short recordings are repeated. Later runs read the result and cut longer chunks before they fail.
 
     Example:
       badcjobs probe july/night.wav --html probe.html -- --max-gpus 1
     """
-    from badcjobs.planning.probe import ProbeOrder
+    import logging
+
+    from badcjobs.planning.probe import ProbeOrder, run_probe
+    from badcjobs.planning.probe_page import probe_page, probe_text
+    from badcjobs.report.job import write_whole
     from badcjobs.store.atomic_write import cannot_write, try_to_write
+    from badcjobs.workers.learned import describe_readers
 
     project = read_project(context)
     most_s = parse_stop_after(time)
@@ -244,17 +247,6 @@ def probe(
             try_to_write(html)  # before minutes of trials
         except OSError as error:
             raise cannot_write(html, error) from error
-    return _probe(order, html, json_wanted)
-
-
-def _probe(order: ProbeOrder, html: Path | None, json_wanted: bool) -> int:
-    import logging
-
-    from badcjobs.planning.probe import run_probe
-    from badcjobs.planning.probe_page import probe_page, probe_text
-    from badcjobs.report.job import write_whole
-    from badcjobs.workers.learned import describe_readers
-
     log_to_stderr()
     # A chunk that does not fit is a result here, not an error; the probe logs it itself.
     for noisy in ("supervise", "stream_session"):

@@ -115,9 +115,7 @@ def record(
         interval or project.get("run", "interval") or 1.0,
         find_stand_in(project, simulate),
         project.alerts,
-        lambda alert: (
-            remark(alert.text) if alert.over else None
-        ),  # the log has only warnings, so not the end of an alert
+        lambda alert: remark(alert.text) if alert.over else None,  # the log has only warnings, not the end of an alert
         project.hooks,
     )
     end = run_record(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from badcjobs.cli import output
 from badcjobs.cli.job_signals import BatchTask, DelayedSignals
 from badcjobs.cli.options import (
     JsonWanted,
@@ -23,31 +24,10 @@ from badcjobs.cli.options import (
     run_options,
     with_settings,
 )
-from badcjobs.cli.output import (
-    Pace,
-    colour_wanted,
-    log_to_stderr,
-    poll_s,
-    print_document,
-    print_json,
-    read_world,
-    remark,
-    say,
-    shown,
-)
 from badcjobs.cli.results import files_text
 from badcjobs.clock import SystemClock
+from badcjobs.cluster import local as emulation
 from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local import (
-    Emulation,
-    LocalScheduler,
-    ScriptOrder,
-    check_run_folder,
-    check_script_folder,
-    emulate_order,
-    emulate_script,
-    script_text,
-)
 from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.sbatch_options import submit_words
 from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
@@ -99,7 +79,7 @@ def submit(
     Example:
       badcjobs submit july/ --out runs/july --tasks 20 -- --chunk-length 294
     """
-    log_to_stderr(quiet=True)
+    output.log_to_stderr(quiet=True)
     project = read_project(context)
     mistakes: list[str] = []
     options = with_merge_account(project.make(SubmitSettings, settings, "submit", mistakes), project.site)
@@ -111,7 +91,7 @@ def submit(
         share_gpus=options.share_gpus, max_requeues=options.requeues, kill_wait_s=options.kill_wait_s, again=again
     )
     if project.file is not None and not json_wanted:
-        remark(f"settings: {shown(project.file)}")
+        output.remark(f"settings: {output.shown(project.file)}")
     if sources and is_job_script(sources[0]):
         refuse(mistakes, "badcjobs submit --help")
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
@@ -142,30 +122,37 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock, scheduler = (
         SystemClock(),
-        SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=poll_s(POLL_S)),
+        SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=output.poll_s(POLL_S)),
     )
     plan = make_plan(
-        command, options, Path.cwd(), clock, Pace(_ROWS), again=how.again, keep=not how.dry_run, mistakes=mistakes
+        command,
+        options,
+        Path.cwd(),
+        clock,
+        output.Pace(_ROWS),
+        again=how.again,
+        keep=not how.dry_run,
+        mistakes=mistakes,
     )
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
         record = find_record(plan, scheduler, again=how.again)
         if record is not None:
-            remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
+            output.remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
-            remark(_notes(plan)["tasks"])
+            output.remark(_notes(plan)["tasks"])
         return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
     if how.again and plan.redo_all:
-        remark("--no-resume: chunks that are done will be done again")
+        output.remark("--no-resume: chunks that are done will be done again")
     with _outside_any_job():
         with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
             result = submit_or_find(plan, scheduler, clock, again=how.again, hold=held.begin)
             facts = _facts(result, scheduler)
             if not how.json_wanted:
-                say(_result_text(facts, result))
+                output.say(_result_text(facts, result))
             if held.came is not None:
-                remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
+                output.remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
         return _follow_up(result, facts, scheduler, clock, how)
 
 
@@ -176,19 +163,19 @@ def _follow_up(
     states = None
     try:
         if how.wait:
-            states = follow(result, scheduler, clock, remark)
+            states = follow(result, scheduler, clock, output.remark)
         elif result.found:
             states = scheduler.states(result.job)
     except KeyboardInterrupt:
-        remark(f"job {result.job.job_id} continues; the same command waits for it again")
+        output.remark(f"job {result.job.job_id} continues; the same command waits for it again")
         raise
     except Unanswered as error:
-        remark(f"Slurm does not answer, so it is not known whether the job has ended: {error}")
+        output.remark(f"Slurm does not answer, so it is not known whether the job has ended: {error}")
     if states is None or not (how.wait or has_ended(states)):
         if how.json_wanted:
-            print_json(facts)
+            output.print_json(facts)
         return 0
-    return _report_slurm_end(facts, *evaluate_job(result, states, clock, Pace(_ROWS)), how)
+    return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(_ROWS)), how)
 
 
 def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
@@ -241,14 +228,14 @@ def _report_slurm_end(
     code = int(EXIT_CODES[verdict])
     if how.json_wanted:
         end = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
-        print_json({**facts, **end, "summary": summary.to_dict()})
+        output.print_json({**facts, **end, "summary": summary.to_dict()})
         return code
     _say_end(facts.get("job_id", ""), verdict, ends, summary)
     if code:
         left = (
             "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume repeats all of it"
         )
-        say(f"\n  the same command with {left}")
+        output.say(f"\n  the same command with {left}")
     return code
 
 
@@ -274,16 +261,16 @@ def _submit_here(
     command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags, mistakes: Sequence[str]
 ) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
-    world = read_world()
-    plan = make_plan(command, options, world.cwd, world.clock, Pace(_ROWS), find=False, mistakes=mistakes)
+    world = output.read_world()
+    plan = make_plan(command, options, world.cwd, world.clock, output.Pace(_ROWS), find=False, mistakes=mistakes)
     for words in () if how.json_wanted else _notes(plan).values():
-        remark(words)
+        output.remark(words)
     if how.dry_run:
-        check_run_folder(plan.order.out, again=how.again)
-        return _show_scripts(how, script=LocalScheduler.script(plan.order))
+        emulation.check_run_folder(plan.order.out, again=how.again)
+        return _show_scripts(how, script=emulation.LocalScheduler.script(plan.order))
     flags, project = command
     devices = find_stand_in(project, flags.get("simulate"))
-    done = emulate_order(plan.order, replace(settings, stand_in=devices), world, remark)
+    done = emulation.emulate_order(plan.order, replace(settings, stand_in=devices), world, output.remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _report_local_end(done, how, facts)
 
@@ -321,11 +308,11 @@ def _submit_script(
     words = tuple(submit_words(options))
     if options.parallel is not None and not any(word.startswith("--array=") for word in words):
         raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
-    world = read_world()
+    world = output.read_world()
     file = None if project.file == find_project_file(world.cwd) else project.file  # that one it reads by itself
     out = flags.get("out") or project.get("run", "out")
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
-    order = ScriptOrder(
+    order = emulation.ScriptOrder(
         Path(script),
         words,
         source=others[0] if others else None,
@@ -333,24 +320,26 @@ def _submit_script(
         arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
     )
     if how.dry_run:
-        check_script_folder(order, world, again=how.again)
-        return _show_scripts(how, script=script_text(order.script, world))
+        emulation.check_script_folder(order, world, again=how.again)
+        return _show_scripts(how, script=emulation.script_text(order.script, world))
     devices = find_stand_in(project, flags.get("simulate"))
-    return _report_local_end(emulate_script(order, replace(settings, stand_in=devices), world, remark), how, {})
+    return _report_local_end(
+        emulation.emulate_script(order, replace(settings, stand_in=devices), world, output.remark), how, {}
+    )
 
 
-def _report_local_end(done: Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
+def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
     if how.json_wanted:
-        print_json({**done.to_dict(), **facts})
+        output.print_json({**done.to_dict(), **facts})
         return done.exit_code
     if done.job is None:
-        say(f"job {done.job_id}: {done.verdict}")
+        output.say(f"job {done.job_id}: {done.verdict}")
         return done.exit_code
     _say_end(done.job_id, done.verdict, done.rows, done.job.summary)
-    say("\n" + files_text(done.job))
+    output.say("\n" + files_text(done.job))
     if done.exit_code:
         whole = done.job.summary.verdict == "done"
-        say("\n  the same command " + ("starts those tasks again" if whole else "does what is left"))
+        output.say("\n  the same command " + ("starts those tasks again" if whole else "does what is left"))
     return done.exit_code
 
 
@@ -362,8 +351,8 @@ def _say_end(job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Su
     words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
     title = "the complete run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
-    text = summary_text(summary, title, colour=colour_wanted())
-    say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
+    text = summary_text(summary, title, colour=output.colour_wanted())
+    output.say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
 
 
 def _notes(plan: ArrayPlan) -> dict[str, str]:
@@ -381,8 +370,8 @@ def _notes(plan: ArrayPlan) -> dict[str, str]:
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
     """Print what would be submitted; change nothing."""
     if how.json_wanted:
-        print_json(scripts)
+        output.print_json(scripts)
     else:
         between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
-        print_document(between.join(scripts.values()).rstrip("\n"))
+        output.print_document(between.join(scripts.values()).rstrip("\n"))
     return 0

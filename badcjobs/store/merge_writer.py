@@ -284,9 +284,7 @@ class JobWriter:
     def _use_file(self, intake: Intake) -> None:
         """Write the rows of this file as those of its task."""
         rows = self._write(intake)
-        self._files[intake.path] = replace(
-            intake, rows=rows, counts={}
-        )  # saves memory: there may be thousands of files
+        self._files[intake.path] = replace(intake, rows=rows, counts={})  # to save memory: there may be thousands
         self._holders[intake.task_id] = intake.path
 
     def _write(self, intake: Intake) -> int:

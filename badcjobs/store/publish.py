@@ -103,9 +103,8 @@ def join_files(
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
             else:
                 if half is halves[0] and not found:
-                    raise FileNotFoundError(
-                        "the wrapper's file is gone"
-                    )  # never replace a published file by an empty one
+                    # Never replace a published file by an empty one.
+                    raise FileNotFoundError("the wrapper's file is gone")
         for column, value in (closing or {}).items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
         db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", gaps)

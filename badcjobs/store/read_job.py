@@ -14,20 +14,9 @@ from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, silent_after_s
+from badcjobs.store import read_model
 from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
-from badcjobs.store.read_model import (
-    AlertFacts,
-    CostFacts,
-    DecisionFacts,
-    ErrorFacts,
-    FailedChunk,
-    ForeignProcess,
-    Freshness,
-    GapFacts,
-    JobFacts,
-    TaskFacts,
-)
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
@@ -39,7 +28,7 @@ _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.t
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
 
-def read_job(path: Path) -> JobFacts:
+def read_job(path: Path) -> read_model.JobFacts:
     """Return everything that the summary needs from a job database."""
     with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
@@ -61,10 +50,10 @@ def _suggest_fix(path: Path, why: str) -> str:
     return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
 
 
-def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[Freshness, tuple[str, ...]]:
+def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[read_model.Freshness, tuple[str, ...]]:
     """Return what has changed since the merge, and the folders of the task databases; empty for a task database."""
     if not is_job_database(db):
-        return Freshness(), ()
+        return read_model.Freshness(), ()
     files = _files(db)
     return add_last_contact(db, read_task_rows(db), files, folder)[1], _folders(files)
 
@@ -77,7 +66,7 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
     return tuple(sorted({str(Path(file.path).parent) for file in files}))
 
 
-def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
+def _read(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
     def value(sql: str) -> Any:
         return db.execute(sql).fetchone()[0]
 
@@ -87,18 +76,18 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
     last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
-    return JobFacts(
+    return read_model.JobFacts(
         tasks=tuple(tasks),
         devices=tuple(read_devices(db)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
         audio_done_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"),
         done_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'done' AND audio_s IS NULL"),
         tries=value("SELECT count(*) FROM attempt"),
-        failed=read_as(db, FailedChunk, _FAILED),
+        failed=read_as(db, read_model.FailedChunk, _FAILED),
         labels=tuple(
             db.execute("SELECT label, max(label_name), count(*) FROM detection GROUP BY label ORDER BY 3 DESC, 1")
         ),
-        gaps=read_as(db, GapFacts, _GAPS),
+        gaps=read_as(db, read_model.GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_files=sum(file.lost_something for file in files),
         file_folders=_folders(files),
@@ -106,10 +95,10 @@ def _read(db: sqlite3.Connection, folder: Path) -> JobFacts:
         last_settings=parse_settings(last.settings if last is not None else None),
         audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
         left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
-        errors=read_as(db, ErrorFacts, _ERRORS),
-        alerts=read_as(db, AlertFacts, _ALERTS),
-        foreign=read_as(db, ForeignProcess, _FOREIGN),
-        decisions=read_as(db, DecisionFacts, _DECISIONS),
+        errors=read_as(db, read_model.ErrorFacts, _ERRORS),
+        alerts=read_as(db, read_model.AlertFacts, _ALERTS),
+        foreign=read_as(db, read_model.ForeignProcess, _FOREIGN),
+        decisions=read_as(db, read_model.DecisionFacts, _DECISIONS),
         cost=_cost(db),
         cpu_tries=cpu_tries,
         cpu_audio_s=cpu_audio_s,
@@ -177,12 +166,12 @@ _AGAIN_GPU_S = """
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
 
 
-def _cost(db: sqlite3.Connection) -> CostFacts:
+def _cost(db: sqlite3.Connection) -> read_model.CostFacts:
     tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
         f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
     ).fetchone()
     of_gpu, of_energy = _ranks(db, "gpu_s", tries), _ranks(db, "energy_j", energy_tries)
-    return CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
+    return read_model.CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
 
 
 def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | None, float | None, float | None]:
@@ -199,8 +188,8 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | Non
 
 
 def add_last_contact(
-    db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
-) -> tuple[list[TaskFacts], Freshness]:
+    db: sqlite3.Connection, tasks: Sequence[read_model.TaskFacts], files: tuple[SourceFile, ...], folder: Path
+) -> tuple[list[read_model.TaskFacts], read_model.Freshness]:
     """Return the tasks, with the time of the last contact for those that had not ended, and what has changed since.
 
     The data of a changed or missing file is not read: its task is shown as of the merge, and the file is counted, as
@@ -257,7 +246,9 @@ def add_last_contact(
         not file.is_same(now) if file.path in open_files else now.st_size != file.size_bytes for file, now in seen
     )
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
-    fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
+    fresh = read_model.Freshness(
+        as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed
+    )
     return shown, fresh
 
 

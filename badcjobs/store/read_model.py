@@ -527,9 +527,7 @@ class JobFacts:
     cost: CostFacts = field(default_factory=CostFacts)
     cpu_tries: int = 0  # tries that succeeded without a device
     cpu_audio_s: float = 0.0
-    durations: Mapping[int, int] = field(
-        default_factory=dict
-    )  # duration in ms of tries that succeeded → number of tries
+    durations: Mapping[int, int] = field(default_factory=dict)  # ms of tries that succeeded → number of tries
     failed_gpu_s: float = 0.0  # spent on tries that failed
     lost_gpu_s: float = 0.0  # spent on tries without a result: their worker or task was killed
     again_gpu_s: float = 0.0  # spent on successful tries of chunks that were done before

@@ -131,9 +131,7 @@ class ResolvedTask:
     grant: Grant  # our devices, and the reason
     engine: Engine
     end: EndTime | None  # the end of our time; None: no time limit, or not known
-    locks: AbstractContextManager[
-        object
-    ]  # the locks of the devices that --max-gpus chose outside Slurm; released on exit
+    locks: AbstractContextManager[object]  # of the devices that --max-gpus chose outside Slurm; released on exit
 
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
