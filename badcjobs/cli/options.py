@@ -16,7 +16,7 @@ from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
 from badcjobs.project import Project
-from badcjobs.settings import SETTINGS, Setting, stand_in, to_toml
+from badcjobs.settings import SETTINGS, stand_in, to_toml
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -38,7 +38,20 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
         own = inspect.signature(command, eval_str=True).parameters
         options = [one for key, one in SETTINGS[table].items() if one.heading and key not in own]
         parameters = [one for one in own.values() if one.kind is not one.VAR_KEYWORD]
-        parameters += [_parameter(one, hidden=hidden) for one in options]
+        for one in options:
+            name = one.option
+            shown = typer.Option(
+                f"{name}/--no-{name[2:]}" if one.default is True else name,
+                *([f"-{one.short}"] if one.short else []),
+                help=one.help,
+                metavar=one.metavar or None,
+                rich_help_panel=one.heading,
+                hidden=hidden,
+            )
+            annotation = Annotated[_TYPES[one.kind] | None, shown]  # type: ignore[valid-type, name-defined]
+            parameters.append(
+                inspect.Parameter(one.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
 
         def with_all(*context: Any, **given: Any) -> int:
             return command(*context, **{name: None if value == [] else value for name, value in given.items()})
@@ -49,21 +62,6 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
         return with_all
 
     return decorate
-
-
-def _parameter(setting: Setting, *, hidden: bool) -> inspect.Parameter:
-    name = setting.option
-    names = [f"{name}/--no-{name[2:]}"] if setting.default is True else [name]
-    shown = typer.Option(
-        *names,
-        *([f"-{setting.short}"] if setting.short else []),
-        help=setting.help,
-        metavar=setting.metavar or None,
-        rich_help_panel=setting.heading,
-        hidden=hidden,
-    )
-    annotation = Annotated[_TYPES[setting.kind] | None, shown]  # type: ignore[valid-type, name-defined]
-    return inspect.Parameter(setting.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 # --- the values of a call --------------------------------------------------------------------------------------------

@@ -140,25 +140,20 @@ def _plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPla
         merge(MergeOrder([folder.path], folder.job_database), clock)
         summary = summarize_database(folder.job_database)  # the merge job writes the page
     else:
-        summary = _merge_to_temporary(folder, clock)
+        with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
+            aside = RunFolder(Path(name))  # with the layout of the run folder, because merged files have relative names
+            for mine, copy in ((folder.run_toml, aside.run_toml), (folder.job_database, aside.job_database)):
+                if mine.exists():
+                    shutil.copyfile(mine, copy)
+            aside.tasks.symlink_to(folder.tasks)
+            merge(MergeOrder([aside.tasks], aside.job_database), clock)
+            summary = summarize_database(aside.job_database)
     if summary.verdict == "done":
         return replace(plan, finished=summary)
     proof = summary.completeness
     plan = replace(plan, left=None if proof is None or proof.expected is None else proof.expected - proof.done)
     indices = proof.left_indices if proof is not None else ()
     return plan if len(indices) == plan.order.tasks else replace(plan, order=replace(plan.order, only=indices))
-
-
-def _merge_to_temporary(folder: RunFolder, clock: Clock) -> Summary:
-    """Merge into a temporary copy of the job database."""
-    with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
-        aside = RunFolder(Path(name))  # with the layout of the run folder, because merged files have relative names
-        for mine, copy in ((folder.run_toml, aside.run_toml), (folder.job_database, aside.job_database)):
-            if mine.exists():
-                shutil.copyfile(mine, copy)
-        aside.tasks.symlink_to(folder.tasks)
-        merge(MergeOrder([aside.tasks], aside.job_database), clock)
-        return summarize_database(aside.job_database)
 
 
 # --- from the options of submit to the order ------------------------------------------------------------------------

@@ -149,7 +149,19 @@ class NvmlReader:
                 continue  # the numbers of slices may have gaps
             has_slices = True
             try:
-                found.append(_describe_slice(nvml, slice_, card))
+                total_bytes, reserved_bytes = _memory(nvml, slice_)
+                part = replace(
+                    card,
+                    uuid=nvml.nvmlDeviceGetUUID(slice_),
+                    name=try_call(nvml.nvmlDeviceGetName, slice_) or f"{card.name} MIG",
+                    memory_total_bytes=total_bytes,
+                    power_limit_w=None,  # only the card has one
+                    slowdown_c=None,
+                    memory_reserved_bytes=reserved_bytes,
+                    parent_uuid=card.uuid,
+                    slice=f"{nvml.nvmlDeviceGetGpuInstanceId(slice_)}/{nvml.nvmlDeviceGetComputeInstanceId(slice_)}",
+                )
+                found.append(part)
             except nvml.NVMLError as error:
                 self._warn(f"slice {place} of GPU {card.index} is left out: {error}")
         if not has_slices:  # CUDA shows no device for it, so no worker can use it
@@ -180,21 +192,6 @@ def _describe(nvml: Any, handle: Any, index: int) -> InventoryDevice:
         driver=try_call(nvml.nvmlSystemGetDriverVersion),
         slowdown_c=or_none("slowdown_c", slowdown_c),
         memory_reserved_bytes=reserved_bytes,
-    )
-
-
-def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryDevice:
-    total_bytes, reserved_bytes = _memory(nvml, handle)
-    return replace(
-        card,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        name=try_call(nvml.nvmlDeviceGetName, handle) or f"{card.name} MIG",
-        memory_total_bytes=total_bytes,
-        power_limit_w=None,  # only the card has one
-        slowdown_c=None,
-        memory_reserved_bytes=reserved_bytes,
-        parent_uuid=card.uuid,
-        slice=f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}",
     )
 
 

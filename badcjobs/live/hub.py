@@ -402,19 +402,6 @@ def event_text(name: str, data: str, event_id: str | None = None) -> bytes:
     return f"{head}event: {name}\ndata: {data}\n\n".encode("utf-8", "replace")
 
 
-def change_text(before: Documents, after: Documents) -> str | None:
-    """Return the changes between two states as JSON; None: nothing has changed."""
-    tasks = {key: item for key, item in after.tasks.items() if before.tasks.get(key) is not item}
-    devices = {key: item for key, item in after.devices.items() if before.devices.get(key) is not item}
-    gone = {
-        "gone_tasks": [name for name in before.tasks if name not in after.tasks],
-        "gone_devices": [key for key in before.devices if key not in after.devices],
-    }
-    rest = [(documents.total, documents.alerts, documents.snapshot.remarks) for documents in (before, after)]
-    changed = tasks or devices or any(gone.values()) or rest[0] != rest[1]
-    return _text(gone, after, tasks, devices) if changed else None
-
-
 def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Item], devices: Mapping[str, Item]) -> str:
     snapshot = documents.snapshot
     rest = {"at_ms": snapshot.at_ms, "total": documents.total, "alerts": documents.alerts, "remarks": snapshot.remarks}
@@ -438,12 +425,20 @@ class Journal:
     def take(self, documents: Documents) -> bytes | None:
         """Store new documents; return the change event for listeners, None if nothing has changed."""
         before, self.documents = self.documents, documents
-        text = None if before is None else change_text(before, documents)
-        if text is None:
+        if before is None:
+            return None
+        tasks = {key: item for key, item in documents.tasks.items() if before.tasks.get(key) is not item}
+        devices = {key: item for key, item in documents.devices.items() if before.devices.get(key) is not item}
+        gone = {
+            "gone_tasks": [name for name in before.tasks if name not in documents.tasks],
+            "gone_devices": [key for key in before.devices if key not in documents.devices],
+        }
+        rest = [(one.total, one.alerts, one.snapshot.remarks) for one in (before, documents)]
+        if not (tasks or devices or any(gone.values()) or rest[0] != rest[1]):
             return None
         last_id = self._id
         self._number += 1
-        event = event_text("change", text, self._id)
+        event = event_text("change", _text(gone, documents, tasks, devices), self._id)
         self._events.append((last_id, event))
         return event
 

@@ -32,15 +32,12 @@ class Part(NamedTuple):
 Line = list[Part]
 
 
-def in_ascii(text: str) -> str:
-    """Return text with the same width that uses only ASCII characters."""
-    return "".join(c if c.isascii() else _ASCII.get(c) or "?" * cell_len(c) for c in plain(text))
-
-
 def to_text(line: Line, width: int, *, ascii_only: bool) -> Text:
     """Return a line cut to the width, without control characters: names from files must not control the terminal."""
-    show = in_ascii if ascii_only else plain
-    text = Text.assemble(*((show(part.text), part.style) for part in line), no_wrap=True, end="")
+    shown = [(plain(part.text), part.style) for part in line]
+    if ascii_only:  # of the same width
+        shown = [("".join(c if c.isascii() else _ASCII.get(c) or "?" * cell_len(c) for c in t), s) for t, s in shown]
+    text = Text.assemble(*shown, no_wrap=True, end="")
     text.highlight_regex("─+", "dim")  # the empty part of a bar
     text.truncate(width, overflow="crop" if ascii_only else "ellipsis")
     return text

@@ -207,7 +207,13 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
     worth = whole_s / (_WORTH_A_START * max(margin.start_up_s, 1.0))
     at_a_time = int(min(wish.parallel or (site.plan_gpus or 0) // gpus, worth))
     at_least = max(1, math.ceil(lengths.total_ms / room_ms), at_a_time)
-    shares = _share_out(lengths, min(at_least, lengths.rows), room_ms)
+    tasks = min(at_least, lengths.rows)
+    for _ in range(_TRIES):  # until none has too much; a single chunk cannot be shared
+        shares = share_out(lengths, tasks)
+        fullest_ms = max((share.audio_ms for share in shares if share.rows > 1), default=0)
+        if fullest_ms <= room_ms or tasks >= lengths.rows:
+            break
+        tasks = min(lengths.rows, max(tasks + 1, math.ceil(tasks * fullest_ms / room_ms)))
     fullest_s = max(share.audio_ms for share in shares) / 1000 / rate / gpus
     needed_s = round_up(margin.time_s(fullest_s + tail_s))
     return Sizing(
@@ -219,17 +225,6 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
         expected_s=margin.start_up_s + fullest_s,
         work_s=whole_s * gpus,
     )
-
-
-def _share_out(lengths: Lengths, tasks: int, room_ms: float) -> list[Share]:
-    """Share out to as many tasks as it takes until none has too much; a single chunk cannot be shared."""
-    for _ in range(_TRIES):
-        shares = share_out(lengths, tasks)
-        fullest_ms = max((share.audio_ms for share in shares if share.rows > 1), default=0)
-        if fullest_ms <= room_ms or tasks >= lengths.rows:
-            break
-        tasks = min(lengths.rows, max(tasks + 1, math.ceil(tasks * fullest_ms / room_ms)))
-    return shares
 
 
 # --- waves ------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,14 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
         if order.of_detections:
             return _export_heard(db, order, database, news, stdout, progress)
         if order.form == "badc":
-            files = _export_badc(db, order, progress)
+            assert order.output is not None  # see _check
+            make_folder(order.output)
+            telemetry = order.output / "telemetry.jsonl"
+            chunks = write_chunks(db, order.output, lambda rows: progress("chunk", rows))
+            lines = write_telemetry(db, order.output, telemetry, lambda rows: progress("attempt", rows))
+            summary, jobs = write_resume_summary(db, order.output, telemetry)
+            written = ((order.output, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
+            files = [ExportedFile(str(path), table, rows) for path, table, rows in written]
         else:
             files = _export_tables(db, order, database, stdout, progress)
         return files, [news] if news else []
@@ -175,18 +182,6 @@ def _export_tables(
         types, batches = read_table(db, table, order.form)
         files.append(_write_file(order, target, table, types, batches, stdout, progress))
     return files
-
-
-def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
-    folder = order.output
-    assert folder is not None  # see _check
-    make_folder(folder)
-    telemetry = folder / "telemetry.jsonl"
-    chunks = write_chunks(db, folder, lambda rows: progress("chunk", rows))
-    lines = write_telemetry(db, folder, telemetry, lambda rows: progress("attempt", rows))
-    summary, jobs = write_resume_summary(db, folder, telemetry)
-    written = ((folder, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
-    return [ExportedFile(str(path), table, rows) for path, table, rows in written]
 
 
 # --- detections: one file per study area and one for all, or a single file --------------------------------------------

@@ -38,7 +38,7 @@ from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.page import page
 from badcjobs.report.progress import Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, Figures, Rule, general_words, known_texts, say
+from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
 from badcjobs.report.words import plain
@@ -198,7 +198,20 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
             rule = next((rule for rule in rules if rule.when(case)), None)
-            found += [] if rule is None else [_say(rule, case, summary)]
+            if rule is None:
+                continue
+            figures, cost_s = {"s": summary, **case}, case.get("cost_s")
+            finding = Finding(
+                kind=rule.kind,
+                severity=say(rule.severity, figures),
+                sentence=say(rule.says, figures),
+                evidence=tuple(known_texts(rule.evidence, figures)),
+                advice=say(rule.fix, figures),
+                lines=tuple(known_texts(rule.lines, figures)),
+                subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
+                gpu_hours=None if cost_s is None else cost_s / 3600,
+            )
+            found.append(finding)
     if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # no Slurm: no #SBATCH lines
         found = [replace(f, lines=tuple(line for line in f.lines if not line.startswith("#SBATCH"))) for f in found]
     found.sort(key=_rank)
@@ -212,20 +225,6 @@ def find(summary: Summary) -> tuple[Finding, ...]:
             found[place] = replace(finding, lines=(*others, *lines), advice=advice)
             lines = []
     return tuple(found)
-
-
-def _say(rule: Rule, case: Figures, summary: Summary) -> Finding:
-    figures, cost_s = {"s": summary, **case}, case.get("cost_s")
-    return Finding(
-        kind=rule.kind,
-        severity=say(rule.severity, figures),
-        sentence=say(rule.says, figures),
-        evidence=tuple(known_texts(rule.evidence, figures)),
-        advice=say(rule.fix, figures),
-        lines=tuple(known_texts(rule.lines, figures)),
-        subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
-        gpu_hours=None if cost_s is None else cost_s / 3600,
-    )
 
 
 def _rank(finding: Finding) -> tuple[int, float]:

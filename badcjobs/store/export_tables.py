@@ -72,25 +72,18 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
 
 def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str, str], Iterator[list[Row]]]:
     """Return the columns of a table with their SQL types (empty if not for parquet), and its rows in batches."""
-    columns = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
+    types = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
     sql = f"SELECT * FROM {quoted(table)}"
-    types = _column_types(db, columns, sql) if form == "parquet" else dict.fromkeys(columns, "")
-    return types, in_batches(db.execute(sql), form)
-
-
-def _column_types(db: sqlite3.Connection, declared: dict[str, str], sql: str) -> dict[str, str]:
-    """Map each column to its SQL type: the declared one or, for a computed column of a view, that of its values.
-
-    One query reads all values, because a view may be slow.
-    """
-    types = dict(declared)
+    if form != "parquet":
+        return dict.fromkeys(types, ""), in_batches(db.execute(sql), form)
+    # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
     computed = [name for name, kind in types.items() if kind not in _STORED]
     if computed:
         found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)
         for name, kinds in zip(computed, db.execute(f"SELECT {found} FROM ({sql})").fetchone(), strict=True):
             there = set((kinds or "null").split(",")) - {"null"}
             types[name] = "TEXT" if "text" in there else "INTEGER" if there == {"integer"} else "REAL"
-    return types
+    return types, in_batches(db.execute(sql), form)
 
 
 def quoted(name: str) -> str:

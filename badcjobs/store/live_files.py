@@ -270,25 +270,22 @@ class PatientDatabase:
             try:
                 return change(self._disk)
             except sqlite3.OperationalError as error:
-                self._move_to_memory(error)
+                # Continue in memory with the content of the disk and the changes of the open transaction.
+                _roll_back(self._disk)
+                memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                self._disk.backup(memory)
+                memory.execute("PRAGMA journal_mode = MEMORY")
+                if self._open is not None:
+                    memory.execute("BEGIN")
+                    for earlier in self._open:
+                        earlier(memory)
+                self._memory = memory
+                now_s = self._monotonic_s()
+                self._retry_at_s = now_s + _RETRY_S
+                if now_s >= self._quiet_until_s:  # not each second while the disk stays full
+                    log.warning("%s cannot be written: %s; continuing, new data stays in memory", self._path, error)
+                self._quiet_until_s = now_s + _QUIET_S
         return change(self.now)
-
-    def _move_to_memory(self, error: sqlite3.Error) -> None:
-        """Continue in memory with the content of the disk and the changes of the open transaction."""
-        _roll_back(self._disk)
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._disk.backup(memory)
-        memory.execute("PRAGMA journal_mode = MEMORY")
-        if self._open is not None:
-            memory.execute("BEGIN")
-            for change in self._open:
-                change(memory)
-        self._memory = memory
-        now_s = self._monotonic_s()
-        self._retry_at_s = now_s + _RETRY_S
-        if now_s >= self._quiet_until_s:  # not each second while the disk stays full
-            log.warning("%s cannot be written: %s; continuing, new data stays in memory", self._path, error)
-        self._quiet_until_s = now_s + _QUIET_S
 
 
 def _begin(db: sqlite3.Connection) -> None:

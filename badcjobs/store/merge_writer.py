@@ -45,7 +45,9 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bo
     its rows, because the file is not sealed.
     """
     for table in _PLAIN:
-        copy_table(db, source, table)
+        # With exactly this statement SQLite copies the samples page by page, without decoding them.
+        verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
+        db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
     ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
     inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
     if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # other tasks have some, too
@@ -61,13 +63,6 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bo
     if add_up:
         index_samples(db)
         write_figures(db, task_id)
-
-
-def copy_table(db: sqlite3.Connection, source: str, table: str) -> None:
-    """Copy the rows of one table."""
-    # With exactly this statement SQLite copies the samples page by page, without decoding them.
-    verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
-    db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
 
 
 def _replace_columns(table: str) -> str:

@@ -191,7 +191,15 @@ class Records:
         if self._publisher is not None:
             self._publisher.stop()
         if self.recorder is not None:
-            self._stop(self.recorder)
+            self.recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
+            now_ms, failure = self._world.clock.now_ms(), self.recorder.failure
+            gaps = self.recorder.unwritten.gaps(now_ms)
+            if failure is not None:
+                gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, failure))
+            with _warned("the gap in the telemetry"):
+                for from_ms, to_ms, reason in gaps:
+                    self.writer.add_gap(None, from_ms, to_ms, reason)
+            self.telemetry_failure = failure or self.recorder.unwritten.text
         if self._usage is not None:
             self._usage.finish()
             self._write_usage()
@@ -208,18 +216,6 @@ class Records:
         if self._calls is not None:
             self._calls.finish()  # last: the results are safe, even if the alert command hangs
         return published
-
-    def _stop(self, recorder: Sidecar) -> None:
-        """Stop the recorder; write a gap with the reason if telemetry is not complete."""
-        recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
-        now_ms, failure = self._world.clock.now_ms(), recorder.failure
-        gaps = recorder.unwritten.gaps(now_ms)
-        if failure is not None:
-            gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, failure))
-        with _warned("the gap in the telemetry"):
-            for from_ms, to_ms, reason in gaps:
-                self.writer.add_gap(None, from_ms, to_ms, reason)
-        self.telemetry_failure = failure or recorder.unwritten.text
 
 
 @contextmanager

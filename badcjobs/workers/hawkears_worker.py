@@ -237,21 +237,6 @@ def reuse_predictors(module: Any, here: Any) -> None:
     module.Predictor = reuse
 
 
-def reset_models(here: Any, error: str) -> None:
-    """Reset the models of a thread after a failure; if that fails, load them again."""
-    if is_out_of_memory(error):
-        import torch
-
-        gc.collect()
-        torch.cuda.empty_cache()  # no effect without CUDA
-    predictor = getattr(here, "predictor", None)
-    try:
-        if predictor is not None:
-            predictor.audio.set_config(predictor.cfg, resample=False)
-    except Exception:
-        here.predictor = here.heuristics = None
-
-
 def fed_analyzer(module: Any, feed: Feed) -> type:
     """Return HawkEars' Analyzer class, changed to take its recordings from the feed."""
 
@@ -277,7 +262,16 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
                     return
                 except Exception as problem:
                     error = describe(problem)  # keep only the text: the traceback holds device memory
-                reset_models(feed.here, error)
+                if is_out_of_memory(error):
+                    import torch
+
+                    gc.collect()
+                    torch.cuda.empty_cache()  # no effect without CUDA
+                try:  # reset the models of this thread; if that fails, they are loaded again
+                    if (predictor := getattr(feed.here, "predictor", None)) is not None:
+                        predictor.audio.set_config(predictor.cfg, resample=False)
+                except Exception:
+                    feed.here.predictor = feed.here.heuristics = None
                 if feed.fail(error):
                     continue
                 with self._lock:  # this thread could not load its models; other threads may work
