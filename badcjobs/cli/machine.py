@@ -184,7 +184,17 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_tak
     if listing["backend_why"]:
         lines.append(f"  read through {listing['backend']}: {listing['backend_why']}")
     if processes:
-        lines += ["", *_process_lines(devices)]
+        running = [
+            (_device_name(d), str(one["pid"]), one["user"] or UNKNOWN, one["program"] or UNKNOWN,
+             memory(one["memory_used_bytes"]))
+            for d in devices
+            for one in d["processes"] or ()
+        ]  # fmt: skip
+        silent = [f"  {_device_name(d)}: process list not available" for d in devices if d["processes"] is None]
+        heads = columns("<device", "<pid", "<user", "<program", "memory")
+        found = table_text(Table("processes", "Processes", heads, running))
+        found = found if running else ["  no process is on these devices"]
+        lines += ["", *(found if len(silent) < len(devices) else []), *silent]
     if to_take:
         variable = "ROCR_VISIBLE_DEVICES" if devices[0]["vendor"] == "amd" else "CUDA_VISIBLE_DEVICES"
         lines += ["", f"  export {variable}={','.join(device['pin'] for device in devices)}"]
@@ -195,19 +205,3 @@ def _device_name(device: Mapping[str, Any]) -> str:
     if device["index"] is None:
         return f"token {device['token']}"
     return str(device["uuid"]) if device["parent_uuid"] else f"GPU {device['index']}"  # slices share an index
-
-
-def _process_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    from badcjobs.report.tables import Table, columns, table_text
-    from badcjobs.report.words import UNKNOWN, memory
-
-    rows = [
-        (_device_name(device), str(process["pid"]), process["user"] or UNKNOWN, process["program"] or UNKNOWN,
-         memory(process["memory_used_bytes"]))
-        for device in devices
-        for process in device["processes"] or ()
-    ]  # fmt: skip
-    silent = [f"  {_device_name(d)}: process list not available" for d in devices if d["processes"] is None]
-    table = Table("processes", "Processes", columns("<device", "<pid", "<user", "<program", "memory"), rows)
-    found = table_text(table) if rows else ["  no process is on these devices"]
-    return [*(found if len(silent) < len(devices) else []), *silent]

@@ -344,7 +344,21 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
             )
         return record
     if record is not None:
-        _check_ended(record, scheduler)
+        number = record.job.job_id
+        try:
+            ended = slurm.has_ended(scheduler.states(record.job))
+        except Unanswered as error:
+            raise slurm.SlurmRefused(
+                f"it is not known whether job {number} has ended",
+                why=f"Slurm does not answer: {error}",
+                fix=f"squeue -j {number}   (when it answers, the same command)",
+            ) from error
+        if not ended:
+            raise BadInput(
+                f"job {number} has not ended yet",
+                why="a second job would process the same chunks",
+                fix=f"{slurm.cancel_line(record.job)}   (or the same command with --wait, without --again)",
+            )
     refuse_during_emulation(out)
     return None
 
@@ -389,20 +403,3 @@ def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
     records.write_record(out, record)
     slurm.rename_script(script, record.job.job_id)
     return True
-
-
-def _check_ended(record: records.Record, scheduler: SlurmScheduler) -> None:
-    try:
-        ended = slurm.has_ended(scheduler.states(record.job))
-    except Unanswered as error:
-        raise slurm.SlurmRefused(
-            f"it is not known whether job {record.job.job_id} has ended",
-            why=f"Slurm does not answer: {error}",
-            fix=f"squeue -j {record.job.job_id}   (when it answers, the same command)",
-        ) from error
-    if not ended:
-        raise BadInput(
-            f"job {record.job.job_id} has not ended yet",
-            why="a second job would process the same chunks",
-            fix=f"{slurm.cancel_line(record.job)}   (or the same command with --wait, without --again)",
-        )

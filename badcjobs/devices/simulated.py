@@ -353,18 +353,14 @@ class ReplayReader(GpuReader):
         if uuid not in self._ids:
             raise DeviceUnreadable(f"the recording has no device {uuid!r}")
         elapsed_ms = max(0, self._clock.now_ms() - self._started_at_ms)
+        device_id, at_ms = self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms
         try:
-            return self._reading_at(self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms)
+            sample_ms, *numbers = self._db.execute(_SAMPLE, (device_id, at_ms)).fetchone() or (None,)
+            gaps = self._db.execute(_GAPS, (device_id, at_ms)).fetchall()
+            known = self._db.execute(_SOURCES, (device_id, sample_ms)).fetchall()
+            listed = self._db.execute(_PROCESSES, (device_id, sample_ms)).fetchall()
         except sqlite3.Error as error:
             raise DeviceUnreadable(f"the recording cannot be read: {error}") from error
-
-    def close(self) -> None:
-        """Close the recording; its devices can still be listed, but no longer read."""
-        self._db.close()
-
-    def _reading_at(self, device_id: int, at_ms: int) -> Reading:
-        sample_ms, *numbers = self._db.execute(_SAMPLE, (device_id, at_ms)).fetchone() or (None,)
-        gaps = self._db.execute(_GAPS, (device_id, at_ms)).fetchall()
         for metric, from_ms, _, reason in reversed(gaps):
             if metric is None:  # the last gap that has begun, over or not
                 if sample_ms != at_ms and (sample_ms is None or from_ms >= sample_ms):
@@ -375,11 +371,13 @@ class ReplayReader(GpuReader):
         values = dict(zip(METRICS, numbers, strict=True))
         last = {metric: (to_ms, why) for metric, from_ms, to_ms, why in gaps if from_ms <= sample_ms}
         missing = {m: why for m, (to_ms, why) in last.items() if values.get(m, 0) is None and to_ms >= sample_ms}
-        known = self._db.execute(_SOURCES, (device_id, sample_ms))
         sources = {metric: source for metric, source in known if metric in values}
-        listed = self._db.execute(_PROCESSES, (device_id, sample_ms)).fetchall()
         processes = tuple(ProcessReading(*one) for one in listed) or None  # None: the processes were not listed
         return Reading(**values, missing=missing, sources=sources, processes=processes)
+
+    def close(self) -> None:
+        """Close the recording; its devices can still be listed, but no longer read."""
+        self._db.close()
 
     def _load_devices(self) -> tuple[dict[str, int], list[InventoryDevice]]:
         """Return the devices: cards by index, and the slices of a card in the order of the recorded device list.

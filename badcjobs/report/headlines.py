@@ -89,22 +89,19 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
         requests.setdefault(line.partition("=")[0], line.removeprefix(_SBATCH))
     figures: dict[str, Any] = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
     figures["requests"] = (_SBATCH.strip(), *requests.values()) if requests else None
-    figures |= _task_figures(summary) | _source_figures(summary) | _device_figures(summary)
-    said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
-    return [(name, words) for name, words in said if words]
-
-
-def _task_figures(summary: Summary) -> dict[str, Any]:
     missing, logs = summary.tasks_missing or None, summary.completeness.missing_logs if summary.completeness else ()
     silent, running = frozenset(summary.tasks_silent), summary.tasks_by_verdict.get(RUNNING)
     heard_ms = [task.heard_at_ms or 0 for task in summary.facts.tasks if task.name in silent]
-    return {
+    figures |= {
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "heard": max(heard_ms, default=None),
         "not_started": missing if running else None,
         "no_database": None if running else missing,
         "see": f" (see {logs[0]})" if logs else "",
     }
+    figures |= _source_figures(summary) | _device_figures(summary)
+    said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
+    return [(name, words) for name, words in said if words]
 
 
 def _source_figures(summary: Summary) -> dict[str, Any]:

@@ -65,7 +65,14 @@ def publish(
         folder = Path(stack.enter_context(temporary))
         joined = folder / "joined.sqlite"
         join_files(halves, joined, closing=closing, gaps=gaps)
-        return write_samples(joined, folder / target.name) if target.suffix in TEXT_FORMS else joined
+        if target.suffix not in TEXT_FORMS:
+            return joined
+        with contextlib.closing(open_sealed(joined)) as db, (folder / target.name).open("wb") as out:
+            cursor = db.execute(_SAMPLES)
+            types = {column[0]: "" for column in cursor.description}
+            with rows_written_to(out, target.suffix[1:], types) as write:
+                write(cursor)
+        return folder / target.name
 
     with ExitStack() as stack:
         try:
@@ -153,16 +160,6 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
 
 
 # --- samples as text --------------------------------------------------------------------------------------------------
-
-
-def write_samples(database: Path, target: Path) -> Path:
-    """Write the samples of a task database as CSV or JSON lines; NULL is an empty field or null."""
-    with contextlib.closing(open_sealed(database)) as db, target.open("wb") as out:
-        cursor = db.execute(_SAMPLES)
-        types = {column[0]: "" for column in cursor.description}
-        with rows_written_to(out, target.suffix[1:], types) as write:
-            write(cursor)
-    return target
 
 
 # --- publishing in the background -------------------------------------------------------------------------------------

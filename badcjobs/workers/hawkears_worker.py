@@ -153,7 +153,16 @@ class Feed:
         self.pipe = pipe
         self.here = threading.local()  # per thread: its order, its models, its measurements
         self.names: dict[str, str] = {}  # label → the common name of the species
-        self._config_errors = collect_config_errors()
+        self._config_errors: list[str] = []  # logged errors after which all results of HawkEars would be wrong
+        make = logging.getLogRecordFactory()
+
+        def make_record(*args: Any, **named: Any) -> logging.LogRecord:
+            record = make(*args, **named)
+            if record.levelno >= logging.ERROR and _MISCONFIGURED.search(record.getMessage()):
+                self._config_errors.append(record.getMessage())
+            return record
+
+        logging.setLogRecordFactory(make_record)
 
     def paths(self) -> Iterator[str]:
         """Yield the recordings for one thread."""
@@ -186,20 +195,6 @@ class Feed:
             self.pipe.send("broken", error=error)
         self.here.order = None
         self.pipe.stop()
-
-
-def collect_config_errors() -> list[str]:
-    """Return a list that receives the logged errors after which all results of HawkEars would be wrong."""
-    make, errors = logging.getLogRecordFactory(), list[str]()
-
-    def make_record(*args: Any, **named: Any) -> logging.LogRecord:
-        record = make(*args, **named)
-        if record.levelno >= logging.ERROR and _MISCONFIGURED.search(record.getMessage()):
-            errors.append(record.getMessage())
-        return record
-
-    logging.setLogRecordFactory(make_record)
-    return errors
 
 
 def rows(detections: Sequence[Any], names: Mapping[str, str]) -> list[tuple[int, int, str, float, str | None]]:
