@@ -1,63 +1,9 @@
 """The value types that all rooms share: frozen, typed, with the unit in each name.
 
-They import nothing from the rest of the package, and do nothing beyond describing themselves.
+They import nothing from the rest of the package, and do nothing beyond describing themselves. Each module lists what it
+shares in its ``__all__``.
 """
 
-from badcjobs.model.arrays import Allocation as Allocation
-from badcjobs.model.arrays import ArrayOrder as ArrayOrder
-from badcjobs.model.arrays import ArrayShape as ArrayShape
-from badcjobs.model.arrays import CutShort as CutShort
-from badcjobs.model.arrays import JobStates as JobStates
-from badcjobs.model.arrays import Progress as Progress
-from badcjobs.model.arrays import Submitted as Submitted
-from badcjobs.model.arrays import TaskKey as TaskKey
-from badcjobs.model.arrays import default_cpus as default_cpus
-from badcjobs.model.arrays import default_mem as default_mem
-from badcjobs.model.arrays import expected_end_ms as expected_end_ms
-from badcjobs.model.arrays import is_silent as is_silent
-from badcjobs.model.arrays import parse_stop_after as parse_stop_after
-from badcjobs.model.arrays import publish_interval_s as publish_interval_s
-from badcjobs.model.arrays import silent_after_s as silent_after_s
-from badcjobs.model.arrays import stable_id as stable_id
-from badcjobs.model.devices import CHARTED as CHARTED
-from badcjobs.model.devices import COUNTERS as COUNTERS
-from badcjobs.model.devices import METRICS as METRICS
-from badcjobs.model.devices import THROTTLE_BITS as THROTTLE_BITS
-from badcjobs.model.devices import AlertHooks as AlertHooks
-from badcjobs.model.devices import AlertLimits as AlertLimits
-from badcjobs.model.devices import ChartData as ChartData
-from badcjobs.model.devices import Device as Device
-from badcjobs.model.devices import Envelope as Envelope
-from badcjobs.model.devices import HostReading as HostReading
-from badcjobs.model.devices import InventoryDevice as InventoryDevice
-from badcjobs.model.devices import MemoryHeld as MemoryHeld
-from badcjobs.model.devices import ProcessFacts as ProcessFacts
-from badcjobs.model.devices import ProcessReading as ProcessReading
-from badcjobs.model.devices import Reading as Reading
-from badcjobs.model.devices import StandIn as StandIn
-from badcjobs.model.devices import Stretches as Stretches
-from badcjobs.model.devices import UsageReading as UsageReading
-from badcjobs.model.work import FITS as FITS
-from badcjobs.model.work import NO_CUTTING as NO_CUTTING
-from badcjobs.model.work import NO_START as NO_START
-from badcjobs.model.work import TOO_LONG as TOO_LONG
-from badcjobs.model.work import AudioHeader as AudioHeader
-from badcjobs.model.work import Chunk as Chunk
-from badcjobs.model.work import ChunkResult as ChunkResult
-from badcjobs.model.work import ChunkStarted as ChunkStarted
-from badcjobs.model.work import Cutting as Cutting
-from badcjobs.model.work import Detection as Detection
-from badcjobs.model.work import Fingerprint as Fingerprint
-from badcjobs.model.work import NameGaps as NameGaps
-from badcjobs.model.work import NamePattern as NamePattern
-from badcjobs.model.work import Probed as Probed
-from badcjobs.model.work import ProbeKey as ProbeKey
-from badcjobs.model.work import ProbeResult as ProbeResult
-from badcjobs.model.work import RecordingName as RecordingName
-from badcjobs.model.work import Trial as Trial
-from badcjobs.model.work import WorkerPlan as WorkerPlan
-from badcjobs.model.work import is_beyond as is_beyond
-from badcjobs.model.work import is_longer as is_longer
-from badcjobs.model.work import is_stretch as is_stretch
-from badcjobs.model.work import parse_pattern as parse_pattern
-from badcjobs.model.work import parse_patterns as parse_patterns
+from badcjobs.model.arrays import *  # noqa: F403
+from badcjobs.model.devices import *  # noqa: F403
+from badcjobs.model.work import *  # noqa: F403

@@ -7,6 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+__all__ = [
+    "Allocation", "ArrayOrder", "ArrayShape", "CutShort", "JobStates", "Progress", "Submitted", "TaskKey",
+    "default_cpus", "default_mem", "expected_end_ms", "is_silent", "parse_stop_after", "publish_interval_s",
+    "silent_after_s", "stable_id"
+]  # fmt: skip
+
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 _BITS_OF_START = 17
 

@@ -9,6 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+__all__ = [
+    "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
+    "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
+    "Stretches", "UsageReading"
+]  # fmt: skip
+
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
 

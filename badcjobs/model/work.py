@@ -9,6 +9,12 @@ from unicodedata import normalize
 
 from badcjobs.model.devices import Device
 
+__all__ = [
+    "FITS", "NO_CUTTING", "NO_START", "TOO_LONG", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting",
+    "Detection", "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName",
+    "Trial", "WorkerPlan", "is_beyond", "is_longer", "is_stretch", "parse_pattern", "parse_patterns"
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class RecordingName:
