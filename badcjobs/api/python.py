@@ -20,7 +20,7 @@ from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.job import find_job_database, summarize_database
-from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri
+from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri, rows_by_name
 from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -114,9 +114,7 @@ class Job:
         """Return the rows of a query as dictionaries; raises BadInput if SQLite rejects the query."""
         try:
             with closing(open_job_database(self.path)) as db:
-                cursor = db.execute(sql, values)
-                names = [column[0] for column in cursor.description or ()]
-                return [dict(zip(names, row, strict=True)) for row in cursor]
+                return rows_by_name(db, sql, values)
         except sqlite3.Error as error:
             raise BadInput(f"{self.path.name}: {sql}", why=str(error), fix="badcjobs guide tables") from error
 

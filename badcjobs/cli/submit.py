@@ -27,7 +27,7 @@ from badcjobs.cli.options import (
 from badcjobs.cli.results import files_text
 from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
-from badcjobs.cluster.job_script import is_job_script
+from badcjobs.cluster.job_script import is_job_script, read_text
 from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.sbatch_options import submit_words
 from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
@@ -321,7 +321,7 @@ def _submit_script(
     )
     if how.dry_run:
         emulation.check_script_folder(order, world, again=how.again)
-        return _show_scripts(how, script=emulation.script_text(order.script, world))
+        return _show_scripts(how, script=read_text(order.script, world.cwd))
     devices = find_stand_in(project, flags.get("simulate"))
     return _report_local_end(
         emulation.emulate_script(order, replace(settings, stand_in=devices), world, output.remark), how, {}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster import sbatch_options as sbatch
@@ -168,6 +169,16 @@ class BatchScript:
 def is_job_script(source: str) -> bool:
     """Say whether a SOURCE is a job script, by its ending."""
     return source.endswith((".sbatch", ".sh"))
+
+
+def read_text(script: Path, cwd: Path) -> str:
+    """Return the text of a job script, with its own line ends."""
+    try:
+        return (cwd / script).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        seen = script.parent if isinstance(error, FileNotFoundError) else script
+        look = f"ls -l {shlex.quote(str(seen))}"
+        raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
 
 
 def parse_plainly(words: Sequence[str]) -> ParsedWords:

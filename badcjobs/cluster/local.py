@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script
+from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script, read_text
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
@@ -87,7 +87,7 @@ def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run a user's job script to its end; merge the results if their folder is known."""
-    text, command = script_text(order.script, world), _command_of(order, settings, world)
+    text, command = read_text(order.script, world.cwd), _command_of(order, settings, world)
     request, world, out = _read_order(order, text, world)
     world = _with_arguments(text, request, order, world)
     if (line := find_srun(text)) is not None:
@@ -244,16 +244,6 @@ def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tu
 # --- a user's script ------------------------------------------------------------------------------------------------
 
 
-def script_text(script: Path, world: World) -> str:
-    """Return the text of a job script."""
-    try:
-        return (world.cwd / script).read_bytes().decode()  # with its own line ends
-    except (OSError, UnicodeDecodeError) as error:
-        seen = script.parent if isinstance(error, FileNotFoundError) else script
-        look = f"ls -l {shlex.quote(str(seen))}"
-        raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
-
-
 def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, World, Path | None]:
     """Return what a script requests, the world with SOURCE and OUT, and the run folder.
 
@@ -330,7 +320,7 @@ def check_run_folder(out: Path, *, again: bool) -> None:
 
 def check_script_folder(order: ScriptOrder, world: World, *, again: bool) -> None:
     """Do the same for the run folder of a script, if it is known."""
-    _, _, out = _read_order(order, script_text(order.script, world), world)
+    _, _, out = _read_order(order, read_text(order.script, world.cwd), world)
     if out is not None:
         check_run_folder(out, again=again)
 

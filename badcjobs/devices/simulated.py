@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -44,18 +42,9 @@ class SimulatedDevice:
 
 def load_script(path: Path) -> tuple[int, tuple[SimulatedDevice, ...]]:
     """Read a simulation script from a TOML file: how many devices there are, and those that differ from the default."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        fix = f"ls {shlex.quote(str(path.parent))}   (or a number of devices: --simulate 2)"
-        raise BadInput(f"the simulation script {path} cannot be read", why=error.strerror, fix=fix) from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise BadInput(f"the simulation script {path} is not TOML", why=str(error)) from error
-    return parse_script(document, str(path))
+    from badcjobs.settings import read_toml  # late: a recorder needs it only for a script
+
+    return parse_script(read_toml(path)[0], str(path))
 
 
 def parse_script(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script
+from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script, read_text
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
@@ -182,11 +182,7 @@ def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
 
 def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScript:
     """Read the job script; SOURCE, --out and options of run reach it as variables."""
-    try:
-        with (order.cwd / name).open(encoding="utf-8", newline="") as file:  # wrong line ends are a finding
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the job script {name} cannot be read", why=str(error), fix=f"ls -l {name}") from error
+    text = read_text(Path(name), order.cwd)
     if order.run_words and _ARGUMENTS not in text:
         raise BadInput(
             f"{name} does not use {_ARGUMENTS}",

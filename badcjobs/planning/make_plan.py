@@ -83,7 +83,19 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
     """Return the plan: the same values give the same plan on every machine."""
     lengths = survey.lengths
     if not lengths.total_ms:
-        raise _no_audio(survey)
+        mistakes, remarks = survey.mistakes, survey.walk.remarks
+        names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *remarks.broken_examples]
+        names += mistakes.examples(SHOWN)[0]
+        if lengths.unknown:
+            counts = (survey.unreadable, "cannot be read"), (survey.without_length, "without a length in the header")
+            reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
+            what = f"the length of the audio is not known: {reasons}"
+        elif rows := lengths.rows:
+            what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
+        else:
+            what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
+        fix = survey.unreadable_fix or mistakes.fix or "badcjobs check SOURCE"
+        raise BadInput(what, why="\n".join(names) or None, fix=fix)
     speed = at_length(speed, lengths.mean_ms / 1000)
     margin = plan_tasks.make_margin(speed, wish.margin)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
@@ -105,22 +117,6 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
         files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
     return replace(plan, remarks=tuple(apply_rules((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
-
-
-def _no_audio(survey: Survey) -> BadInput:
-    rows, mistakes = survey.lengths.rows, survey.mistakes
-    names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *survey.walk.remarks.broken_examples]
-    names += mistakes.examples(SHOWN)[0]
-    fix = survey.unreadable_fix or mistakes.fix or "badcjobs check SOURCE"
-    if survey.lengths.unknown:
-        counts = (survey.unreadable, "cannot be read"), (survey.without_length, "without a length in the header")
-        reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
-        what = f"the length of the audio is not known: {reasons}"
-    elif rows:
-        what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
-    else:
-        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
-    return BadInput(what, why="\n".join(names) or None, fix=fix)
 
 
 # --- remarks about the source -----------------------------------------------------------------------------------------

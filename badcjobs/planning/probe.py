@@ -99,7 +99,15 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
             others = note_other_users(records, grant)
             round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
             round_.run(until_s=world.clock.monotonic_s() + left_s)
-        return conclude(searches, store.file, aside, world, others)
+        problems = tuple(search.problem for search in searches if search.problem is not None)
+        notes_now = [*others, *(search.host_words for search in searches if search.host_words)]
+        exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
+        if not all(search.is_over or search.problem for search in searches):
+            by_hand = world.stop.ended_by is signal.SIGINT
+            notes_now.append(why_not_finished(world.stop, any(search.trials for search in searches)))
+            exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
+        probed = tuple(one.probed for one in searches)
+        return ProbeEnd(exit_code, probed, store.file, aside, problems, tuple(notes_now))
 
 
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
@@ -211,18 +219,6 @@ def note_other_users(records: Records, grant: Grant) -> list[str]:
         for device, bytes_, total in full
         if total is not None and bytes_ > _OTHERS_SHARE * total and device.backend != "simulated"
     ]
-
-
-def conclude(searches: list[ModelSearch], store: Path, aside: Path | None, world: World, notes: list[str]) -> ProbeEnd:
-    """Return the results, the problems and notes."""
-    problems = tuple(search.problem for search in searches if search.problem is not None)
-    notes = [*notes, *(search.host_words for search in searches if search.host_words)]
-    exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
-    if not all(search.is_over or search.problem for search in searches):
-        by_hand = world.stop.ended_by is signal.SIGINT
-        notes.append(why_not_finished(world.stop, any(search.trials for search in searches)))
-        exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
-    return ProbeEnd(exit_code, tuple(one.probed for one in searches), store, aside, problems, tuple(notes))
 
 
 def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
@@ -385,7 +381,12 @@ class Round:
                 return
             for _, run in self._running:
                 run.look(_LOOK_S / len(self._running))
-            self._look_at_the_host()
+            # The memory of all our processes, for the trials that are running.
+            if (now_s := clock.monotonic_s()) >= self._next_usage_s:
+                self._next_usage_s = now_s + _HOST_EVERY_S
+                if (reading := self._usage.read(now_s)) is not None and reading.memory_bytes is not None:
+                    for _, run in self._running:
+                        run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
             self._bench.records.check_recorder()
             for search, run in [pair for pair in self._running if not pair[1].busy]:
                 self._running.remove((search, run))
@@ -414,16 +415,6 @@ class Round:
                 fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
             ) from problem
         self._running.append((search, run))
-
-    def _look_at_the_host(self) -> None:
-        """Read the memory of all our processes, for the trials that are running."""
-        now_s = self._world.clock.monotonic_s()
-        if now_s < self._next_usage_s:
-            return
-        self._next_usage_s = now_s + _HOST_EVERY_S
-        if (reading := self._usage.read(now_s)) is not None and reading.memory_bytes is not None:
-            for _, run in self._running:
-                run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
 
 
 def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:

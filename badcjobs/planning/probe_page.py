@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +45,20 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
         drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
         if drawn:
             code, (script, places) = figures.chart_code(), figures.as_parts(drawn)
-    sections = [_section(number_, probed, places) for number_, probed in enumerate(probes)]
+    sections = []
+    for place, probed in enumerate(probes):
+        charts = "".join(
+            figure(f"{name}-{place}", places[f"{name}-{place}"], f"{words} The table below has the figures.", words)
+            for name, words in _CAPTIONS.items()
+            if f"{name}-{place}" in places
+        )
+        body = (
+            paragraph(setup_words(probed.key), "quiet")
+            + "".join(paragraph(one[0].upper() + one[1:] + ".") for one in _sentences(probed))
+            + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
+            + table_html(_table(place, probed))
+        )
+        sections.append(Section(f"probe-{place}", device_words(probed.key), body))
     notes_html = "".join(paragraph(note) for note in notes)
     header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
     footer = ". What it means: <code>badcjobs guide plan</code>."
@@ -67,21 +80,6 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
     ):
         if points:
             yield f"{name}-{place}", figures.curve(f"{name}-{place}", label, digits, points, most, marks_s)
-
-
-def _section(place: int, probed: Probed, places: Mapping[str, str]) -> Section:
-    charts = "".join(
-        figure(f"{name}-{place}", places[f"{name}-{place}"], f"{words} The table below has the figures.", words)
-        for name, words in _CAPTIONS.items()
-        if f"{name}-{place}" in places
-    )
-    body = (
-        paragraph(setup_words(probed.key), "quiet")
-        + "".join(paragraph(one[0].upper() + one[1:] + ".") for one in _sentences(probed))
-        + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
-        + table_html(_table(place, probed))
-    )
-    return Section(f"probe-{place}", device_words(probed.key), body)
 
 
 def _table(place: int, probed: Probed) -> Table:

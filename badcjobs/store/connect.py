@@ -152,7 +152,7 @@ def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
 def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
     """Return rows as dictionaries by column name."""
     cursor = db.execute(sql, values)
-    names = [column[0] for column in cursor.description]
+    names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 
 

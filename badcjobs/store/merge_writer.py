@@ -297,21 +297,17 @@ class JobWriter:
                 if intake.was_replaced:
                     raise FileChanged(intake.file)
                 for table in (table for table in ORDERED_BY if table in counts):
-                    counts[table] = self._count_keyed(source, table, task_id, counts[table])
+                    ours = f"{table} WHERE task_id = ?"
+                    (many,) = db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
+                    if many != counts[table] and table not in DERIVED:  # two readings of one instant are one row
+                        keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM {source}.{ours})"
+                        _check(table, task_id, db.execute(keys, (task_id,)).fetchone()[0], many)
+                    counts[table] = int(many)
         finally:
             if not db.in_transaction:  # SQLite cannot detach inside a transaction
                 db.execute(f"DETACH {source}")
         self._expected[task_id] = counts
         return total(counts)
-
-    def _count_keyed(self, source: str, table: str, task_id: int, wanted: int) -> int:
-        """Count and check the rows of a table with a key: two readings of one instant are one row."""
-        ours = f"{table} WHERE task_id = ?"
-        (many,) = self._db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
-        if many != wanted and table not in DERIVED:
-            keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM {source}.{ours})"
-            _check(table, task_id, self._db.execute(keys, (task_id,)).fetchone()[0], many)
-        return int(many)
 
     def _combine_files(self, intake: Intake, holder: SourceFile) -> None:
         """Combine two files of one task: one is damaged, or a live file, and each may have rows the other lacks."""

@@ -111,7 +111,12 @@ class ProcessBook(Book):
         for device_id, process in seen:
             row = self._rows.get((device_id, process.pid))
             if row is None:
-                row = {"device_id": device_id, "pid": process.pid, **self._owner_of(process.pid), "first_at_ms": at_ms}
+                same = next((one for (_, pid), one in self._rows.items() if pid == process.pid), None)
+                if same is None:  # a process is looked up once for all devices that it uses
+                    looked_up = self._look_up(process.pid)
+                    same = {**looked_up._asdict(), "ours": None if looked_up.ours is None else int(looked_up.ours)}
+                owner = {name: same[name] for name in ProcessOwner._fields}
+                row = {"device_id": device_id, "pid": process.pid, **owner, "first_at_ms": at_ms}
                 self._rows[device_id, process.pid] = row
             row["last_at_ms"] = at_ms
             known = [row.get("memory_peak_bytes"), process.memory_used_bytes]
@@ -120,14 +125,6 @@ class ProcessBook(Book):
         self._writer.write_process_samples(
             [(device_id, at_ms, p.pid, p.memory_used_bytes, p.sm_percent) for device_id, p in seen]
         )
-
-    def _owner_of(self, pid: int) -> dict[str, object]:
-        """Look up a process once for all devices: it may use several."""
-        for (_, other), row in self._rows.items():
-            if other == pid:
-                return {name: row[name] for name in ProcessOwner._fields}
-        owner = self._look_up(pid)
-        return {**owner._asdict(), "ours": None if owner.ours is None else int(owner.ours)}
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------

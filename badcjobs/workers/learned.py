@@ -27,6 +27,7 @@ from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
 from badcjobs.paths import user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
+from badcjobs.settings import to_toml as in_toml
 from badcjobs.store.atomic_write import replacing, unfinished_name
 from badcjobs.store.merge import damaged_name
 from badcjobs.workers.engines import chunks_at_once_of
@@ -238,12 +239,8 @@ def to_toml(probes: Iterable[Probed]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        if value is not None:
-            # JSON strings, numbers and booleans are valid TOML, except for the character DEL.
-            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            yield f"{key} = {text}"
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {in_toml(value)}" for key, value in values.items() if value is not None]
 
 
 @dataclass(frozen=True)
