@@ -15,15 +15,12 @@ from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from badcjobs.live.serve import ServerAddress
     from badcjobs.live.views import MachineView
     from badcjobs.project import Project
 
 Shown = Annotated[Path | None, typer.Argument(metavar="[DIR|FILE]")]
 _HOST, _PORT, _INTERVAL_S = "127.0.0.1", 8765, 2.0
-_DEFAULTS = {"host": _HOST, "port": _PORT}
 _TOKEN = "BADCJOBS_TOKEN"
 
 
@@ -113,16 +110,16 @@ def serve(
     from badcjobs.live.serve import serve as serve_view
 
     check_installed()
-    project, token, given = read_project(context), environ().get(_TOKEN), {"simulate": simulate}
+    project, token = read_project(context), environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
+    command = shlex.join(["badcjobs", "serve", *([] if target is None else [str(target)])])
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
-        again = _asked(target, {**given, "host": host, "port": port}, json_wanted)
         # Its value is not shown: it is a secret.
-        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(again))
+        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
     if token is not None and len(token) < 16:
         remark(f"warning: a {_TOKEN} of fewer than 16 characters can be guessed")
     log_to_stderr(quiet=True)
-    listening, place = bind(host, port, token, _asked(target, given, json_wanted))
+    listening, place = bind(host, port, token, command)
     with closing(listening):
         machine = _open_machine("serve", target, simulate, project)
         source = open_run(target or Path(), SystemClock()) if machine is None else LiveSource(machine)
@@ -132,13 +129,6 @@ def serve(
                 source, listening, place, token=token, clock=SystemClock(), interval_s=poll_s(_INTERVAL_S), ready=tell
             )
     return 0
-
-
-def _asked(target: Path | None, named: Mapping[str, object], json_wanted: bool) -> str:
-    """Return the command line with these options."""
-    words = [] if target is None else [str(target)]
-    words += [f"--{name}={value}" for name, value in named.items() if value not in (None, _DEFAULTS.get(name))]
-    return shlex.join(["badcjobs", "serve", *words, *(["--json"] if json_wanted else [])])
 
 
 def _announce(place: ServerAddress, target: Path | None, token: str | None, *, json_wanted: bool) -> None:

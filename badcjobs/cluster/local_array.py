@@ -209,7 +209,14 @@ class LocalArray:
     # --- from PENDING to RUNNING -------------------------------------------------------------------------------------
 
     def _start_what_fits(self) -> None:
-        while self._waiting and not self._obeyed and self._has_room():
+        request = self.job.request
+        most = len(self.rows) if request.array is None else request.array.parallel or len(self.rows)
+        if not request.gpus or self._pool.share:
+            # Tasks with their own devices are never more than the devices: too few cores only make them slower.
+            most = min(most, self.job.world.cores // self.job.cores)
+        if request.gpus and self._clock.monotonic_s() < self._next_lock_s:
+            return
+        while self._waiting and not self._obeyed and len(self._running) < most:
             devices, now_s = self._pool.take(self.job.request.gpus), self._clock.monotonic_s()
             if devices is None and self._pool.refusals:
                 self._next_lock_s = now_s + _TRY_LOCKED_S
@@ -222,16 +229,6 @@ class LocalArray:
             row = self._waiting.pop(0)
             row.devices = devices
             self._start(row)
-
-    def _has_room(self) -> bool:
-        request = self.job.request
-        if request.array is not None and request.array.parallel and len(self._running) >= request.array.parallel:
-            return False
-        if request.gpus and self._clock.monotonic_s() < self._next_lock_s:
-            return False
-        # Tasks with their own devices are never more than the devices: too few cores only make them slower.
-        alone = request.gpus and not self._pool.share
-        return bool(alone) or len(self._running) < self.job.world.cores // self.job.cores
 
     def _start(self, row: TaskRow) -> None:
         request, mark = self.job.request, f"{self._mark}/{self.job.task_name(row.index)}.r{row.restarts}"

@@ -239,10 +239,19 @@ def resolve_devices(
     only_rocm = CUDA not in environ and (ROCR in environ or HIP in environ)
     amd = inventory[0].vendor == "amd" if inventory else only_rocm
     variable = ROCR if amd else CUDA
+    grant: Grant | None = None
+    if not amd and CUDA in environ:
+        grant = _read_cuda_list(environ[CUDA], inventory)
     if amd:
-        grant = _read_rocm_lists(environ, inventory)
-    else:
-        grant = _read_cuda_list(environ[CUDA], inventory) if CUDA in environ else None
+        hip = HIP if HIP in environ else CUDA
+        pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]
+        if ROCR in environ:
+            grant = _narrow(ROCR, environ[ROCR], pool)
+            pool = list(grant.devices)
+        if hip in environ:
+            before = "" if grant is None else f"{grant.why}; "
+            inner = _narrow(hip, environ[hip], pool, by_position=grant is not None)
+            grant = Grant(inner.devices, before + inner.why)
     grant = grant or _without_list(variable, inventory, in_slurm=in_slurm)
     many, why = len(grant.devices), [grant.why]
     name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
@@ -345,21 +354,6 @@ def _identity(device: Device) -> str:
 
 
 # --- ROCm's lists -----------------------------------------------------------------------------------------------------
-
-
-def _read_rocm_lists(environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None) -> Grant | None:
-    """Return the devices of ROCm's lists; None if no list is set. ``inventory`` is None without a reader."""
-    hip = HIP if HIP in environ else CUDA
-    grant: Grant | None = None
-    pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]
-    if ROCR in environ:
-        grant = _narrow(ROCR, environ[ROCR], pool)
-        pool = list(grant.devices)
-    if hip in environ:
-        before = "" if grant is None else f"{grant.why}; "
-        inner = _narrow(hip, environ[hip], pool, by_position=grant is not None)
-        grant = Grant(inner.devices, before + inner.why)
-    return grant
 
 
 def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, by_position: bool = False) -> Grant:

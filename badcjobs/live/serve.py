@@ -48,7 +48,7 @@ def bind(
 ) -> tuple[socket.socket, ServerAddress]:
     """Bind the address; raise BadInput if that is not possible or not safe.
 
-    ``command`` is the command line without --host and --port, for error messages.
+    ``command`` is the command line without options, for error messages.
     """
     only_here = f"{command} --port {port}   (without --host: only this machine can reach it)"
     try:

@@ -385,7 +385,14 @@ def read_chart_data(path: Path) -> ChartData:
                 _mixed(from_ms, to_ms, seconds),
             )
             if alone.get(device_id):
-                given_up[task, token] = _with_lost_time(device, seconds, alone[device_id])
+                # The time of its tries in progress is in the state lost.
+                kept = list(device.states)
+                for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True)):
+                    shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in alone[device_id])
+                    if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
+                        parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
+                        kept[place] = max(parts, key=parts.__getitem__)
+                given_up[task, token] = replace(device, states=tuple(kept), mixed=_mixed(from_ms, to_ms, seconds))
         return ChartData(
             stretches=stretches,
             given_up=given_up,
@@ -405,14 +412,3 @@ def _mixed(
         if to_ms - from_ms <= _SHORT_MS and len(parts) > 1:
             found[place] = parts
     return found
-
-
-def _with_lost_time(device: Stretches, seconds: Sequence[dict[str, float]], times: Times) -> Stretches:
-    """Return the stretches of a device with the time of its tries in progress in the state lost."""
-    states = list(device.states)
-    for place, (from_ms, to_ms, parts) in enumerate(zip(device.from_ms, device.to_ms, seconds, strict=True)):
-        lost_s = min(parts["working"], sum(max(0, min(to_ms, b) - max(from_ms, a)) for a, b in times) / 1000)
-        if lost_s > 0:
-            parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
-            states[place] = max(parts, key=parts.__getitem__)
-    return replace(device, states=tuple(states), mixed=_mixed(device.from_ms, device.to_ms, seconds))
