@@ -89,7 +89,15 @@ class BatchTask:
     def __call__(self) -> None:
         """Run the task; exit with its code."""
         signal.signal(signal.SIGTERM, self._note_end)
-        self._child = _spawn_ignoring_warnings(self._argv)
+        # The child ignores Slurm's warnings until it installs its handlers; otherwise they would end it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # a warning that comes now waits for our handler
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
+        try:
+            self._child = os.posix_spawn(self._argv[0], self._argv, os.environ, setsigmask=mask)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             code = self._wait()
             if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped before the warning came
@@ -133,18 +141,6 @@ class BatchTask:
     def _note_end(self, _signum: int, _frame: object) -> None:
         """Remember TERM: a cancelled task must not be requeued."""
         self._ended = True
-
-
-def _spawn_ignoring_warnings(argv: tuple[str, ...]) -> int:
-    """Start a program that ignores Slurm's warnings until it installs its handlers; otherwise they would end it."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # a warning that comes now waits for our handler
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
-    try:
-        return os.posix_spawn(argv[0], argv, os.environ, setsigmask=mask)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _warning() -> signal.Signals:

@@ -11,7 +11,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_LINE_END = Text("\n", no_wrap=True, overflow="crop")
 
 
 def can_show() -> bool:
@@ -51,11 +52,7 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
         return
     page = draw(snapshot, ui, width=console.width, ascii_only=ascii_only)
-    console.print(_one_text(page.lines))
-
-
-def _one_text(lines: Sequence[Text]) -> Text:
-    return Text("\n", no_wrap=True, overflow="crop").join(lines)
+    console.print(_LINE_END.join(page.lines))
 
 
 def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int:
@@ -86,7 +83,7 @@ def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: Ui
             page = Page((Text("badcjobs: reading the task databases" + ("" if ascii_only else " …")),), (), 1)
         else:
             page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
-        console.update_screen(_one_text(page.lines))
+        console.update_screen(_LINE_END.join(page.lines))
         if ui.quitting or wakeup.suspended or wakeup.ended_by is not None:
             return ui
         for key in wakeup.wait():

@@ -142,7 +142,11 @@ def query_states(job: Submitted) -> JobStates:
         if number == job.job_id and index.isascii() and index.isdecimal():
             array[int(index)] = state
             reasons |= {unusual} if unusual else set()
-            if state not in UNFINISHED and (code := parse_exit_code(status)):
+            # 768, a status of wait(2), or 3:0 of newer versions of squeue; 128 + n for signal n.
+            first, _, second = status.partition(":")
+            code, signum = (int(first), int(second)) if second else divmod(int(first), 256)
+            code = 128 + signum % 128 if signum % 128 else code
+            if state not in UNFINISHED and code:
                 codes[int(index)] = code
         elif name == job.merge_job_id:
             merge, merge_reason = state, unusual
@@ -182,13 +186,6 @@ def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: s
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
     return done.stdout  # an invalid job id: the job ended long ago
-
-
-def parse_exit_code(status: str) -> int:
-    """Parse 768, a status of wait(2), or 3:0 of newer versions of squeue; return 128 + n for signal n."""
-    code, _, signum = status.partition(":")
-    exit_code, number = (int(code), int(signum)) if signum else divmod(int(code), 256)
-    return 128 + number % 128 if number % 128 else exit_code
 
 
 def parse_number(text: str, script: Path) -> str | None:

@@ -242,7 +242,13 @@ def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, s
     together = {key.name: key.value for key in keys} | {name: value for name, value in words if value}
     which = next((name for name in ("time", "signal") if name in dict(words)), None)
     if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in checked):
-        checked.append((which, together[which], _check_lead(which, together["time"], together["signal"])))
+        time, warning = together["time"], together["signal"]  # the warning must come before the end
+        time_s, lead_s = sbatch.parse_limit(time) or 0, sbatch.parse_signal(warning).lead_s
+        less = f"fewer seconds than the {time_s:,} of its time limit, {time}", f"{warning.partition('@')[0]}@180"
+        longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # the warning comes after more than an hour
+        more = f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)", longer
+        if time_s <= lead_s:
+            checked.append((which, together[which], less if which == "signal" else more))
     return [
         (name, wrong[1], f"--set {name}={value}: must be {wrong[0]}, such as {wrong[1]}")
         for name, value, wrong in checked
@@ -277,14 +283,3 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
     if key.required and not re.fullmatch(form, value):
         return f"the form {key.value}", _PLACEHOLDER.sub(value, key.value, count=1)
     return None
-
-
-def _check_lead(which: str, time: str, signal: str) -> tuple[str, str] | None:
-    """Compare the time limit with its early warning; ``which`` of the two was set."""
-    time_s, lead_s = sbatch.parse_limit(time) or 0, sbatch.parse_signal(signal).lead_s
-    if time_s > lead_s:
-        return None
-    if which == "signal":
-        return f"fewer seconds than the {time_s:,} of its time limit, {time}", f"{signal.partition('@')[0]}@180"
-    longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # the warning comes after more than an hour
-    return f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)", longer

@@ -161,7 +161,12 @@ def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> 
     final = {index: state for index, state in states.array.items() if state not in UNFINISHED}
     if not all(index in final for index in job.indices):
         final = {**{i: state for i, state in query_ends(job).items() if state not in UNFINISHED}, **final}
-    left = _ends_in(run.job_database, job.job_id)
+    left: dict[int, tuple[str | None, int | None]] = {}  # state and exit code of each task's last attempt
+    if run.job_database.exists():
+        with suppress(sqlite3.Error), closing(open_job_database(run.job_database)) as db:  # else only Slurm's count
+            for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job.job_id,)):
+                known = None if slurm_state == "ENDED" else slurm_state
+                left[index] = known or _BY_VERDICT.get(verdict), exit_code
     ends = []
     for index in job.indices:
         state, exit_code = left.get(index, (None, None))
@@ -204,21 +209,6 @@ def verdict_of(ends: Sequence[TaskOutcome]) -> str:
         return "done"
     failed = all(end.state in (_COMPLETED, _FAILED) and end.exit_code != ExitCode.RUN_ME_AGAIN for end in ends)
     return "failed" if failed else "stopped"
-
-
-def _ends_in(job_database: Path, job_id: str) -> dict[int, tuple[str | None, int | None]]:
-    """Return state and exit code of each task's last attempt, from the job database."""
-    found: dict[int, tuple[str | None, int | None]] = {}
-    if not job_database.exists():
-        return found
-    try:
-        with closing(open_job_database(job_database)) as db:
-            for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job_id,)):
-                known = None if slurm_state == "ENDED" else slurm_state
-                found[index] = known or _BY_VERDICT.get(verdict), exit_code
-    except sqlite3.Error:
-        pass  # then only the states of Slurm count
-    return found
 
 
 def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | None:

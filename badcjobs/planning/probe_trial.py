@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -124,7 +124,21 @@ class TrialRun:
         self._began_at_ms = self.bench.clock.now_ms()
         self._folder = self.bench.records.local.scratch / f"trial-{self.number}"
         self._folder.mkdir(parents=True)
-        chunks = list(self._make_chunks())
+        way, chunks = "lean" if self.step.lean else "usual", list[Chunk]()
+        audio: dict[Path, Path] = {}  # chunks of one sound share it under names of their own, as some engines want it
+        for number in range(self.chunks_wanted):
+            sound = self.bench.sounds[number % len(self.bench.sounds)]
+            target = self._folder / f"{number:03d}.wav"
+            if sound in audio:
+                try:
+                    os.link(audio[sound], target)
+                except OSError:
+                    target.symlink_to(audio[sound])
+            else:
+                write_repeated(sound, self.step.length_s, target)
+                audio[sound] = target
+            name, length_ms = f"{self.number}-{way}-{self.step.length_s:g}s-{number}", round(self.step.length_s * 1000)
+            chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, length_ms))
         self.bench.records.writer.fill(chunks, lambda rows: None)
         self._supervisor = Supervisor(
             self.bench.engine,
@@ -189,24 +203,6 @@ class TrialRun:
         from_ms, to_ms = min(one.started_at_ms for one in done), max(one.ended_at_ms for one in done)
         peaks = read_memory_peaks(self.bench.records.readings_at_hand(), from_ms, to_ms)
         return None if device_id is None else peaks.get(device_id)
-
-    def _make_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks; those of one sound share its audio under names of their own, as some engines want it."""
-        way = "lean" if self.step.lean else "usual"
-        audio: dict[Path, Path] = {}
-        for number in range(self.chunks_wanted):
-            sound = self.bench.sounds[number % len(self.bench.sounds)]
-            target = self._folder / f"{number:03d}.wav"
-            if sound in audio:
-                try:
-                    os.link(audio[sound], target)
-                except OSError:
-                    target.symlink_to(audio[sound])
-            else:
-                write_repeated(sound, self.step.length_s, target)
-                audio[sound] = target
-            name = f"{self.number}-{way}-{self.step.length_s:g}s-{number}"
-            yield Chunk("probe", name, str(sound), str(target.absolute()), 0, round(self.step.length_s * 1000))
 
 
 def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, float | None]:

@@ -125,11 +125,6 @@ def end_ms_of(header: AudioHeader) -> int | None:
     return None if header.duration_s is None else round(header.duration_s * 1000)
 
 
-def covering_end_ms(header: AudioHeader) -> int | None:
-    """Return the end of the audio rounded up to milliseconds, so that no sample is left out."""
-    return None if header.duration_s is None else -(-round(header.duration_s * 1_000_000) // 1000)
-
-
 def explain_link(place: Path) -> tuple[str, str | None]:
     """Return what is wrong with a broken link and, for git-annex, the command that fetches the file."""
     if ".git/annex" in str(place.readlink()):

@@ -77,10 +77,11 @@ class AudioList:
 
 
 def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
-    audio_ms = audio_files.covering_end_ms(recording.fingerprint.header)
-    if audio_ms is None:  # the header does not tell the length: the engine gets the complete file
+    duration_s = recording.fingerprint.header.duration_s
+    if duration_s is None:  # the header does not tell the length: the engine gets the complete file
         yield recording
         return
+    audio_ms = -(-round(duration_s * 1_000_000) // 1000)  # rounded up, so that no sample is left out
     name, stretches = posixpath.basename(recording.recording_id), cutting.stretches(audio_ms)
     is_cut = len(stretches) > 1 or _needs_a_cut(recording.fingerprint.header)
     for start_ms, end_ms in stretches:

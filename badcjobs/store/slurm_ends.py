@@ -30,11 +30,6 @@ _WITHOUT_END = f"""
 SlurmEnd = tuple[str, str | None, str | None, int]  # state, exit code, which hook wrote it, task_id
 
 
-def wanted_file(spool: Path, job_id: str) -> Path:
-    """Return the file that asks the jobcomp hook, by its existence, to record the ends of a job."""
-    return spool / "wanted" / job_id
-
-
 def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
     """Say whether there is an end that a job database does not have yet."""
     try:

@@ -28,7 +28,7 @@ from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources
 from badcjobs.sources.walk import parse_shard
-from badcjobs.store.slurm_ends import SPOOL_KEY, wanted_file
+from badcjobs.store.slurm_ends import SPOOL_KEY
 from badcjobs.task.progress import TaskProgress, find_end
 from badcjobs.workers.engines import choose_engine
 
@@ -251,8 +251,9 @@ def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[s
     if not spool or not key.job_id.isdecimal():
         return {}
     try:
+        # This file asks the jobcomp hook, by its existence, to record the ends of the job.
         with suppress(FileExistsError):  # another task of the array has already written it
-            wanted_file(Path(spool), key.job_id).touch(mode=0o644, exist_ok=False)
+            (Path(spool) / "wanted" / key.job_id).touch(mode=0o644, exist_ok=False)
     except OSError as error:
         log.debug("Slurm's end states are not recorded: %s", error)
     return {SPOOL_KEY: spool}
