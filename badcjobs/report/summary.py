@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from badcjobs.model import CutShort
-from badcjobs.report.progress import OUTDATED
-from badcjobs.report.progress import SILENT
-from badcjobs.report.progress import Outlook
-from badcjobs.report.progress import estimate_rest
-from badcjobs.report.progress import mark_lost_work
-from badcjobs.report.progress import state_of
-from badcjobs.report.words import count
-from badcjobs.store.figures import distribution
-from badcjobs.store.figures import percentile
-from badcjobs.store import read_model
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from badcjobs.model import CutShort
+from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
+from badcjobs.report.words import count
+from badcjobs.store import read_model
+from badcjobs.store.figures import distribution, percentile
 
 TASK_KEYS = (
     "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
