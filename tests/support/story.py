@@ -97,7 +97,7 @@ class Story:
     counter_factor: float = 1.0  # what the energy counter counts of the true energy
     on_cpu: bool = False  # the engine does not use the device it was given
     telemetry: bool = True
-    tick_s: float = 5.0  # between two samples; the recorder's is 1 s, and 15 s may still be joined
+    tick_s: float = 10.0  # between two samples; the recorder's is 1 s, and 15 s may still be joined
     decisions: Sequence[tuple[str, str | None, float, str]] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     species: Sequence[tuple[str, str]] = ()  # that are heard, the first ones most often

@@ -40,7 +40,7 @@ _SETTINGS = {
 _V100 = Card("Tesla V100-SXM2-16GB", 10.5, 16, 300, 42, 1530, 87)
 _STEADY = Story(
     card=_V100, devices=DEVICES, workers=1, cores=8, start_up_s=95, prepare_s=12, end_s=6, pause_s=2.0, cpu_s=1.0,
-    memory_limit_gib=16, tick_s=10, settings=_SETTINGS,
+    memory_limit_gib=16, settings=_SETTINGS,
     species=tuple((one[:4], one[5:]) for one in _SPECIES.split(", ")),
 )  # fmt: skip
 
