@@ -135,8 +135,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     value = given_value([option], words)
     of_run = SETTINGS["run"].get(bare)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
-        words_of_it = option if value is None or of_run.kind == "switch" else f"{option} {shlex.quote(value or '…')}"
-        return "it is an option of run, which must be given after --", f"badcjobs {command} … -- {words_of_it}"
+        return "it is an option of run, which must be given after --", _with_dashes(words, option)
     if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
         return "it is an option of submit", f"badcjobs submit … {option} {shlex.quote(value or '…')}"
     for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
@@ -151,6 +150,20 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
                 fix = f"--config {shlex.quote(word)}"
                 return f"it is a key of the table [{table}] of badcjobs.toml", fix
     return None
+
+
+def _with_dashes(words: Sequence[str], refused: str) -> str:
+    """Return a command line with all its options of run after --, ready to paste."""
+    at = words.index("--") if "--" in words else len(words)
+    own, moved, waiting = list[str](), list[str](), False
+    for word in words[:at]:
+        name = word.partition("=")[0]
+        setting = SETTINGS["run"].get(name.removeprefix("--").removeprefix("no-").replace("-", "_"))
+        shared = name in ("--out", "--root") and name != refused  # options of this command too
+        of_run = name.startswith("--") and setting is not None and bool(setting.heading) and not shared
+        (moved if of_run or waiting else own).append(word)
+        waiting = of_run and setting is not None and setting.kind != "switch" and name == word
+    return shlex.join(["badcjobs", *own, "--", *moved, *words[at + 1 :]])
 
 
 def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:

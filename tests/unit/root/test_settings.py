@@ -175,7 +175,7 @@ MOVED = [
     "run --grace 5", "submit --stop-after=1:00:00", "run --no-cut x", "run --retry-failed", "submit --requeues 9",
     "probe --keep=here", "submit july.csv --chunk-length 294", "plan --no-resume", "run --speed 9", "run --no-keep-raw",
     "submit 'a b' --engine demo --tasks 3 --simulate=2 -- --retries 1", "submit --setup 'module load x'",
-    "probe --lengths 3", "check --margin 2", "run --tasks 3", "run --tasks", "submit x --root y", "check --grace",
+    "probe --lengths 3", "check --margin 2", "run --tasks 3", "run --tasks", "probe x --root y", "check --grace",
     "run --engine x",
 ]  # fmt: skip
 
