@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import pytest
+
+# The tests start badcjobs a thousand times: it is compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.require(config.getoption("--require"))
 
 
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+@pytest.hookimpl(optionalhook=True)  # there may be no pytest-xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one worker more than cores: the tests on the Slurm cluster wait more than they compute."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep together what shares a fixture, on whatever number of cores."""
     from support.order_of_tests import OneFileOneWorker

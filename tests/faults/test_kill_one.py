@@ -112,6 +112,7 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site: Site, m
     """All processes at once, and the node's disk with them; what stays in the run folder is no task database."""
     start(site, 8, mode=mode)
     wait_for(lambda: site.task_databases() and site.count("chunk", "status = 'done'") >= 2, "it is published")
+    wait_for(lambda: site.count("sample"), "samples are published")
     everybody = site.processes()
     for process in everybody:
         process.suspend()

@@ -29,7 +29,7 @@ REFUSED = {  # words → what is said
     "nowhere.sbatch": ("nowhere.sbatch",),
     "-- --engine kazoo": ("kazoo", "hawkears"),
     "--time noon": ("--time", "noon", "H:M:S"),
-    "manifest.csv --engine demo": ("No such option: --engine", "badcjobs check … -- --engine demo"),
+    "manifest.csv --engine demo": ("No such option: --engine", "badcjobs check manifest.csv -- --engine demo"),
     "--site wrong.toml": ("birds", "array_tasks"),
 }
 
