@@ -40,9 +40,7 @@ def order(tmp_path: Path) -> ArrayOrder:
     )  # fmt: skip
 
 
-def test_their_scripts_ask_for_what_was_ordered_and_making_them_leaves_nothing(
-    order: ArrayOrder, tmp_path: Path, pages: Pages
-) -> None:
+def test_their_scripts_ask_for_what_was_ordered(order: ArrayOrder, tmp_path: Path, pages: Pages) -> None:
     slurm = SlurmScheduler(PROGRAM, never)
     schedulers: tuple[Scheduler, ...] = (slurm, local(tmp_path, order.out))
     less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": ()}

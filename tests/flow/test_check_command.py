@@ -37,9 +37,7 @@ REFUSED = {  # words → what is said
 SHOWN = ("engine", "source", "account", "merge account", "signal", "array", "GPU-hours", "time")
 
 
-def test_the_words_of_submit_and_of_run_are_those_that_are_judged_and_wrong_usage_exits_2(
-    site: Site, pages: Pages
-) -> None:
+def test_the_words_of_submit_and_of_run_are_judged_and_wrong_usage_exits_2(site: Site, pages: Pages) -> None:
     folder = site.folder
     site.manifest(6)
     (folder / "own.sbatch").write_text(SCRIPT)

@@ -149,9 +149,7 @@ def run_all(found: dict[str, Scenario]) -> None:
         found[name].ends = [first, found[name].finish("submit", "--json", *shlex.split(command)[2:])]
 
 
-def test_a_filled_template_runs_two_at_a_time_never_on_one_device_and_names_log_and_command_of_what_is_left(
-    scenarios: dict[str, Scenario],
-) -> None:
+def test_a_filled_template_shares_no_device_and_names_what_is_left(scenarios: dict[str, Scenario]) -> None:
     job = scenarios["template"]
     first, second = job.ends
     states = [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]]
@@ -178,9 +176,7 @@ def test_a_filled_template_runs_two_at_a_time_never_on_one_device_and_names_log_
     assert {device["backend"] for device in devices} == {"simulated"} and any(device["samples"] for device in devices)
 
 
-def test_each_task_ends_as_slurm_would_call_it_and_what_is_left_is_finished_by_the_command_that_is_named(
-    scenarios: dict[str, Scenario],
-) -> None:
+def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(scenarios: dict[str, Scenario]) -> None:
     job = scenarios["misfortunes"]
     first, second = job.ends
     assert [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]] == [
@@ -206,9 +202,7 @@ def test_each_task_ends_as_slurm_would_call_it_and_what_is_left_is_finished_by_t
     job.all_done(second)
 
 
-def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run_until_the_last_is_gone(
-    scenarios: dict[str, Scenario],
-) -> None:
+def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run(scenarios: dict[str, Scenario]) -> None:
     first, second = scenarios["stopped"].ends
     assert first.exit_code == 130, first.stderr
     assert [(task["state"], task["exit_code"]) for task in first.json["tasks"]] == [("CANCELLED", 75)]
@@ -234,9 +228,7 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused_here_and_on_slurm(
-    tmp_path: Path,
-) -> None:
+def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused(tmp_path: Path) -> None:
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
     busy = f"{tmp_path}/busy-$CUDA_VISIBLE_DEVICES"
     alone = f"mkdir {busy} || exit 1; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {busy}\n"

@@ -52,9 +52,7 @@ def tried(outcome: Outcome) -> list[str]:
     return [line.partition(" INFO    ")[2] for line in outcome.stderr.splitlines() if ": trying " in line]
 
 
-def test_each_model_has_its_limit_the_same_command_knows_it_already_and_a_later_run_cuts_what_is_too_long(
-    site: Site,
-) -> None:
+def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too_long(site: Site) -> None:
     html = site.folder / "probe.html"
     found = probe(site, *DEMO, *cards(site), more=("--json", "--html", html))
     assert found.exit_code == 0, found.stderr

@@ -39,9 +39,7 @@ ONE_TASK = {
 }
 
 
-def test_outside_slurm_one_task_does_all_and_its_rows_can_be_joined_and_nothing_is_done_twice(
-    site: Site, pages: Pages
-) -> None:
+def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice(site: Site, pages: Pages) -> None:
     manifest = site.manifest(12)
     manifest.write_text(manifest.read_text().replace(f"{site.folder}/audio/", ""))
     root = ("--root", site.folder / "audio")
@@ -90,9 +88,7 @@ def test_the_parts_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen
     assert sorted(site.out.rglob("*")) == before
 
 
-def test_the_tasks_of_a_step_share_the_part_of_their_task_and_what_cannot_be_shared_out_is_refused(
-    site: Site,
-) -> None:
+def test_the_tasks_of_a_step_share_the_part_of_their_task_or_are_refused(site: Site) -> None:
     listed = site.folder / "manifests.txt"
     manifests = [site.manifest(2, name=f"{name}.csv", prefix=name) for name in ("dawn", "dusk")]
     listed.write_text("".join(f"{path}\n" for path in manifests))

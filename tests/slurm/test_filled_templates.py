@@ -36,9 +36,7 @@ def test_a_warning_reaches_every_node_of_the_multinode_template_and_75_is_the_jo
 
 
 @story
-def test_single_and_sockeye_do_all_after_their_set_up_and_a_folder_that_jobs_cannot_write_is_refused(
-    desk: Desk,
-) -> None:
+def test_single_and_sockeye_do_all_after_their_set_up_and_a_read_only_folder_is_refused(desk: Desk) -> None:
     one, sockeye = desk.job("single", chunks=4), desk.job("sockeye", chunks=4)
     single = one.sbatch(fill(one, "single", f"setup=echo set up > {one.folder}/was-set-up", "gpus_per_node=2"))
     sockeye.program("module", "exit 0")

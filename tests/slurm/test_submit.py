@@ -40,9 +40,7 @@ def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75
 
 
 @story
-def test_of_one_array_a_wait_is_interrupted_a_task_cancelled_and_one_requeued_and_only_what_is_left_is_submitted_again(
-    desk: Desk,
-) -> None:
+def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest_is_submitted(desk: Desk) -> None:
     job, three = desk.job(devices=0, quick=6), ("--tasks", 3)
     waiting = job.start(*job.submit_words, *three, "--wait")
     job.hangs(3)

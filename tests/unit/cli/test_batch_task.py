@@ -63,9 +63,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_exit_code_of_the_child_is_that_of_the_task_and_only_what_has_work_left_is_requeued(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys: pytest.CaptureFixture[str]) -> None:
     kill, stop = "import os; os.kill(os.getpid(), 9)", "raise SystemExit(75)"
     ends = {"raise SystemExit(0)": None, "raise SystemExit(1)": 1, "raise SystemExit(70)": 70, kill: 137, stop: -1}
     assert {program: run(program)[0] for program in ends} == ends
@@ -106,9 +104,7 @@ def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued
 # --- signals while a job is submitted ---------------------------------------------------------------------------------
 
 
-def test_a_signal_waits_until_the_job_is_submitted_and_before_that_leaves_at_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_signal_waits_while_the_job_is_submitted_and_leaves_before_that(capfd: pytest.CaptureFixture[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

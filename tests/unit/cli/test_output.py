@@ -132,9 +132,7 @@ def answer(*paths: str, inputs: list[Path], whatever_it_holds: bool = False) -> 
     return ["may be written"]
 
 
-def test_a_file_with_data_is_never_replaced_by_whatever_name(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_a_file_with_data_is_never_replaced(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     monkeypatch.chdir(short_path)
     for first in ("july/tasks/4821_0.r0.gpu1.log", "sent/submitted.json", "emulated/logs/emulation.lock", "costs.toml",
                   "july.csv", "elsewhere/tasks/x", "elsewhere/logs/x", "july/report.html"):  # fmt: skip

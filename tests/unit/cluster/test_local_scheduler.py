@@ -125,9 +125,7 @@ HEADS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def test_devices_the_array_and_the_cores_limit_how_many_run_and_it_is_said_where_cores_do(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path: Path, pages: Pages) -> None:
     said = []
     for number, (head, (most, settings)) in enumerate(HEADS.items()):
         place, (options, line) = Place(tmp_path / f"{number}"), head.split("|", 1)
@@ -190,9 +188,7 @@ def end_of(row: TaskRow) -> str:
     return f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
 
 
-def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_can_help(
-    place: Place, pages: Pages
-) -> None:
+def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_helps(place: Place, pages: Pages) -> None:
     tasks = place.folder / "run" / "tasks"
     for restart, status in enumerate(("done", "pending")):
         TaskFile(place.folder / f"{restart}", states={"c0": status}).write().rename(place.folder / f"db-{restart}")
@@ -226,9 +222,7 @@ def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_
     assert (first, {"told", "child told"} <= {*others}, (place.folder / "deaf").exists()) == ("warned", True, True)
 
 
-def test_one_signal_ends_every_task_in_order_a_second_one_at_once_and_nothing_new_is_started(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path: Path, pages: Pages) -> None:
     said, wait = {}, "touch up; while :; do sleep 0.05; done"
     for name, script, steps in (
         ("INT", f"trap 'exit 75' TERM; {wait}", {"up": signal.SIGINT}),

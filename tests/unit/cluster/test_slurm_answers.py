@@ -90,9 +90,7 @@ def test_states_reasons_and_exit_codes_come_from_one_answer_and_what_is_forgotte
     assert (refused.value.exit_code, refused.value.fix) == (3, "run this on a login node of the cluster")
 
 
-def test_slurm_is_asked_every_thirty_seconds_and_a_silent_controller_is_asked_on(
-    answers: Programs, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silent_controller_is_asked_on_every_half_minute(answers: Programs, caplog: pytest.LogCaptureFixture) -> None:
     running = lines("4821_0 RUNNING 0", "4821_1 PENDING 0", "4822 PENDING 0")
     ended = lines("4822 COMPLETED 0")
     asked = answers(lines("4821_0 PENDING 0"), running, running, SILENT, SILENT, running, SILENT, ended)
@@ -110,9 +108,7 @@ def scheduler() -> cluster.SlurmScheduler:
     return cluster.SlurmScheduler(["badcjobs"], lambda arguments, requeues: lambda: None)
 
 
-def test_a_followed_job_counts_chunks_as_they_are_published_and_remembers_who_was_seen_to_end(
-    answers: Programs, tmp_path: Path
-) -> None:
+def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers: Programs, tmp_path: Path) -> None:
     run, told = tmp_path / "run", []
     TaskFile(run, index=0, states={"c0": "done", "c1": "failed"}).write()
     TaskFile(run, index=0, job_id="4000", states={"c5": "done", "c6": "done"}).write()
@@ -173,9 +169,7 @@ def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_k
 # --- how the tasks ended ----------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_task_is_what_squeue_says_or_accounting_or_the_last_attempt_of_its_own_job(
-    answers: Programs, tmp_path: Path
-) -> None:
+def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answers: Programs, tmp_path: Path) -> None:
     job, run = Submitted("4821", None, (0, 1, 2, 3)), RunFolder(tmp_path / "run")
 
     def ends(codes: dict[int, int] | None = None, **known: str) -> list[tuple[str | None, int | None, bool]]:

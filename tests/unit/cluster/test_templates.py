@@ -98,9 +98,7 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
     assert filled("sockeye-array", "account=st-a-1-gpu", "out=x").open == ("source",)
 
 
-def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_at_once_with_a_line_that_mends_it(
-    pages: Pages,
-) -> None:
+def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_that_fixes_it(pages: Pages) -> None:
     text = (Path(__file__).parents[2] / "data" / "template_settings.txt").read_text()
     said = {}
     for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):

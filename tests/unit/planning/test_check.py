@@ -138,9 +138,7 @@ def paste(node: LoginNode, script: str, fix: str) -> tuple[str, dict[str, str]]:
     return script, {}
 
 
-def test_each_finding_comes_with_its_fix_and_goes_away_when_the_fix_is_pasted(
-    login_node: LoginNode, pages: Pages
-) -> None:
+def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node: LoginNode, pages: Pages) -> None:
     assert [one for one in login_node.check({}, SCRIPT).findings if one.severity not in ("fine", "clock")] == []
     lines = []
     for finding, line, script, options in read_lines("check_cases.txt", login_node.here):

@@ -91,9 +91,7 @@ def wish_of(words: dict[str, str]) -> PlanWish:
     st.lists(st.one_of(st.none(), st.integers(0, 10**6), st.just(30_000)), min_size=1, max_size=120),
     st.integers(1, 150),
 )
-def test_shares_are_complete_never_empty_and_as_long_as_each_other_to_within_one_chunk(
-    many: list[int | None], tasks: int
-) -> None:
+def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: list[int | None], tasks: int) -> None:
     lengths = Lengths()
     for length_ms in many:
         lengths.add(length_ms)
@@ -132,9 +130,7 @@ def test_shares_are_complete_never_empty_and_as_long_as_each_other_to_within_one
         plan_gpus=st.none() | st.integers(1, 40),
     ),
 )  # fmt: skip
-def test_every_plan_covers_all_audio_once_within_the_limits_and_every_task_ends_in_time(
-    many: list[int], rate: float, wish: PlanWish, site: Site
-) -> None:
+def test_every_plan_covers_all_audio_and_ends_in_time(many: list[int], rate: float, wish: PlanWish, site: Site) -> None:
     try:
         check_wish(wish, site)
     except BadInput:
@@ -231,9 +227,7 @@ def task_of(number: int, audio_s: float, **changes: Any) -> TaskFacts:
     return replace(TASK, name=f"4821_{number}.r0.gpu1", array_index=number, audio_s=audio_s, verdict="done", **changes)
 
 
-def test_the_speed_of_a_job_is_what_its_gpus_did_once_they_worked_and_the_slowest_twentieth_is_its_margin(
-    pages: Pages,
-) -> None:
+def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentieth_the_margin(pages: Pages) -> None:
     measured = {"memory_peak_bytes": 10 * 2**30, "cpu_mean_cores": 6.0, "done": 100}
     tasks = [task_of(n, 670_000.0) for n in range(39)]
     jobs = {

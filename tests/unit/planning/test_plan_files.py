@@ -53,9 +53,7 @@ def fields_of(chunks: list[Chunk]) -> list[tuple[object, ...]]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def test_whatever_a_source_holds_is_planned_or_named_and_a_refusal_leaves_nothing(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_a_source_is_planned_named_or_refused(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
     for number, (name, files, sources, options) in enumerate(read_cases("plans")):
         here = short_path / f"{number:02}"
@@ -126,9 +124,7 @@ def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so
     assert texts[0] == texts[1] and plan_text(planned) == plan_text(again).replace(f"{here}/r", f"{here}/p")
 
 
-def test_shards_and_scripts_have_what_the_sources_and_the_project_say(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_shards_and_scripts_follow_the_project(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     monkeypatch.chdir(short_path)
     (project,) = read_cases("project")
     write_files(project.files)
@@ -173,9 +169,7 @@ def probed(text: str, subject: str, here: str) -> list[Probed]:
 STORES = dict(one.split("\n", 1) for one in (DATA / "probes.txt").read_text().split("=== ")[1:])
 
 
-def test_the_speed_is_that_of_the_probe_which_fits_best_and_doubts_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_the_speed_is_that_of_the_best_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     monkeypatch.chdir(tmp_path)
     write_files("m.csv: rows\n  4 × r#,c#,audio/r#.wav,0,30000,0,,x\nprog: lines\n  #!/bin/sh")
     for workers in (1, 2):

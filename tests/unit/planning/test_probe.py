@@ -149,9 +149,7 @@ def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the
         assert planning.measure(results, lanes) == expected
 
 
-def test_models_are_searched_apart_each_with_its_lanes_and_never_more_than_the_node_has_memory_for(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_node(tmp_path: Path, pages: Pages) -> None:
     sizes = (("V100", 16), ("V100", 32), ("V100", 16), ("A100", 40))
     cards = [Device(str(n), "", name=name, memory_total_bytes=gib * GIB) for n, (name, gib) in enumerate(sizes)]
     engine, said = ScriptedEngine(lambda session, batch: map(done, batch)), list[str]()

@@ -13,9 +13,7 @@ from support.pages import Pages
 FILES = (Path(__file__).parents[2] / "data" / "sites.txt").read_text().split("=== ")[1:]
 
 
-def test_sockeyes_limits_come_with_badcjobs_and_a_file_may_leave_everything_but_its_name_out(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_needed(tmp_path: Path, pages: Pages) -> None:
     site = find_site("sockeye", tmp_path)
     pages({"sockeye.txt": "\n".join(f"{name} = {value}" for name, value in asdict(site).items())})
     assert site.free_cores_per_gpu == 6

@@ -327,9 +327,7 @@ print(text.split("FAKE ")[1] if "FAKE " in text else "N/A")
 """
 
 
-def test_other_formats_are_decoded_by_ffmpeg_and_flac_is_cut_at_a_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_ffmpeg_decodes_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
     (tmp_path / "bin").mkdir()
     for name, program in (("ffmpeg", FFMPEG), ("ffprobe", FFPROBE)):
@@ -358,9 +356,7 @@ def test_other_formats_are_decoded_by_ffmpeg_and_flac_is_cut_at_a_sample(
     assert ALONE.length_s(tmp_path / "a day.mp3") is None
 
 
-def test_threads_that_ask_for_a_broken_package_together_are_all_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_package_is_told_to_every_thread_that_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "soundfile.py").write_text("import time\ntime.sleep(0.01)\nraise OSError('no libsndfile')\n")
     monkeypatch.delitem(sys.modules, "soundfile")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -131,9 +131,7 @@ def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_it
 
 
 @given(audio_ms=st.integers(0, 5_000_000), length_ms=st.integers(1000, 400_000), share=st.floats(0, 1))
-def test_the_chunks_of_a_recording_cover_it_and_share_what_was_asked(
-    audio_ms: int, length_ms: int, share: float
-) -> None:
+def test_the_chunks_of_a_recording_cover_it_and_overlap_as_asked(audio_ms: int, length_ms: int, share: float) -> None:
     overlap_ms = int(share * (length_ms - 1000))
     stretches = Cutting(None, length_ms / 1000, overlap_ms / 1000).stretches(audio_ms)
     assert stretches[0][0] == 0 and stretches[-1][1] == audio_ms
@@ -221,9 +219,7 @@ def endless(read: list[int]) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("look_s", "hired"), [(0.0001, False), (0.00049, False), (0.00061, True), (0.01, True)])
-def test_more_threads_are_hired_only_where_looks_are_slow_and_quick_ones_are_handed_over_hundreds_at_a_time(
-    look_s: float, hired: bool
-) -> None:
+def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundreds(look_s: float, hired: bool) -> None:
     read, ticks, hand_overs, held, waits = [0], count(0, look_s), set(), Event(), count()
 
     def look(number: int) -> int:

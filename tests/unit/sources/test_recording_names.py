@@ -39,9 +39,7 @@ def read(text: str, patterns: list[str]) -> str:
     return line(reader.read(recording_id, path, str(Path("/data", path.removeprefix("../")))))
 
 
-def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_without_them_nothing_is_guessed(
-    pages: Pages,
-) -> None:
+def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_guessed(pages: Pages) -> None:
     block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("audio"), re.DOTALL | re.MULTILINE)
     assert block is not None
     guide = tomllib.loads(dedent(block[0]))["recordings"]["patterns"]  # as a scientist would copy them
@@ -72,9 +70,7 @@ def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_
         assert (found.study_area, found.location) == (study_area, "G-07")
 
 
-def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named_at_once(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named(tmp_path: Path, pages: Pages) -> None:
     many, one = NameGaps(9, 1, "a", 3000, "c", 2, "b"), NameGaps(1, 1, "a", 0, None, 0, None)
     said = [*gap_lines(many, ["{date}"], nameless="x.csv"), "--", *gap_lines(many, []), "--"]
     said += gap_lines(one, ["x"], nameless="y")
