@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.needs import missing
 from support.slurm_cluster import SlurmCluster
-from support.slurm_hooks import SPANK_HEADER, Hooks, build_spank
-from support.slurm_stories import Stories
+from support.slurm_stories import SPANK_HEADER, Hooks, Stories, build_spank
 
 GPUS = (4, 4, 4, 4, 4, 4, 2, 1)  # by node
 PARTITIONS = """PreemptType=preempt/partition_prio

@@ -11,9 +11,7 @@ import psutil
 from support.databases import query
 from support.needs import missing
 from support.slurm_cluster import JobEnd, SlurmCluster
-from support.slurm_hooks import Hooks
-from support.slurm_job import HEARD
-from support.slurm_stories import Desk, story
+from support.slurm_stories import HEARD, Desk, Hooks, story
 from support.waiting import wait_for
 
 ONE = ("--array=0", "--gpus-per-node=1", "--cpus-per-task=1")

@@ -12,8 +12,7 @@ from pathlib import Path
 from support.databases import query
 from support.needs import missing
 from support.slurm_cluster import JobEnd
-from support.slurm_hooks import SCRIPTS, SPANK_HEADER, Hooks
-from support.slurm_stories import Desk, story
+from support.slurm_stories import SCRIPTS, SPANK_HEADER, Desk, Hooks, story
 from support.waiting import wait_for
 
 BARE = {"PATH": "/usr/bin:/bin"}

@@ -6,14 +6,231 @@ test tells the story again.
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.slurm_cluster import SlurmCluster
-from support.slurm_hooks import Hooks
-from support.slurm_job import SlurmJob
+import psutil
+from rooms.root import folder as folder_of
+from support.badcjobs_program import MANIFEST_HEADER, Outcome, Program
+from support.databases import query
+from support.forked_commands import run_forked
+from support.slurm_cluster import JobEnd, SlurmCluster
+from support.waiting import wait_for
+
+# --- our scripts for administrators, installed as slurm/README.md says ------------------------------------------------
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "slurm"
+SPANK_HEADER = Path("/usr/include/slurm/spank.h")
+
+
+def build_spank(folder: Path) -> list[str]:
+    """Build the plugin as its Makefile does; return the lines of slurm.conf that load it."""
+    shutil.copytree(SCRIPTS / "spank", folder)
+    subprocess.run(["make", "-C", folder, "CFLAGS=-Wall -Wextra -Werror"], check=True, capture_output=True)
+    (folder / "plugstack.conf").write_text(f"optional {folder}/badc_telemetry.so\n")
+    return [f"PlugStackConfig={folder}/plugstack.conf"]
+
+
+class Hooks:
+    """Copies of the scripts with their EDIT lines filled in, and the shared folder that they write to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scripts, self.spool = folder / "slurm", folder / "spool"
+        self.epilog = self.scripts / "epilog.d" / "50-badcjobs.sh"
+        shutil.copytree(SCRIPTS, self.scripts)
+        for name in ("wanted", "ends"):
+            (self.spool / name).mkdir(parents=True)
+        (self.spool / "wanted").chmod(0o1777)
+        spool, hooks = ("SPOOL=\n", f"SPOOL={self.spool}\n"), ("=/usr/local/lib/badcjobs/slurm\n", f"={self.scripts}\n")
+        for script, (old, new) in (
+            ("task_prolog.sh", spool),
+            ("jobcomp.sh", spool),
+            ("epilog.d/50-badcjobs.sh", hooks),
+        ):
+            text = (self.scripts / script).read_text()
+            assert text.count(old) == 1, f"{script} has no line {old}"
+            (self.scripts / script).write_text(text.replace(old, new))
+
+    @property
+    def conf(self) -> list[str]:
+        """The lines of slurm.conf."""
+        tasks = [f"Task{name.title()}={self.scripts}/task_{name}.sh" for name in ("prolog", "epilog")]
+        return [*tasks, f"Epilog={self.epilog}", "JobCompType=jobcomp/script", f"JobCompLoc={self.scripts}/jobcomp.sh"]
+
+    def ends(self, job_id: int) -> list[dict[str, Any]]:
+        """What the jobcomp hook has written of a job."""
+        file = self.spool / "ends" / f"{job_id}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+# --- one job: a user's folder, from its manifest to its job database, and what must be true ---------------------------
+
+# Quick chunks end at once; the others wait for a file, but not in a task that Slurm has started a second time.
+HANGS = """if [ ${BADCJOBS_CHUNK_ID#c} -ge QUICK ] && [ -z "$SLURM_RESTART_COUNT" ]; then
+    : >> hangs-${SLURM_ARRAY_TASK_ID:-0}-$BADCJOBS_CHUNK_ID
+    while [ ! -e go ] && [ ! -e go-$BADCJOBS_CHUNK_ID ]; do sleep 0.1; done
+fi"""
+HEARD = "printf 'start_time,end_time,label,score\\n0,1,%s,0.5\\n' $BADCJOBS_CHUNK_ID > \"$2\""
+TWICE = "SELECT 1 FROM attempt WHERE outcome = 'done' GROUP BY recording_id, chunk_id HAVING count(*) > 1"
+
+
+class SlurmJob:
+    """A folder with a manifest, an engine that can be made to hang, and a badcjobs for login and compute nodes.
+
+    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell.
+    """
+
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        folder: Path,
+        *,
+        chunks: int = 12,
+        quick: int | None = None,
+        devices: int = 4,
+        engine: str = "",
+        grace_s: float = 1.0,  # less than the cluster's KillWait
+    ) -> None:
+        self.cluster, self.folder, self.chunks, self.out = cluster, folder, chunks, folder / "out"
+        self.quick, self._numbers = chunks if quick is None else quick, itertools.count()
+        self.arguments = f"--config {folder}/run.toml"
+        self.run_words = f"{folder}/badcjobs run manifest.csv --out out {self.arguments}"  # what a job script runs
+        gpus = () if devices else ("--gpus-per-task", "0")
+        self.submit_words = ("submit", "manifest.csv", "--out", "out", "--config", "run.toml", *gpus)
+        (folder / "local").mkdir(parents=True)
+        (folder / "said").mkdir()
+        rows = [MANIFEST_HEADER]
+        for number in range(chunks):
+            (folder / f"{number}.wav").write_bytes(b"any audio")
+            rows.append(f"rec,c{number},{number}.wav,{number * 1000},{number * 1000 + 1000},0,,")
+        (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
+        self.program("engine.sh", engine or f"{HANGS.replace('QUICK', str(self.quick))}\n{HEARD}")
+        self.program("badcjobs", f'exec {sys.executable} -m badcjobs "$@"')
+        self.program("sacct", f": > {folder}/sacct-was-asked; exit 1")  # as where there is no accounting
+        where = f"simulate = {devices}" if devices else "cpu_workers = 1\nemit_gpu_telemetry = false"
+        (folder / "run.toml").write_text(
+            f"[run]\ncommand = '{folder}/engine.sh {{input}} {{output}}'\n{where}\ninterval = 0.5\n"
+            f"publish_every_s = 0.3\nbackoff_s = 0.05\nretries = 0\ngrace_s = {grace_s}\n"
+        )
+
+    # --- what a user does -------------------------------------------------------------------------------------------
+
+    def program(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).chmod(0o755)
+
+    def open(self, name: str = "go") -> None:
+        """Let chunks that hang go on."""
+        (self.folder / name).touch()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Our own programs before all others, as a user's venv would be."""
+        env = self.cluster.env
+        return {**env, "PATH": f"{self.folder}{os.pathsep}{env['PATH']}", "BADCJOBS_POLL_S": "0.5"}
+
+    def start(self, *args: object) -> Program:
+        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
+        return Program(argv, self.env, self.folder, self.folder / "said" / str(next(self._numbers)))
+
+    def badcjobs(self, *args: object) -> Outcome:
+        stdout, stderr = (self.folder / "said" / f"{next(self._numbers)}" for _ in range(2))
+        exit_code = run_forked([*map(str, args)], self.env, self.folder, stdout, stderr, 170)
+        return Outcome(exit_code, stdout.read_text(), stderr.read_text())
+
+    def submit(self, *options: object, expect: int = 0) -> Outcome:
+        done = self.badcjobs(*self.submit_words, *options)
+        assert done.exit_code == expect, done.stdout + done.stderr + self.log
+        return done
+
+    def sbatch(self, script: Path, *options: str) -> int:
+        return self.cluster.sbatch(script, *options, cwd=self.folder, env=self.env)
+
+    def sbatch_template(self, *options: str, name: str = "array", edit: tuple[str, str] = ("", "")) -> int:
+        """Submit a template of ours as a scientist does, perhaps with a line edited."""
+        text = (folder_of("templates") / f"{name}.sbatch").read_text()
+        assert edit[0] in text
+        script = self.folder / f"{name}.sbatch"
+        script.write_text(text.replace(*edit) if edit[0] else text)
+        export = f"TMPDIR={self.folder}/local,SOURCE=manifest.csv,OUT=out,BADCJOBS_ARGS={self.arguments}"
+        return self.sbatch(script, *options, f"--export=ALL,{export}")
+
+    def sbatch_lines(self, *lines: str, options: tuple[str, ...]) -> int:
+        """Submit a script of these lines."""
+        script = self.folder / "job.sh"
+        script.write_text("\n".join(["#!/bin/bash", "export TMPDIR=$PWD/local", *lines, ""]))
+        return self.sbatch(script, "--output=%j.log", *options)
+
+    def wait(self, job_id: int) -> set[JobEnd]:
+        return set(self.cluster.wait(job_id).values())
+
+    def merge(self) -> dict[str, Any]:
+        """Merge, also while the job is still there, as anybody may; return the summary."""
+        done = self.badcjobs("merge", "out", "--json")
+        assert done.exit_code == 0, done.stderr
+        return dict(done.json)
+
+    # --- what is to be seen -----------------------------------------------------------------------------------------
+
+    def hangs(self, many: int) -> None:
+        """Wait until so many chunks hang, and what was done before is published."""
+        wait_for(lambda: len(list(self.folder.glob("hangs-*"))) >= many, f"{many} chunks hang: {self.log}", 150)
+        done = "SELECT count(*) FROM chunk WHERE status = 'done'"
+        wait_for(lambda: sum(query(path, done)[0][0] for path in self.databases) >= self.quick, "it is published", 150)
+
+    @property
+    def databases(self) -> list[Path]:
+        return sorted(self.out.glob("tasks/*.sqlite"))
+
+    @property
+    def log(self) -> str:
+        logs = sorted([*self.folder.glob("*.log"), *self.out.glob("logs/*.out")])
+        return "\n".join(path.read_text(errors="replace") for path in logs)
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """Whatever runs in the folder."""
+        return [process for process in psutil.process_iter() if _runs_in(process, self.folder)]
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """Ask the job database."""
+        return query(self.out / "job.sqlite", sql)
+
+    def all_done(self, summary: dict[str, Any] | None = None, *, twice: int = 0) -> None:
+        """Find each row of the manifest once in the job database: done, with the one thing heard in it."""
+        summary = summary or self.merge()
+        names = sorted(f"c{number}" for number in range(self.chunks))
+        assert (summary["verdict"], summary["done"], summary["left"]) == ("done", self.chunks, 0), self.log
+        assert self.ask("SELECT chunk_id, status FROM chunk ORDER BY 1") == [(name, "done") for name in names]
+        assert self.ask("SELECT chunk_id, label FROM detection ORDER BY 1") == [(name, name) for name in names]
+        assert self.ask(f"SELECT count(*) FROM ({TWICE})") == [(twice,)], "done twice"
+        assert not (self.folder / "sacct-was-asked").exists()
+
+    def left(self) -> int:
+        """Merge, and find every row of the manifest once: what is not done is named as left."""
+        summary = self.merge()
+        assert (summary["verdict"], summary["chunks"]) == ("stopped", self.chunks), self.log
+        pending = self.ask("SELECT count(*) FROM chunk WHERE status = 'pending'")
+        assert pending == [(summary["left"],)] and summary["left"] == self.chunks - summary["done"] > 0
+        return int(summary["left"])
+
+
+def _runs_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
+    except psutil.Error:
+        return False  # gone meanwhile, or somebody else's
+
+
+# --- stories ----------------------------------------------------------------------------------------------------------
 
 AT_A_TIME = 12
 

@@ -1,4 +1,7 @@
-"""``badcjobs probe``: finds what simulated cards can take, goes on after a kill, and later runs keep to it."""
+"""``badcjobs plan``, ``probe`` and ``check`` as a shell runs them.
+
+Plans run as they are; a probe finds what simulated cards can take, and later runs keep to it; a check leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,84 @@ import pytest
 from rooms.workers import read_probes, to_toml
 from support.audio import make_wav
 from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
-from support.fake_hawkears import make_fake_root
+from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_hawkears_package import fake_package_environ
 from support.pages import Pages
+from support.slow_files import slow_files, somebody_waits
 from support.source_files import write_files
 from support.waiting import wait_for
+
+# 0.6 s of audio in each chunk: the time of a task holds about four of them
+SMALL = ("--rate", 0.005, "--time", 20, "--config", "plan.margin=1.2", "--parallel", 2)
+
+
+def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site) -> None:
+    manifest = site.manifest(5)
+    make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, loud=[(1.0, 2.0), (7.0, 8.0)], tone_hz=100)
+    (site.folder / "list.txt").write_text("audio/st1/r1.wav\n")
+    run = ("--engine", "demo", "--engine-arg=--burn-s=0.01", "--chunk-length", 4, "--overlap", 1)
+    more = ("--config", f"run.out={site.out}", "--out", "plan", "--json", "--", *run)
+    made = site.badcjobs("plan", manifest, "list.txt", "--rate", 0.05, "--time", 12, *SMALL[4:], *more)
+    assert made.exit_code == 0, made.stderr
+    (script,), many = made.json["scripts"], made.json["tasks"]["count"]
+    assert many > 1
+    checked = site.badcjobs("check", script, "--json")
+    assert (checked.exit_code, checked.json["verdict"]) == (0, "ready"), checked.stdout
+    program = {"BADCJOBS": str(site.script("badcjobs", f'exec {sys.executable} -m badcjobs "$@"'))}
+    done = site.badcjobs("submit", script, "--cluster", "local", "--json", "--", "--simulate", 2, env=program)
+    assert done.exit_code == 0, done.stderr
+    summary, rows = done.json["summary"], made.json["source"]["chunks"]
+    assert (summary["done"], summary["tries"], summary["completeness"]["complete"]) == (rows, rows, True)
+    site.out = site.out / "wave-1"
+    found = site.rows("SELECT chunk_id, is_cut, detections FROM chunk WHERE status = 'done'")
+    assert sorted(found)[:5] == [(f"c{n:03d}", 0, n % 3) for n in range(5)]
+    assert sorted(found)[5:] == [("r1_0_4000", 1, 1), ("r1_3000_7000", 1, 0), ("r1_6000_10000", 1, 1)]
+    assert len(site.task_databases()) == many
+
+
+REFUSED = {  # words after plan MANIFEST → what is said
+    "": ("no measured speed for this engine", "badcjobs probe AUDIO", "--rate"),
+    "--rate 400 --time late": ("--time", "late", "H:M:S"),
+    "--rate 400 --margin 2": ("No such option: --margin", "--config plan.margin=2"),
+    "--rate 400 --chunk-length 9": ("manifest.csv --rate 400 -- --chunk-length 9",),
+    "--rate 400 --site odd.toml": ("gpu_hours = nan", "array_tasks = -3", "gpus = 'x'"),
+}
+
+
+def test_the_same_command_says_the_same_and_wrong_input_gets_one_clear_answer(site: Site) -> None:
+    manifest = site.manifest(3)
+    odd = 'name = "odd"\n[limits]\ngpu_hours = nan\narray_tasks = -3\n[plan]\ngpus = "x"\n'
+    (site.folder / "odd.toml").write_text(odd)
+    (site.folder / "wrong.csv").write_text(manifest.read_text() + "rec9,c9,x.wav,5,1,0,,\n")
+    asked = ("plan", manifest, *SMALL, "--site", "sockeye", "--gpus-per-task", 1)
+    commands = [
+        asked,
+        asked,
+        ("plan", "wrong.csv", "--rate", 400),
+        *(("plan", manifest, *words.split()) for words in REFUSED),
+    ]
+    first, second, wrong, *refused = site.badcjobs_each(commands)
+    assert first.exit_code == 0 and first.stdout == second.stdout
+    end = datetime.fromisoformat(first.stderr.partition("finished on ")[2].split()[0])
+    assert timedelta(minutes=4) < end - datetime.now().astimezone() < timedelta(minutes=12)
+    assert wrong.exit_code == 1 and "line 5: end_ms 1 is not after start_ms 5" in wrong.stdout
+    for outcome, words in zip(refused, REFUSED.values(), strict=True):
+        assert_refused(outcome, 2, *words)
+
+
+def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves_no_draft(site: Site) -> None:
+    make_wav(site.folder / "audio" / "slow.wav", 5, 100)
+    for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)):
+        waits = site.start("plan", "audio", "--rate", 400, "--out", "plan", env=slow_files(site))
+        wait_for(lambda: somebody_waits(site), "a plan that reads the header")
+        assert [path.name.split(".")[1] for path in site.folder.glob(".*.tmp")] == ["plan"]
+        waits.send(signum)
+        assert waits.wait(60).exit_code == exit_code
+        assert not any("plan" in path.name for path in site.folder.iterdir())
+        (site.folder / "slow-files" / "somebody-waits").unlink()
+
+
+# --- probe ------------------------------------------------------------------------------------------------------------
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
 CARDS = "\n".join(
@@ -191,3 +268,60 @@ def test_wrong_input_is_refused_before_anything_is_started(site: Site, pages: Pa
     text = re.sub(r"ffmpeg on PATH \(.*", "ffmpeg on PATH (…)", "\n".join(said))  # as the decoder of the machine says
     pages({"refusals.txt": text.replace(str(site.folder), "HERE")})
     assert not any(map(tried, [*refused, no_gpu])) and not store(site).exists()
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """#!/bin/bash
+#SBATCH --array=0-3
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --open-mode=append
+exec badcjobs run "$SOURCE" --out "$OUT" $BADCJOBS_ARGS
+"""
+OF_SUBMIT = (
+    "-o x --cluster local --root . --again --dry-run --wait --tasks 200 --parallel 2 --gpus-per-task 4 --cpus 8"
+    " --mem 64G --time 72:00:00 --constraint gpu_mem_32 --sbatch=--partition=gpu --site sockeye"
+)
+ANSWERED = (
+    "--out results -- --hawkears-root {folder}",  # no models
+    "--out results -- --hawkears-root {folder}/hawkears",
+    "own.sbatch manifest.csv --out results --time 30 -- --engine demo",
+    f"manifest.csv {OF_SUBMIT} -- --engine demo",
+    "manifest.csv --account st-lab-1-gpu --config site=sockeye -- --engine demo",
+)
+WRONG_WORDS = {  # words → what is said
+    "--site atlantis": ("atlantis", "sockeye"),
+    "nowhere.sbatch": ("nowhere.sbatch",),
+    "-- --engine kazoo": ("kazoo", "hawkears"),
+    "--time noon": ("--time", "noon", "H:M:S"),
+    "manifest.csv --engine demo": ("No such option: --engine", "badcjobs check … -- --engine demo"),
+    "--site wrong.toml": ("birds", "array_tasks"),
+}
+
+
+SHOWN = ("engine", "source", "account", "merge account", "signal", "array", "GPU-hours", "time")
+
+
+def test_the_words_of_submit_and_of_run_are_judged_and_wrong_usage_exits_2(site: Site, pages: Pages) -> None:
+    folder = site.folder
+    site.manifest(6)
+    (folder / "own.sbatch").write_text(SCRIPT)
+    (folder / "wrong.toml").write_text('name = "x"\n[limits]\nbirds = 3\n')
+    make_fake_root(folder / "hawkears")
+    path = f"{install_fake_hawkears(folder / 'bin').parent}:/usr/bin:/bin"
+    commands = [("check", "--json", *words.format(folder=folder).split()) for words in ANSWERED]
+    commands += [("check", *words.split()) for words in WRONG_WORDS]
+    before = sorted(path.name for path in folder.iterdir())
+    found = site.badcjobs_each(commands, [{"PATH": path, "HOME": str(folder / "nobody")}] * len(commands))
+    assert sorted(path.name for path in folder.iterdir()) == before, "a check leaves nothing behind"
+    said = []
+    for words, outcome in zip(ANSWERED, found, strict=False):
+        document = outcome.json
+        asked = {key: value for key, value in document["asked"].items() if value not in (None, [], False)}
+        said.append(f"$ {words} → exit code {outcome.exit_code}\n  asked: {asked}\n  source: {document['source']}")
+        shown = [one for one in document["findings"] if one["subject"] in SHOWN]
+        said += [f"  {one['severity']} {one['subject']}: {one['text']}" for one in shown]
+    pages({"answers.txt": "\n".join(said).replace(str(folder), "HERE")})
+    for outcome, known in zip(found[len(ANSWERED) :], WRONG_WORDS.values(), strict=True):
+        assert_refused(outcome, 2, *known)

@@ -1,20 +1,34 @@
-"""The emulation with small shell scripts: variables, order, limits, signals, requeues and what is left afterwards."""
+"""The emulation with small shell scripts: variables, order, limits, signals, requeues, what is left; and what every
+scheduler promises (seams.Scheduler).
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from rooms.cluster import DevicePool, LocalScheduler, LocalSettings, TaskRow, visible_lists
+from rooms.cluster import (
+    DevicePool,
+    LocalScheduler,
+    LocalSettings,
+    SlurmScheduler,
+    TaskRow,
+    cancel_line,
+    read_request,
+    visible_lists,
+)
 from rooms.devices import DeviceLocks
-from rooms.model import Device, StandIn
-from rooms.root import BadInput, Clock, SystemClock
+from rooms.model import ArrayOrder, Device, StandIn, Submitted
+from rooms.root import BadInput, Clock, Scheduler, SystemClock
 from rooms.task import StopRequest, World
 from support.brief import page
 from support.pages import Pages
@@ -39,13 +53,10 @@ class Place:
         locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
         self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
-    @property
-    def world(self) -> World:
-        return World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
-
-    def scheduler(self, **settings: Any) -> LocalScheduler:
+    def scheduler(self, out: str = "run", **settings: Any) -> LocalScheduler:
         known = LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
-        return LocalScheduler(known, self.world, self.said.append, self.folder / "run")
+        world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
+        return LocalScheduler(known, world, self.said.append, self.folder / out)
 
     def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> tuple[TaskRow, ...]:
         self.said.clear()
@@ -260,3 +271,53 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place: Place) ->
     again, _ = place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", state_folder=place.folder, tell_mem=False)
     assert int(again) > int(job_id), "two jobs of the same second have different numbers"
     assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"
+
+
+# --- what every scheduler promises ------------------------------------------------------------------------------------
+
+PROGRAM = (sys.executable, "-m", "badcjobs")
+
+
+def never(argv: tuple[str, ...], requeues: int) -> Callable[[], None]:
+    raise AssertionError("nothing is to be run")
+
+
+def test_their_scripts_ask_for_what_was_ordered(place: Place, pages: Pages) -> None:
+    slurm, out = SlurmScheduler(PROGRAM, never), place.folder / "my run"
+    schedulers: tuple[Scheduler, ...] = (slurm, place.scheduler("my run"))
+    order = ArrayOrder(
+        out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
+        step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
+        constraint="v100", merge_account="st-x-1", extra_sbatch=("--qos=high", "--exclusive", "--partition=gpu"),
+        setup=("module load gcc cuda",),
+    )  # fmt: skip
+    less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": ()}
+    said = {}
+    for scheduler in schedulers:
+        said[f"{scheduler.name}.txt"] = script = scheduler.script(order)
+        assert script == scheduler.script(order)
+        said[f"{scheduler.name}-part.txt"] = scheduler.script(replace(order, only=(3, 9), **less))
+        asked = read_request(script.replace("#SBATCH --exclusive\n", ""))
+        assert asked.array is not None
+        assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
+        assert (asked.cpus, asked.time_s, asked.mem_mib) == (6, 5400, 12288)
+    said["merge.txt"] = slurm.merge_script(order)
+    said["merge-plain.txt"] = slurm.merge_script(replace(order, merge_account=None, extra_sbatch=()))
+    job = Submitted("4821", "4822", order.indices)
+    said["lines.txt"] = "\n".join([cancel_line(job), *slurm.follow_lines(job, order)])
+    assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
+    assert [scheduler.poll_s for scheduler in schedulers] == [30, 0.5], "nobody is asked in a hurry"
+    with pytest.raises(BadInput, match="has a % in its name"):
+        slurm.script(replace(order, out=place.folder / "100%"))
+    plain = {name: text.replace(str(place.folder), "FOLDER") for name, text in said.items()}
+    pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
+
+
+def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(place: Place) -> None:
+    scheduler, out = place.scheduler("a run 100%"), place.folder / "a run 100%"
+    setup = ("export X='a b'", 'echo "$X"; exit')
+    job = scheduler.submit(ArrayOrder(out, ("run",), 3, first=1, step=2, cpus=1, setup=setup))
+    assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
+    assert (job.indices, job.merge_job_id) == ((1, 3, 5), None)
+    assert (out / "logs" / f"{job.job_id}_5.out").read_text() == "a b\n"
+    assert scheduler.states(Submitted("1", None, (0,))).array == {}
