@@ -64,7 +64,7 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
     assert written.json["source"] == read.json["source"]
     print(f"plan: a folder of {files:,} WAV files")
     wavs = write_wavs(folder / "wavs", files)
-    for name, more in (("one chunk each", ()), ("cut into chunks of 15 s", ("--", "--chunk-length", 15))):
+    for name, more in {"one chunk each": (), "cut into chunks of 15 s": ("--", "--chunk-length", 15)}.items():
         headers = measure("plan", wavs, *options, *more, cwd=folder)
         promises.just(f"headers per second, {name}", files / headers.seconds, "")
         promises.at_most("peak memory", headers.memory_mb, MOST_MB, "MB", is_time=False)

@@ -26,8 +26,8 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("slurm")
     hooks = Hooks(folder / "hooks")
     plugin = build_spank(folder / "spank") if SPANK_HEADER.exists() else []
-    with SlurmCluster(gpus=GPUS, usual="gpu[0-3]", extra_conf=[PARTITIONS, *hooks.conf, *plugin]) as cluster:
+    with SlurmCluster(GPUS, [PARTITIONS, *hooks.conf, *plugin], usual="gpu[0-3]") as cluster:
         bodies = [item.function.body for item in request.session.items if hasattr(item.function, "body")]  # type: ignore[attr-defined]
         stories = Stories(cluster, hooks, folder, bodies)
         yield stories
-        stories.close()
+        stories.pool.shutdown(cancel_futures=True)

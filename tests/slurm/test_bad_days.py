@@ -101,10 +101,7 @@ def test_every_node_and_step_works_with_the_devices_it_was_given(desk: Desk) -> 
         assert job.wait(job_id) == DONE, job.log
         job.all_done()
     ordered = "SELECT node, device_index FROM device JOIN task USING (task_id) ORDER BY 1, 2"
-    for job, devices in (
-        (uneven, {"gpu5": "0,1,2,3", "gpu6": "0"}),
-        (exclusive, {"gpu6": "0,1"}),
-    ):  # as Slurm fills them
+    for job, devices in {uneven: {"gpu5": "0,1,2,3", "gpu6": "0"}, exclusive: {"gpu6": "0,1"}}.items():
         assert job.ask(f"SELECT node, group_concat(device_index) FROM ({ordered}) GROUP BY 1") == [*devices.items()]
         shards = job.ask("SELECT shard_index, shard_count FROM task ORDER BY 1")
         assert shards == [(number, len(devices)) for number in range(len(devices))]
@@ -187,7 +184,7 @@ def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_fo
         missing("cgroup", why)
     hooks = Hooks(desk.folder / "hooks")
     conf = [*hooks.conf, "FirstJobId=5000"]  # notes of both clusters lie in one folder
-    with SlurmCluster(gpus=(4, 4), cgroups=True, extra_conf=conf) as cluster:
+    with SlurmCluster((4, 4), conf, cgroups=True) as cluster:
         guarded, there = Desk(cluster, hooks, desk.folder), ("--nodelist=gpu0", "--gpus-per-node=2")
         hungry, holder = guarded.job("hungry", engine=EATS), guarded.job("holder")
         cards = guarded.job("cards", devices=2)  # inside the cgroup the driver shows two cards; so does the simulation

@@ -32,10 +32,9 @@ def test_arrays_exit_codes_and_signals_are_as_we_believe(desk: Desk) -> None:
         (folder / "job.sh").write_text(f"#!/bin/bash\n{line}\n")
         return cluster.sbatch(folder / "job.sh", *options, cwd=folder)
 
-    told = "eval echo \\$SLURM_ARRAY_TASK_{MIN,MAX,STEP,COUNT} ${CUDA_VISIBLE_DEVICES-unset} > "
-    arrays = {
-        array: sbatch(f"{told}${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID", f"--array={array}") for array in SHAPES
-    }
+    told = "eval echo \\$SLURM_ARRAY_TASK_{MIN,MAX,STEP,COUNT} ${CUDA_VISIBLE_DEVICES-unset}"
+    told += " > ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    arrays = {array: sbatch(told, f"--array={array}") for array in SHAPES}
     hears = "bash -c 'trap \"exit 3\" USR1; touch ready-$0; while :; do sleep 0.1; done'"
     ends = {
         sbatch(f"exec {hears} 1"): JobEnd("FAILED", 3),
@@ -65,14 +64,13 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
         job.program("badcjobs", f'command=$1; shift; exec {python} -m badcjobs $command --simulate 4 "$@"')
     recorded = "until ls badc-telemetry-*$1.sqlite >/dev/null 2>&1; do sleep 0.1; done; sleep 1"
     # A program that waits for its children must not find one that it did not start.
+    bare = "--export=ALL,PATH=/usr/bin:/bin"
     children = "read -r found < /proc/$$/task/$$/children; echo -n $found > children"
     ids = {
         asked: asked.sbatch_lines(children, recorded, "exit 7", options=("--gpus-per-node=2", "--badc-telemetry=0.2")),
         quiet: quiet.sbatch_lines("exit 7", options=("--gpus-per-node=1",)),
-        without: without.sbatch_lines(
-            "sleep 0.5", "exit 7", options=("--gpus-per-node=1", "--badc-telemetry", "--export=ALL,PATH=/usr/bin:/bin")
-        ),
-    }  # fmt: skip
+        without: without.sbatch_lines("sleep 0.5", "exit 7", options=("--gpus-per-node=1", "--badc-telemetry", bare)),
+    }
     script = recorded.replace("$1", "p$SLURM_PROCID")
     srun = ("srun", "-N1", "-n2", "--gpus-per-task=1", "--badc-telemetry=0.2", "bash", "-c", script)
     cluster.run(*srun, cwd=step.folder, env=step.env)
@@ -113,9 +111,8 @@ def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp
     linked.symlink_to(asked)
     stranger.touch()
     me, array = asked.owner(), {"ARRAYJOBID": "7", "ARRAYTASKID": "3", "JOBSTATE": "PENDING"}
-    for job, user, more in (
-        ("7", me, {}), ("8", me, {}), ("9", "somebody-else", {}), ("../7", me, {}), ("12", me, array),
-    ):  # fmt: skip
+    jobs = {"7": (me, {}), "8": (me, {}), "9": ("somebody-else", {}), "../7": (me, {}), "12": (me, array)}
+    for job, (user, more) in jobs.items():
         told = {"ARRAYJOBID": "0", "ARRAYTASKID": "4294967294", "EXITCODE": "0:15", "START": "1", "END": "2"}
         told |= {"JOBID": job, "USERNAME": user, "NODES": "gpu0", "JOBSTATE": 'TIMEOUT"}', **more}
         subprocess.run([hooks.scripts / "jobcomp.sh"], env={**BARE, **told}, check=True)

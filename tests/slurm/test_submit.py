@@ -12,6 +12,8 @@ from support.slurm_cluster import JobEnd
 from support.slurm_stories import HEARD, Desk, SlurmJob, story
 from support.waiting import wait_for
 
+DONE = {JobEnd("COMPLETED", 0)}
+
 
 @story
 def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75(desk: Desk) -> None:
@@ -84,7 +86,7 @@ def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for
         f'[ "$SLURM_ARRAY_TASK_ID" = 7 ] || exit 0\nexec badcjobs {words}\n'
     )
     outer = job.sbatch(script)
-    assert job.wait(outer) == {JobEnd("COMPLETED", 0)}, job.log
+    assert job.wait(outer) == DONE, job.log
     job.all_done()
     document = json.loads((job.folder / "outer-7.out").read_text())
     assert (document["verdict"], document["tasks"], document["exit_code"]) == ("done", 5, 0)
@@ -228,8 +230,6 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
 
 
 # --- filled templates, submitted as a scientist would -----------------------------------------------------------------
-
-DONE = {JobEnd("COMPLETED", 0)}
 
 
 def fill(job: SlurmJob, name: str, *settings: str) -> Path:

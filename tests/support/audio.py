@@ -11,19 +11,13 @@ from pathlib import Path
 LOUD, QUIET = 16_000, 40  # 16-bit amplitudes: half of full scale, and what is left of a calm night
 
 
-def make_wav(
-    path: Path | str,
-    seconds: float = 1,
-    rate: int = 8000,
-    *,
-    loud: Sequence[tuple[float, float]] = ((0.25, 0.5),),
-    tone_hz: int = 1000,
-) -> Path:
-    """Write a 16-bit WAV whose ``loud`` stretches (from, to, in seconds) stand out, and return its path.
+Stretches = Sequence[tuple[float, float]]
 
-    Folders on the way are made. The same arguments always give the same bytes.
-    """
-    path = Path(path)
+
+def make_wav(
+    path: Path, seconds: float = 1, rate: int = 8000, *, loud: Stretches = ((0.25, 0.5),), tone_hz: int = 1000
+) -> Path:
+    """Write a 16-bit WAV whose ``loud`` stretches (from, to, in seconds) stand out, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frames = round(seconds * rate)
     samples = _tone(frames, rate, tone_hz, QUIET)
@@ -31,9 +25,7 @@ def make_wav(
         first, last = (min(frames, round(at_s * rate)) for at_s in (start_s, end_s))
         samples[first:last] = _tone(last - first, rate, tone_hz, LOUD)
     with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
+        file.setparams((1, 2, rate, 0, "NONE", ""))
         file.writeframes(samples.tobytes())
     return path
 

@@ -1,7 +1,6 @@
 """A throw-away Slurm on one machine: real daemons, several nodes, fake GPUs; no root, nothing in /etc.
 
 Some promises only a real Slurm can keep or break: which GPUs a task gets, its environment, which signal arrives.
-This file starts one, asks it and stops it; what a job should have done is for the tests. Tried with Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 from support.badcjobs_program import without_charts
@@ -59,7 +58,7 @@ PartitionName=gpu Nodes={usual} Default=YES MaxTime=INFINITE State=UP
 # Without cgroups, which need root, memory is not counted: else a script without --mem would take a whole node.
 _PLAIN = "SelectTypeParameters=CR_Core\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
 _GUARDED = (
-    "SelectTypeParameters=CR_Core_Memory\nDefMemPerCPU=1000\nProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup\n"
+    _PLAIN.replace("_Core", "_Core_Memory\nDefMemPerCPU=1000").replace("linuxproc", "cgroup").replace("none", "cgroup")
 )
 
 
@@ -80,11 +79,9 @@ class SlurmCluster:
 
     kill_wait_s = 5
 
-    def __init__(
-        self, *, gpus: Sequence[int], extra_conf: Iterable[str] = (), cgroups: bool = False, usual: str = "ALL"
-    ) -> None:
+    def __init__(self, gpus: Sequence[int], conf: Sequence[str], *, cgroups: bool = False, usual: str = "ALL") -> None:
         self.gpus = {f"gpu{number}": many for number, many in enumerate(gpus)}
-        self.usual, self.cgroups, self.extra_conf, self.root = usual, cgroups, tuple(extra_conf), Path()
+        self.usual, self.cgroups, self.extra_conf, self.root = usual, cgroups, conf, Path()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: list[socket.socket] = []
 
@@ -108,20 +105,17 @@ class SlurmCluster:
         ours = {"PATH": _PATH, "PYTHONPATH": without_charts(os.environ.get("PYTHONPATH"))}
         return {**kept, **ours, "SLURM_CONF": str(self.root / "slurm.conf")}
 
-    # --- what one asks of it ----------------------------------------------------------------------------------------
-
-    def run(
-        self, *argv: object, cwd: Path | None = None, check: bool = True, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: object, check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
         """Run a program against this cluster; with ``check`` it must not fail."""
         words = [str(word) for word in argv]
-        done = subprocess.run(words, env=env or self.env, cwd=cwd, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, **{"env": self.env, **more}, capture_output=True, text=True, timeout=120)
         assert not (check and done.returncode), f"{words} exited with {done.returncode}: {done.stderr}"
         return done
 
     def sbatch(self, script: Path, *options: str, cwd: Path, env: Mapping[str, str] | None = None) -> int:
         """Submit a script from ``cwd`` (where its output lands, too) and return the job's number."""
-        return int(self.run("sbatch", "--parsable", *options, script.resolve(), cwd=cwd, env=env).stdout.split(";")[0])
+        done = self.run("sbatch", "--parsable", *options, script.resolve(), cwd=cwd, env=env or self.env)
+        return int(done.stdout.split(";")[0])
 
     def wait(self, job_id: int) -> dict[str, JobEnd]:
         """Wait until every array task has ended; map ``"4821_7"`` (without an array ``"4821"``) to its end."""
@@ -157,9 +151,8 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon as if its machine had gone dark: nobody tells its jobs, which go on."""
-        daemon = self._daemons.pop(name)
-        daemon.kill()
-        daemon.wait()
+        self._daemons[name].kill()
+        self._daemons.pop(name).wait()
 
     def start_node(self, name: str) -> None:
         """Start the daemon of a node; if it was killed, Slurm then ends what it has given up there."""
@@ -168,8 +161,6 @@ class SlurmCluster:
     def _log_tails(self) -> str:
         logs = {log.name: log.read_text(errors="replace").splitlines()[-15:] for log in self.root.glob("*.log")}
         return "\n".join("\n".join([f"--- {name}", *tail]) for name, tail in sorted(logs.items()))
-
-    # --- its beginning and its end ------------------------------------------------------------------------------------
 
     def __enter__(self) -> SlurmCluster:
         # Not tmp_path: a unix socket's path has at most 107 bytes.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +51,8 @@ class Hooks:
             (self.spool / name).mkdir(parents=True)
         (self.spool / "wanted").chmod(0o1777)
         spool, hooks = ("SPOOL=\n", f"SPOOL={self.spool}\n"), ("=/usr/local/lib/badcjobs/slurm\n", f"={self.scripts}\n")
-        for script, (old, new) in (
-            ("task_prolog.sh", spool),
-            ("jobcomp.sh", spool),
-            ("epilog.d/50-badcjobs.sh", hooks),
-        ):
+        scripts = {"task_prolog.sh": spool, "jobcomp.sh": spool, "epilog.d/50-badcjobs.sh": hooks}
+        for script, (old, new) in scripts.items():
             text = (self.scripts / script).read_text()
             assert text.count(old) == 1, f"{script} has no line {old}"
             (self.scripts / script).write_text(text.replace(old, new))
@@ -85,22 +83,28 @@ TWICE = "SELECT 1 FROM attempt WHERE outcome = 'done' GROUP BY recording_id, chu
 class SlurmJob:
     """A folder with a manifest, an engine that can be made to hang, and a badcjobs for login and compute nodes.
 
-    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell.
+    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell. The usual grace is less
+    than the cluster's KillWait.
     """
 
     def __init__(
         self,
-        cluster: SlurmCluster,
-        folder: Path,
-        *,
+        desk: Desk,
+        name: str,
         chunks: int = 12,
-        quick: int | None = None,
+        quick: int = 99,
         devices: int = 4,
         engine: str = "",
-        grace_s: float = 1.0,  # less than the cluster's KillWait
+        grace_s: int = 1,
     ) -> None:
-        self.cluster, self.folder, self.chunks, self.out = cluster, folder, chunks, folder / "out"
-        self.quick, self._numbers = chunks if quick is None else quick, itertools.count()
+        self.cluster, self.chunks, self.quick, self._numbers = (
+            desk.cluster,
+            chunks,
+            min(quick, chunks),
+            itertools.count(),
+        )
+        self.folder = folder = desk.folder / name
+        self.out = folder / "out"
         self.arguments = f"--config {folder}/run.toml"
         self.run_words = f"{folder}/badcjobs run manifest.csv --out out {self.arguments}"  # what a job script runs
         gpus = () if devices else ("--gpus-per-task", "0")
@@ -120,8 +124,6 @@ class SlurmJob:
             f"[run]\ncommand = '{folder}/engine.sh {{input}} {{output}}'\n{where}\ninterval = 0.5\n"
             f"publish_every_s = 0.3\nbackoff_s = 0.05\nretries = 0\ngrace_s = {grace_s}\n"
         )
-
-    # --- what a user does -------------------------------------------------------------------------------------------
 
     def program(self, name: str, text: str) -> None:
         (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -164,7 +166,6 @@ class SlurmJob:
         return self.sbatch(script, *options, f"--export=ALL,{export}")
 
     def sbatch_lines(self, *lines: str, options: tuple[str, ...]) -> int:
-        """Submit a script of these lines."""
         script = self.folder / "job.sh"
         script.write_text("\n".join(["#!/bin/bash", "export TMPDIR=$PWD/local", *lines, ""]))
         return self.sbatch(script, "--output=%j.log", *options)
@@ -177,8 +178,6 @@ class SlurmJob:
         done = self.badcjobs("merge", "out", "--json")
         assert done.exit_code == 0, done.stderr
         return dict(done.json)
-
-    # --- what is to be seen -----------------------------------------------------------------------------------------
 
     def hangs(self, many: int) -> None:
         """Wait until so many chunks hang, and what was done before is published."""
@@ -198,10 +197,13 @@ class SlurmJob:
     @property
     def processes(self) -> list[psutil.Process]:
         """Whatever runs in the folder."""
-        return [process for process in psutil.process_iter() if _runs_in(process, self.folder)]
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # gone meanwhile, or somebody else's
+                found += [process] * (process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.folder))
+        return found
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
-        """Ask the job database."""
         return query(self.out / "job.sqlite", sql)
 
     def all_done(self, summary: dict[str, Any] | None = None, *, twice: int = 0) -> None:
@@ -223,13 +225,6 @@ class SlurmJob:
         return int(summary["left"])
 
 
-def _runs_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
-    except psutil.Error:
-        return False  # gone meanwhile, or somebody else's
-
-
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 AT_A_TIME = 12
@@ -243,7 +238,7 @@ class Desk(NamedTuple):
     folder: Path
 
     def job(self, name: str = "job", **more: Any) -> SlurmJob:
-        return SlurmJob(self.cluster, self.folder / name, **more)
+        return SlurmJob(self, name, **more)
 
 
 Body = Callable[[Desk], None]
@@ -264,17 +259,14 @@ class Stories:
 
     def __init__(self, cluster: SlurmCluster, hooks: Hooks, folder: Path, bodies: Iterable[Body]) -> None:
         self._cluster, self._hooks, self._folder, self._told = cluster, hooks, folder, 0
-        self._pool = ThreadPoolExecutor(max_workers=AT_A_TIME)
+        self.pool = ThreadPoolExecutor(max_workers=AT_A_TIME)
         self._ends: dict[Body, Future[None]] = {body: self._begin(body) for body in bodies}
 
     def _begin(self, body: Body) -> Future[None]:
         self._told += 1
         folder = self._folder / f"{self._told}-{body.__name__[5:45]}"
         folder.mkdir()
-        return self._pool.submit(body, Desk(self._cluster, self._hooks, folder))
+        return self.pool.submit(body, Desk(self._cluster, self._hooks, folder))
 
     def end_of(self, body: Body) -> None:
         (self._ends.pop(body, None) or self._begin(body)).result()
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)

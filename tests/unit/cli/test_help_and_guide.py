@@ -66,12 +66,9 @@ def test_the_handbook_is_a_list_of_short_pages_with_commands_that_exist(capsys: 
     assert refused.value.why == "pages are " + ", ".join(PAGES)
 
 
-OPTIONS = {
-    name: {"--config", "--debug", "--help"}.union(
-        *((*one.opts, *one.secondary_opts) for one in PROGRAM.get_command(None, name).params)
-    )
-    for name in PROGRAM.commands
-}
+OPTIONS = {name: {"--config", "--debug", "--help"} for name in PROGRAM.commands}
+for name, known in OPTIONS.items():
+    known.update(*((*one.opts, *one.secondary_opts) for one in PROGRAM.get_command(None, name).params))
 OPTIONS["check"] |= OPTIONS["submit"]
 # A command ends at a quotation mark, a bracket, a comment, the next command, or the end of a sentence or line.
 SUGGESTED = re.compile(r"\bbadcjobs ([a-z]+)\b([^\n`\"()|;#]*?)(?=   |[.,:] |&&|[\n`\"()|;#]|$)")

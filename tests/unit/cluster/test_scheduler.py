@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,9 @@ class Place:
         return rows
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        try:
+        with suppress(psutil.Error):
             return process.environ().get("TMPDIR") == self.environ["TMPDIR"] and process.status() != "zombie"
-        except psutil.Error:
-            return False
+        return False
 
     def plain(self, text: str) -> str:
         """Return a text without what differs from run to run."""
@@ -93,9 +93,8 @@ def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Plac
     foreign = ("SLURM_STEP_NUM_TASKS", "SBATCH_ACCOUNT", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SRUN_X")
     place.environ |= dict.fromkeys(foreign, "9")
     (place.folder / "sub").mkdir()
-    dump = (
-        "env | grep -vE '^(PATH|_|SHLVL|OLDPWD|BADCJOBS_LOCK_DIR)=' | sort; ls $SLURM_TMPDIR && touch $SLURM_TMPDIR/x"
-    )
+    dump = "env | grep -vE '^(PATH|_|SHLVL|OLDPWD|BADCJOBS_LOCK_DIR)=' | sort"
+    dump += "; ls $SLURM_TMPDIR && touch $SLURM_TMPDIR/x"
     array = place.run(
         "#SBATCH --array=3-9:3 --gpus-per-node=2 -c2 -n2 -J probe --time=60 --mem=4G --export=ALL,X=1",
         f"{dump}; echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))",

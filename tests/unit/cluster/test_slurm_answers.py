@@ -277,16 +277,11 @@ LONG = node("a-very-long-name-of-a-node-0001.cluster.example", partition="x" * 4
 LONG = LONG.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8")
 # name → what sinfo says, how many GPUs are asked for and of which kind
 VIEWS = {
-    "recorded": (RECORDED, 2, None),
-    "of a kind": (RECORDED, 1, "a100"),
-    "of a feature": (RECORDED, 1, "gpu_mem_32"),
-    "mixed": (MIXED, 8, "1g.10gb"),
+    "recorded": (RECORDED, 2, None), "of a kind": (RECORDED, 1, "a100"), "of a feature": (RECORDED, 1, "gpu_mem_32"),
+    "mixed": (MIXED, 8, "1g.10gb"), "several nodes": (UNEVEN, 12, None), "more than there are": (UNEVEN, 21, None),
     "waits where most are free": (TWO_PLACES, 3, None), "waits for a node that is large enough": (ONE_LARGE, 6, None),
-    "several nodes": (UNEVEN, 12, None),
     "the default of two": (node("a1") + node("a1", partition="big"), 1, None),
-    "all closed": (node("a1", up="down"), 1, None),
-    "more than there are": (UNEVEN, 21, None),
-    "long names": (RECORDED + LONG, 4, "h100"),
+    "all closed": (node("a1", up="down"), 1, None), "long names": (RECORDED + LONG, 4, "h100"),
 }  # fmt: skip
 
 

@@ -136,17 +136,13 @@ def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the
     assert short == [True, False, True]
     assert not planning.is_too_short(replace(first, work_s=1.0), 4, 3.0)
     assert not planning.is_too_short(replace(first, outcome=TOO_LONG), 2, 3.0)
-    for lanes, work, expected in (
-        (2, "0-5000 0-6000 5000-7000 6000-8000", (2.0, 60.0)),
-        (2, "0-5000 0-6000", (6.0, 20.0)),
-        (2, "0-5000 0-6000 5000-7000", (7.0, 25.71)),
-        (1, "0-5000 4994-7000", (7.0, 17.14)),
-        (1, "0-5000 4995-7000", (2.0, 30.0)),
-        (1, "0-6000 0-6000 0-6001 0-6000", (6.001, 39.99)),
-        (1, "5-5", (0.0, None)),
-    ):
-        results = [KEY.result(60, *map(int, one.split("-"))) for one in work.split()]
-        assert planning.measure(results, lanes) == expected
+    for case, expected in {  # lanes, then from when to when each chunk was worked on
+        "2: 0-5000 0-6000 5000-7000 6000-8000": (2.0, 60.0), "2: 0-5000 0-6000": (6.0, 20.0),
+        "2: 0-5000 0-6000 5000-7000": (7.0, 25.71), "1: 0-5000 4994-7000": (7.0, 17.14), "1: 5-5": (0.0, None),
+        "1: 0-5000 4995-7000": (2.0, 30.0), "1: 0-6000 0-6000 0-6001 0-6000": (6.001, 39.99),
+    }.items():  # fmt: skip
+        results = [KEY.result(60, *map(int, one.split("-"))) for one in case[3:].split()]
+        assert planning.measure(results, int(case[0])) == expected
 
 
 def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_node(tmp_path: Path, pages: Pages) -> None:
@@ -166,9 +162,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
             said.append(f"{line(search.key)}: {search.threads} threads, {len(search.free)} devices")
             for trials in ("", "60=400", "60=400 120=900 240=? 480!"):
                 search.trials = trials_of(trials)
-                chunks = [
-                    (search.lanes(step), search.chunks(step), round(search.expected_s(step), 2)) for step in steps
-                ]
+                chunks = [(search.lanes(one), search.chunks(one), round(search.expected_s(one), 2)) for one in steps]
                 said.append(f"  {trials}: {search.rate} {chunks} {line(search.probed.result)} {search.is_over}")
             search.trials = [replace(one, host_peak_bytes=GIB) for one in trials_of("60=400 120=900")]
             for gib in (400, 8, 2, 1):

@@ -43,13 +43,10 @@ def told(sources: str, **options: str) -> str:
     lines = [f"$ {' '.join([sources, *(f'{name}={value}' for name, value in options.items())])}"]
     length_s, root, position = (options.get(name) for name in ("length", "root", "position"))
     rows = {"yes": True, "no": False}.get(options.get("cut", ""))
+    cutting = Cutting(rows, length_s and float(length_s), float(options.get("overlap", 0)))
+    where = {"root": root and Path(root), "position": position and int(position)}
     try:
-        found = open_sources(
-            [Path(name) for name in sources.split()],
-            root=None if root is None else Path(root),
-            position=None if position is None else int(position),
-            cutting=Cutting(rows, length_s and float(length_s), float(options.get("overlap", 0))),
-        )
+        found = open_sources([Path(name) for name in sources.split()], **where, cutting=cutting)
     except BadInput as error:
         return "\n".join([*lines, *refusal(error)])
     more = (found.picked_by_position and "picked", found.manifests_listed and f"{found.manifests_listed} listed")
@@ -73,8 +70,7 @@ def run_lines(sources: Sources, shard: str | None) -> list[str]:
             about += [f"sha {mark.audio_sha256[:4]}" if mark.audio_sha256 else "", str(header.duration_s or "")]
             about += [f"only {header.there_s}" if header.there_s is not None else "", header.unreadable]
             about += ["unfinished" if header.unfinished else ""]
-            shown = " | ".join([*one.key, one.source_path, one.audio_path, ", ".join(filter(None, about))])
-            lines.append(f"  {shown}")
+            lines.append("  " + " | ".join([*one.key, one.source_path, one.audio_path, ", ".join(filter(None, about))]))
         lines += [f"  remark: {line}" for line in (*remarks.lines(), *remarks.notes())]
     except BadInput as error:
         keys, lines = [], [f"  {line}" for line in refusal(error)]
@@ -159,9 +155,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> No
     pages({name: text.replace(str(folder), "HERE") for name, text in said.items()})
 
 
-def test_a_list_names_recordings_alike_wherever_it_is_read_from_and_the_advice_for_equal_names_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_names_recordings_alike_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_files("one/x.wav: 1 s\ntwo/x.wav: 1 s\nother/b.wav: 1 s\ntwo/list.txt: lines\n  x.wav\n  ../other/b.wav")
     with pytest.raises(BadInput) as refused:
