@@ -13,8 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import Site, assert_refused
+from support.audio import make_wav
+from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.databases import change
+from support.fake_hawkears1 import make_fake_hawkears1
+from support.pages import Pages, tree
 from support.task_files import TaskFile, make_job
 from support.waiting import wait_for
 
@@ -102,3 +105,73 @@ def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_f
     assert (program.wait().exit_code, (folder / "h.json").read_text()) == (-signal.SIGKILL, "old")
     assert site.badcjobs(*order).exit_code == 0
     assert len(json.loads((folder / "h.json").read_text())) == 60_000
+
+
+CALLS_S = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]  # across a joint; across two of them
+PATTERNS = ["{study_area}/**/{location}_0+1_{date}?{time}.wav", "{study_area}/ARU_data/SM/{location}/*/Data/*"]
+FORT_SMITH = "Fort Smith/ARU_data/SM/FS-01/A/Data/S4A10293_20220501_060000"
+SAMBAA = "Sambaa K'e 2018/b2/x/SK-7_0+1_20180612$053000"
+UNDATED = "Edehzhie/E-07/E-07_20221399_060000"
+LOOSE = "loose_20220501_060000"
+CUT = ("--chunk-length", 4, "--overlap", 1)
+
+
+def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site: Site, pages: Pages) -> None:
+    """Two tasks of an array cut them on the fly with an overlap; each call is heard once, on the recording's clock."""
+    data, folder, lab = site.folder / "data", site.folder / "july", site.folder / "lab.toml"
+    for name in (FORT_SMITH, SAMBAA, UNDATED, LOOSE):
+        make_wav(data / f"{name}.wav", 12.0, 1000, loud=CALLS_S, tone_hz=100)
+    make_wav(data / ".trash" / "x.wav", 1.0, 1000)
+    lab.write_text(f"[recordings]\npatterns = {PATTERNS}\n")
+    tasks = [array_task(index, [0, 1]) for index in (0, 1)]
+    site.run_tasks(data, *ON_CPU, *CUT, "--config", lab, envs=tasks)
+    columns = "recording_id, study_area, location, recorded_at, duration_s, sample_rate_hz, channels"
+    recordings = rows(site.merged(), f"SELECT {columns} FROM recording ORDER BY 1")
+    logs = "".join(path.read_text() for path in site.out.glob("tasks/*.log"))
+    assert logs.count("1 hidden name is skipped (the first: .trash/)") == 2
+    assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide audio)" in logs
+    names = site.badcjobs("report", site.out, "--json").json["recording_names"]
+    assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 1)
+    done = site.badcjobs("export", site.out, "--format", "csv", "--by-study-area", "-o", folder)
+    assert done.exit_code == 0, done.stderr
+    assert f"1 of 4 recordings has no study area in the path, e.g. {LOOSE}.wav" in done.stderr
+    pages({"recordings.txt": "\n".join(map(str, recordings)), **tree(folder)})
+    again = site.run(data, *ON_CPU, *CUT, env=tasks[1])
+    both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
+    assert_refused(again, 2, "[recordings] patterns: different from", *both, "badcjobs export --config FILE")
+
+
+ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry", "--retries", 1)
+PROGRAM = """
+    case $BADCJOBS_CHUNK_ID in
+    c001) printf 'broken' > "$2" ;;
+    c002) exit 3 ;;
+    *) printf 'start_time,end_time,label,score,mood\\r\\n0.5,1.25,AMRO,0.9,good\\r\\n' > "$2" ;;
+    esac"""
+
+
+def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_not_stop_the_work(site: Site) -> None:
+    engine = ("--command", f"{site.script('engine.sh', PROGRAM)} {{input}} {{output}}", *ONE_WORKER)
+    site.out.mkdir()
+    (site.out / "raw").write_text("a file")
+    blocked = site.run(site.manifest(1), *engine, "--keep-raw")
+    assert blocked.exit_code == 0, blocked.stderr
+    assert blocked.stderr.count("cannot be written (Not a directory); the work continues") == 1
+    (site.out / "raw").unlink()
+    assert site.run(site.manifest(4), *engine, "--keep-raw", "--no-resume").exit_code == 1
+    table = "start_time,end_time,label,score,mood\n0.5,1.25,AMRO,0.9,good\n"
+    assert tree(site.out / "raw") == {"rec0/c000.csv": table, "rec0/c001.csv": "broken", "rec1/c003.csv": table}
+    assert (site.out / "raw" / "rec0" / "c000.csv").read_bytes().count(b"\r\n") == 2, "as they are"
+    assert "keep_raw" not in (site.out / "run.toml").read_text()
+    site.out = site.folder / "of demo"
+    without = site.run(site.manifest(1), *ON_CPU, "--keep-raw")
+    assert (without.exit_code, (site.out / "raw").exists()) == (0, False)
+    assert "--keep-raw: the engine demo writes no output files" in without.stderr
+    site.out, root = site.folder / "of HawkEars 1", make_fake_hawkears1(site.folder / "HawkEars")
+    hawkears = ("--engine", "hawkears1", "--hawkears-root", root, "--hawkears-python", sys.executable, "--no-resume")
+    for asked in ("false", "true"):
+        done = site.run(site.manifest(2), *hawkears, *ONE_WORKER, "--config", f"run.keep_raw={asked}")
+        assert (done.exit_code, (site.out / "raw").exists()) == (0, asked == "true"), done.stderr
+    kept = tree(site.out / "raw")
+    assert sorted(kept) == ["rec0/c000.csv", "rec0/c001.csv"]
+    assert all(text.startswith("filename,start_time,end_time,class_name,class_code,score") for text in kept.values())

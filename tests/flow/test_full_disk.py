@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from support.badcjobs_program import Outcome, Program, Site, rows
-from support.live_files import live_rows
 from support.small_disk import SmallDisk, small_disk
 from support.waiting import wait_for
 
 CHUNKS = 20
-DONE = "SELECT 1 FROM chunk WHERE status = 'done'"
+DONE = "status = 'done'"
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", 2)
 
 
@@ -23,16 +22,10 @@ def local_disk(site: Site) -> Iterator[SmallDisk]:
         yield disk
 
 
-@pytest.fixture
-def run_disk(site: Site) -> Iterator[SmallDisk]:
-    with small_disk(site.out, "8m") as disk:
-        yield disk
-
-
 def start(site: Site) -> Program:
     """Start a run and hold its workers in the middle of it: the rest comes with ``go_on``."""
     program = site.start_run(site.manifest(CHUNKS), *ENGINE)
-    wait_for(lambda: len(live_rows(site, DONE)) >= 2, "some chunks are done")
+    wait_for(lambda: site.count_now("chunk", DONE) >= 2, "some chunks are done")
     for worker in site.workers():
         worker.suspend()
     wait_for(lambda: done(site) >= 2 and site.count("sample") > 2, "this is published")
@@ -46,7 +39,7 @@ def go_on(site: Site) -> None:
 
 
 def done(site: Site) -> int:
-    return site.count("chunk", "status = 'done'")
+    return site.count("chunk", DONE)
 
 
 def warnings(outcome: Outcome) -> list[str]:
@@ -99,13 +92,9 @@ def test_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
     assert last_ms >= last_chunk_ms, "the readings of all the time are there"
 
 
-@pytest.mark.parametrize("local_too", [False, True], ids=["the run folder", "no disk takes anything"])
-def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_said_what_is_missing(
-    site: Site, local_disk: SmallDisk, run_disk: SmallDisk, local_too: bool
-) -> None:
-    program = start(site)
-
-    if not local_too:
+def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_said_what_is_missing(site: Site) -> None:
+    with small_disk(site.out, "8m") as run_disk:
+        program = start(site)
         run_disk.stay_full()
         wait_for(lambda: "could not be published" in program.stderr, "the folder to refuse")
         samples = site.count_now("sample")
@@ -113,22 +102,29 @@ def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_sa
         run_disk.make_room()
         wait_for(lambda: "is published again" in program.stderr, "it is published")
         assert site.gaps() == []
-    run_disk.stay_full()
-    if local_too:
-        local_disk.stay_full()
+        ended = refuse_the_end(site, program, run_disk)
+        (folder,) = site.local.iterdir()
+        assert f"the task's own files stay in {folder}" in ended.stdout
+        assert len(warnings(ended)) <= 2, "one warning each time, not one per interval"
+        samples_there = rows(folder / "recorder.sqlite", "SELECT count(*) FROM sample")
+        job = site.folder / "elsewhere.sqlite"
+        assert site.badcjobs("merge", site.out, folder, "-o", job).exit_code == 0
+    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
+    assert rows(job, "SELECT count(*) FROM sample") == samples_there, "what stayed on the node is merged, too"
+
+
+def test_what_no_disk_accepts_is_said(site: Site, local_disk: SmallDisk) -> None:
+    with small_disk(site.out, "8m") as run_disk:
+        assert "that no disk accepted" in refuse_the_end(site, start(site), run_disk, local_disk).stdout
+
+
+def refuse_the_end(site: Site, program: Program, *disks: SmallDisk) -> Outcome:
+    """Let a run end while disks are full; the old file stays in the run folder."""
+    for disk in disks:
+        disk.stay_full()
     go_on(site)
     ended = program.wait()
     assert (ended.exit_code, f"chunks      {CHUNKS} done of {CHUNKS}" in ended.stdout) == (4, True)
-    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)], "the old file stays"
+    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     assert "the last publication failed" in ended.stdout
-    if local_too:
-        assert "that no disk accepted" in ended.stdout
-        return
-    (folder,) = site.local.iterdir()
-    assert f"the task's own files stay in {folder}" in ended.stdout
-    assert len(warnings(ended)) <= 2, "one warning each time, not one per interval"
-    samples_there = rows(folder / "recorder.sqlite", "SELECT count(*) FROM sample")
-    job = site.folder / "elsewhere.sqlite"
-    assert site.badcjobs("merge", site.out, folder, "-o", job).exit_code == 0
-    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
-    assert rows(job, "SELECT count(*) FROM sample") == samples_there, "what stayed on the node is merged, too"
+    return ended

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
+import shlex
+import shutil
+import signal
 import subprocess
+import time
+from pathlib import Path
+from typing import Any
 
+import pytest
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 from support.damage import garbage_page, page_with
+from support.databases import canonical, names_in
 from support.task_files import TaskFile
+from support.waiting import wait_for
 
 NASTY = "<script>alert(1)</script>"
 CHUNKS = 10
@@ -61,26 +72,112 @@ def test_a_job_database_with_damaged_pages_is_put_aside_by_the_line_to_paste(sit
     assert_refused(site.badcjobs("report", site.out), 4, "malformed", f"\n  try: {line}\n")
     moved, merge = line.split(" && ")
     subprocess.run(moved.split(), check=True)
-    (site.out / "report.html").unlink()
-    (site.out / "report.html").mkdir()
     again = site.badcjobs(*merge.split()[1:], "--json")
-    assert (again.exit_code, again.json["failed"], again.json["why_no_report"]) == (0, 1, "Is a directory")
-    pages = [site.folder / "no folder" / "july.html", site.out]
-    missing, folder = site.badcjobs_each([("report", site.out, "--html", page) for page in pages])
-    assert_refused(missing, 2, "july.html cannot be written", f"\n  try: mkdir -p '{pages[0].parent}'\n")
-    assert_refused(folder, 2, f"{site.out} cannot be written", "\n  try: ls -ld ")
+    assert (again.exit_code, again.json["failed"]) == (0, 1)
+    page = site.folder / "no folder" / "july.html"
+    missing = site.badcjobs("report", site.out, "--html", page)
+    assert_refused(missing, 2, "july.html cannot be written", f"\n  try: mkdir -p '{page.parent}'\n")
 
 
-def test_a_chunk_has_one_final_state_and_the_job_database_alone_tells_what_is_done(
-    site: Site,
+def content(job: Path) -> int:
+    assert rows(job, "PRAGMA integrity_check") == [("ok",)]
+    return hash(canonical(job))
+
+
+def copied(start: Path, run: Path) -> Path:
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(start, run)  # with the times of the files
+    return run
+
+
+@pytest.mark.parametrize("new", [4, 12], ids=["a few more: changed in place", "many more: drafted and renamed"])
+def test_a_killed_merge_leaves_the_old_content_or_the_new(
+    site: Site, new: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    manifest = site.manifest(6)
-    for again in ([], ["--no-resume"], []):  # done, done a second time, found done
-        assert site.run(manifest, *ON_CPU, *again).exit_code == 0
-    job = site.merged()
-    assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 6)]
-    sums = "SELECT count(*), (SELECT count(*) FROM attempt WHERE outcome = 'done') FROM detection"
-    assert rows(job, sums) == [(6, 12)]
+    """Killed at any moment; by hand again and again: ``pytest tests/flow/test_merge_command.py --count 100 -s``."""
+    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+    kills = max(1, request.config.getoption("--count") // 4)
+    print(f"BADCJOBS_TEST_SEED={seed} repeats this campaign of {kills} kills")
+    chance, start, job = random.Random(seed), tmp_path / "start", site.out / "job.sqlite"
+    for n in range(12 + new):
+        if n == 12:
+            assert site.badcjobs("merge", start).exit_code == 0
+        TaskFile(start, index=n, states={f"c{n}": "done", "all": "done"}, samples=800).write()
+    copied(start, site.out)
+    started_s = time.monotonic()
+    assert site.start("merge", site.out).wait().exit_code == 0
+    duration_s = time.monotonic() - started_s
+    old, finished = content(start / "job.sqlite"), content(job)
+    seen = {old: 0, finished: 0}
+    assert len(seen) == 2
+    for _ in range(kills):
+        program = site.start("merge", copied(start, site.out))
+        time.sleep(chance.uniform(0.3, 1.05) * duration_s)  # the moment itself is what is tried here
+        program.kill()
+        if job.with_name("job.sqlite-journal").exists():
+            assert site.badcjobs("report", site.out).exit_code == 0  # opened by us, it is as it was
+        seen[content(job)] += 1
+        assert content(site.merged()) == finished
+        assert names_in(site.out) == ["job.sqlite", "report.html", "tasks"]
+    print(f"killed {kills} times: {seen[old]} times the old content, {seen[finished]} times the new")
+
+
+def answer(site: Site, command: str, *keys: str) -> tuple[list[Any], dict[str, Any]]:
+    """Merge or report; return some of what it says of the job and of its completeness, and the latter."""
+    document = site.badcjobs(command, site.out, "--json").json
+    proof = document["completeness"]
+    return [{**document, **proof}[key] for key in keys], proof
+
+
+def paste(site: Site, command: str, exit_code: int = 0) -> str:
+    """Run a command that was printed, as a shell would."""
+    program, *words = shlex.split(command)
+    done = site.badcjobs(*words)
+    assert (program, done.exit_code) == ("badcjobs", exit_code), done.stderr
+    return done.stdout
+
+
+def test_what_an_array_has_left_is_named_and_its_command_does_it(site: Site) -> None:
+    site.run_tasks(site.manifest(10), *ON_CPU, envs=[array_task(index, range(4)) for index in (0, 3)])
+    told = site.badcjobs("merge", site.out)
+    assert "complete    no: 5 of 10 rows of the source done; 5 rows of array index 1,2 not started\n" in told.stdout
+    assert "\n    sbatch --array=1,2 …\n" in told.stdout
+    assert "not started" in (site.out / "report.html").read_text()
+    missing, proof = answer(site, "report", "missing_indices", "tasks_missing")
+    assert missing == [[1, 2], [1, 2]]
+    assert "5 done, 5 skipped of 10" in paste(site, proof["finish"][1])
+    assert answer(site, "merge", "verdict", "complete", "tasks_missing")[0] == ["done", True, []]
+    manifest = site.manifest(13)
+    counts, proof = answer(site, "report", "expected", "done", "not_listed", "strangers")
+    assert counts == [13, 10, 3, 0]
+    paste(site, proof["finish"][-1])
+    assert answer(site, "merge", "complete")[0] == [True]
     for path in (site.out / "tasks").iterdir():
         path.unlink()
-    assert site.run(manifest, *ON_CPU, "--json").json["chunks"] == {"skipped": 6}
+    assert "13 skipped of 13" in paste(site, proof["finish"][-1]), "the job database alone knows what is done"
+    site.merged()
+    manifest.unlink()
+    told = site.badcjobs("report", site.out)
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert told.stdout.startswith("run: all done\n") and "\n  complete    unknown:" in told.stdout
+
+
+def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_command(site: Site) -> None:
+    gate, mended = site.folder / "gate", site.folder / "mended"
+    wait = f"while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {gate} ]; do sleep 0.02; done"
+    trouble = f"[ -e {mended} ] || case $BADCJOBS_CHUNK_ID in c001) exit 1 ;; c004) kill -9 $$ ;; esac"
+    script = site.script("engine of mine.sh", f'{wait}\n{trouble}\necho start_time,end_time,label,score > "$2"')
+    engine = ("--command", f"{shlex.quote(str(script))} {{input}} {{output}}", "--cpu-workers", 1, "--retries", 1)
+    program = site.start_run(site.manifest(6), *engine, "--no-emit-gpu-telemetry", "--config", "run.grace_s=0")
+    wait_for(lambda: site.count_now("chunk", "status = 'done'"), "the first chunk is done")
+    program.send(signal.SIGTERM)
+    assert program.wait().exit_code == 75
+    words, proof = answer(site, "merge", "verdict", "expected", "done", "pending")
+    assert words == ["stopped", 6, 1, 5]
+    gate.touch()
+    paste(site, proof["finish"][0], exit_code=1)
+    words, proof = answer(site, "merge", "verdict", "done", "failed", "poison")
+    assert words == ["failed", 4, 1, 1]
+    mended.touch()
+    paste(site, proof["finish"][0])
+    assert answer(site, "merge", "verdict", "complete", "finish")[0] == ["done", True, []]

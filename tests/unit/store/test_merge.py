@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import threading
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -13,20 +15,23 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rooms import store
 from rooms.model import HostReading
-from rooms.root import DatabaseProblem
-from rooms.store import JOB_TABLES, MergeOutcome, TaskWriter, columns_of, open_job_database, remove_merged_files
+from rooms.root import DatabaseProblem, SystemClock
+from rooms.store import MergeOutcome, columns_of, merge_lock, remove_merged_files
 from rooms.telemetry import TelemetryWriter
 from support.databases import change, names_in, query, unseal
+from support.hand_clock import HandClock
 from support.mounts import lie_about_filesystem
 from support.pages import Pages
-from support.small_disk import largest_file
+from support.small_disk import largest_file, read_only
 from support.task_files import START_MS, TaskFile, merge_run
+from support.waiting import wait_for
 
 from badcjobs import __version__
 
 Rows = Counter[tuple[Any, ...]]
-TABLES = [table.name for table in JOB_TABLES if table.name not in ("meta", "source_file", "task_meta")]
+TABLES = [table.name for table in store.JOB_TABLES if table.name not in ("meta", "source_file", "task_meta")]
 
 
 def written(run: Path, index: int, *chunks: str, **more: Any) -> Path:
@@ -162,8 +167,13 @@ def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copi
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns), "it was written for nothing"
     os.utime(files[2], ns=(files[2].stat().st_mtime_ns + 1,) * 2)
     files[3].write_bytes(files[3].read_bytes() + b"x")
-    written(tmp_path, 9, "late")
-    assert (merge_run(tmp_path).read, count(tmp_path, "task")) == (3, 6)
+    running = TaskFile(tmp_path, index=9)
+    for running.ended_at_ms, verdict, state, read in ((None, None, "pending", 3), (START_MS + 9, "done", "done", 1)):
+        running.states = {"late": state}
+        running.write()
+        assert (merge_run(tmp_path).read, count(tmp_path, "task")) == (read, 6)
+        its_row = "SELECT ended_at_ms, verdict, status FROM task JOIN chunk USING (task_id) WHERE array_index = 9"
+        assert query(tmp_path / "job.sqlite", its_row) == [(running.ended_at_ms, verdict, state)]
 
 
 def test_files_are_found_once_and_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +231,7 @@ def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away
     ((device_id,),) = query(published, "SELECT device_id FROM device")
     later = written(tmp_path / "x", 0, "a", "b", samples=0, ended_at_ms=None)
     wrapper, recorder = left / "wrapper.sqlite", left / "recorder.sqlite"
-    TaskWriter(wrapper, task.key).close()
+    store.TaskWriter(wrapper, task.key).close()
     with closing(sqlite3.connect(wrapper, isolation_level=None)) as db:
         db.execute("ATTACH ? AS later", (str(later),))
         for table in ("task", "device", "worker", "chunk", "attempt", "detection"):
@@ -262,12 +272,9 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
     assert count(tmp_path, "sample") == 60 + tasks[2].samples
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "in_place"),
-    [("xfs", 1, True), ("tmpfs", 10, True), ("xfs", 11, False), ("lustre", 1, False), ("shinyfs", 1, False)],
-)
+@pytest.mark.parametrize(("kind", "more"), [("xfs", 1), ("tmpfs", 10), ("xfs", 11), ("lustre", 1), ("shinyfs", 1)])
 def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_is_known_to_be_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: int, in_place: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: int
 ) -> None:
     lie_about_filesystem(monkeypatch, tmp_path, kind)
     written(tmp_path, 0, "a")
@@ -278,11 +285,11 @@ def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_
             written(tmp_path, index, f"b{index}")
         merge_run(tmp_path)
         still_open.seek(0)
-        assert (still_open.read() != before) is in_place
+        assert (still_open.read() != before) is ((kind, more) in (("xfs", 1), ("tmpfs", 10)))
     assert (count(tmp_path, "chunk"), names_in(tmp_path)) == (more + 1, ["job.sqlite", "tasks"])
     journal = tmp_path / "job.sqlite-journal"
     journal.write_bytes(b"left by a merge on another node")
-    open_job_database(tmp_path / "job.sqlite").close()
+    store.open_job_database(tmp_path / "job.sqlite").close()
     assert journal.exists() is (kind in ("lustre", "shinyfs")), "a reader changes nothing that others see"
 
 
@@ -337,15 +344,6 @@ def test_rows_that_do_not_arrive_or_arrive_twice_are_an_error_and_the_old_file_s
     assert names_in(tmp_path) == ["job.sqlite", "tasks"], "no draft, journal or lock"
 
 
-def test_two_readings_of_one_instant_do_not_cost_the_task(tmp_path: Path) -> None:
-    path = written(tmp_path, 0, "a", samples=2)
-    for table in ("sample", "host_sample"):
-        change(path, f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1")
-    unseal(path, "rows")
-    assert told(merge_run(tmp_path), "reason") == {}
-    assert (count(tmp_path, "sample"), count(tmp_path, "host_sample")) == (3, 2)
-
-
 # the target, made of which file, with bytes at which place
 FOREIGN = [
     ("task.sqlite", "tasks/4821_0.r0.gpu1.sqlite", 68, b"BADC"), ("newer.sqlite", "job.sqlite", 60, b"\0\0\0\x63"),
@@ -361,9 +359,8 @@ def test_merge_never_replaces_what_is_not_its_own_and_says_what_it_cannot_write(
         with pytest.raises(DatabaseProblem) as refused:
             merge_run(tmp_path, *(tmp_path / name for name in inputs.split()), target=target)
         assert refused.value.exit_code == 4
-        return f"{inputs} into {target}\n{refused.value}\n".replace(str(tmp_path), "RUN").replace(
-            __version__, "VERSION"
-        )
+        said = f"{inputs} into {target}\n{refused.value}\n"
+        return said.replace(str(tmp_path), "RUN").replace(__version__, "VERSION")
 
     written(tmp_path, 0, "a")
     merge_run(tmp_path, target="new/folder/job.sqlite")
@@ -392,14 +389,14 @@ def test_a_job_database_that_cannot_be_read_is_put_aside_and_never_overwrites_an
     assert told(merge_run(tmp_path)) == {path.name: "merged"}, "what is gone is forgotten"
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_or_is_read_only_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     for index in range(3):
         written(tmp_path, index, *(f"c{n}" for n in range(100)), samples=400)
     merge_run(tmp_path)
     size = (tmp_path / "job.sqlite").stat().st_size
     (tmp_path / "job.sqlite").write_bytes(b"old")
-    for share in (0.3, 0.95):
-        with largest_file(int(share * size)), pytest.raises(DatabaseProblem, match="cannot be written") as refused:
+    for refusing in (largest_file(int(0.3 * size)), largest_file(int(0.95 * size)), read_only(tmp_path)):
+        with refusing, pytest.raises(DatabaseProblem, match="cannot be written") as refused:
             merge_run(tmp_path)
         assert refused.value.fix == "badcjobs merge … -o /a/folder/with/space/job.sqlite"
         assert (tmp_path / "job.sqlite").read_bytes() == b"old"
@@ -441,3 +438,79 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
     assert all(path.exists() for path in (files[1], files[3], files[4], running, unsealed, far))
     merge_run(tmp_path, tmp_path / "tasks")
     assert content(job) == before
+
+
+HERE, PID = os.uname().nodename, os.getpid()
+
+
+class TouchingClock(HandClock):
+    """While this clock is waited for, another node touches the lock, for a while."""
+
+    lock, touches, waited_s = Path(), 0, 0  # waited since the last touch
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds == pytest.approx(0.2)
+        super().sleep(1)
+        self.touches, self.waited_s = self.touches - 1, self.waited_s + 1
+        if self.touches >= 0:
+            os.utime(self.lock, ns=(0, self.now_ms()))
+            self.waited_s = 0
+
+
+def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
+    waiting = "another merge is running on {}, process {}; waiting for it"
+    for content, touches, said in (
+        (f"{HERE} {gone.pid}", 0, None), ("another-node 77", 90, ("another-node", 77)),
+        (f"another-node {gone.pid}", 0, ("another-node", gone.pid)), (f"{HERE} {PID}", 0, (HERE, PID)),
+        ("", 0, ("an unknown node", "unknown")), (f"{HERE} x", 0, (HERE, "x")),
+        (None, 0, ("an unknown node", "unknown")),
+    ):  # fmt: skip
+        lock.mkdir() if content is None else lock.write_text(content)
+        clock, told = TouchingClock(), list[str]()
+        clock.lock, clock.touches = lock, touches
+        with merge_lock(target, clock, tell=told.append):
+            assert lock.read_text() == f"{HERE} {PID}"
+        assert names_in(tmp_path) == [], "nothing is left"
+        assert told == ([] if said is None else [waiting.format(*said)]), content
+        assert clock.waited_s == (0 if said is None else 61), content
+    with largest_file(0), pytest.raises(OSError), merge_lock(target, HandClock(), tell=print):
+        pass
+    assert names_in(tmp_path) == [], "no empty lock for which there was no room"
+
+
+def test_a_long_merge_touches_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, pauses_s = threading.Event.wait, list[float]()
+
+    def wait_a_hundredth(event: threading.Event, timeout: float | None = None) -> bool:
+        pauses_s.append(timeout or 0.0)
+        return wait(event, timeout and timeout / 100)
+
+    monkeypatch.setattr(threading.Event, "wait", wait_a_hundredth)
+    lock = tmp_path / ".job.sqlite.lock"
+    with merge_lock(tmp_path / "job.sqlite", SystemClock(), tell=print):
+        for _ in range(2):
+            os.utime(lock, (0, 0))
+            wait_for(lambda: lock.stat().st_mtime, "the lock is touched")
+    assert 0 < max(pauses_s) <= 20
+
+
+@pytest.mark.parametrize("more", [1, 11])  # changed in place; made anew
+def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path: Path, more: int) -> None:
+    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
+    TaskFile(tmp_path, index=0, states={"a": "done"}).write()
+    merge_run(tmp_path)
+    before = target.read_bytes()
+    for index in range(1, more + 1):
+        TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
+
+    def be_taken_over(files: int, of: int, rows: int) -> None:
+        lock.write_text("another-node 77")
+
+    with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
+        merge_run(tmp_path, progress=be_taken_over)
+    assert refused.value.why == "this merge has replaced nothing"
+    assert (target.read_bytes(), lock.read_text()) == (before, "another-node 77")
+    assert names_in(tmp_path) == [lock.name, target.name, "tasks"]

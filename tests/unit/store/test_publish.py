@@ -8,18 +8,22 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import store
-from rooms.model import Reading, TaskKey, publish_interval_s
-from rooms.store import LiveHalf, checksum, left_behind, publish
+from rooms.model import ChunkResult, Reading, TaskKey, publish_interval_s
+from rooms.root import BadInput, LocalFolder, RunFolder
+from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publish, take_over
 from support.databases import names_in, query, seal_is_broken
+from support.hand_clock import HandClock
+from support.mounts import lie_about_filesystem
 from support.pages import Pages
 from support.small_disk import largest_file, small_disk
-from support.task_files import START_MS, LiveTask
+from support.task_files import START_MS, LiveTask, make_chunk
 from support.waiting import wait_for
 
 KEY = TaskKey("4821", 7, 0, "gpu3")
@@ -36,12 +40,6 @@ def live(tmp_path: Path) -> Iterator[LiveTask]:
 def target(tmp_path: Path) -> Path:
     (tmp_path / "tasks").mkdir()
     return tmp_path / "tasks" / f"{KEY.name}.sqlite"
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    (tmp_path / "broken.sqlite").write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
-    return tmp_path / "broken.sqlite"
 
 
 def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alone(live: LiveTask, target: Path) -> None:
@@ -85,9 +83,10 @@ def test_closing_words_fill_only_what_is_open_and_leave_the_live_file_as_it_is(l
     assert query(target, columns) == [(START_MS + 5, "killed", 0)]
 
 
-def test_a_recorders_file_is_optional_the_wrappers_is_not(live: LiveTask, target: Path, broken: Path) -> None:
+def test_a_recorders_file_is_optional_the_wrappers_is_not(live: LiveTask, target: Path) -> None:
     live.add(0)
-    young = live.folder / "young.sqlite"
+    young, broken = live.folder / "young.sqlite", live.folder / "broken.sqlite"
+    broken.write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
     with closing(sqlite3.connect(young)) as db:
         db.execute("PRAGMA journal_mode = WAL")
         for missing in (live.folder / "not-yet.sqlite", young):
@@ -119,7 +118,7 @@ def test_what_killed_writers_leave_is_published_whole(tmp_path: Path, target: Pa
     def work(wrapper: Path) -> LiveHalf:
         return store.work_left_behind(wrapper, target, shared=shared)
 
-    sealed, halves = LiveHalf(target, "sealed"), [left_behind(path, shared=shared) for path in new]
+    sealed, halves = LiveHalf(target, "sealed"), [store.left_behind(path, shared=shared) for path in new]
     assert work(new[0]) == halves[0], "they are equal"
     assert work(old[0]) == sealed, "it was published from memory: a full disk"
     assert work(tmp_path / "gone.sqlite") == sealed
@@ -130,7 +129,7 @@ def test_what_killed_writers_leave_is_published_whole(tmp_path: Path, target: Pa
         assert query(target, "SELECT verdict, (SELECT count(*) FROM host_sample) FROM task") == [("killed", 2)]
         assert seal_is_broken(target) is False
     target.unlink()
-    assert work(old[0]) == left_behind(old[0], shared=shared)
+    assert work(old[0]) == store.left_behind(old[0], shared=shared)
 
 
 def test_what_a_killed_writer_left_half_written_is_undone(tmp_path: Path, target: Path) -> None:
@@ -268,3 +267,146 @@ def test_a_publisher_writes_at_every_interval_and_warns_once(
 def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart() -> None:
     sizes = {0: 30.0, 1_000_000: 30.0, 5_000_000: 100.0, 22_000_000: 440.0, 10**9: 480.0}
     assert {size: publish_interval_s(size, 30.0) for size in sizes} == sizes
+
+
+MOUNTS = r"""22 1 8:2 / / rw,relatime shared:1 - xfs /dev/sda2 rw,attr2,inode64,logbufs=8,noquota
+61 22 8:5 / /tmp rw,nosuid,nodev shared:30 - ext4 /dev/sda5 rw
+62 61 0:90 / /tmp/over rw shared:31 - ext4 /dev/sdx rw
+63 61 0:91 / /tmp/over rw shared:31 - nfs server:/tmp rw
+27 25 0:22 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,inode64
+143 22 0:63 / /scratch rw,relatime shared:78 - lustre 10.10.1.1@o2ib:10.10.1.2@o2ib:/scratch rw,flock
+150 22 0:64 / /home rw,relatime shared:80 - nfs4 10.20.0.5:/export/home rw,vers=4.2,hard,proto=tcp
+171 22 0:70 / /arc/project rw,relatime shared:90 - gpfs arc rw,relatime
+190 22 0:72 / /mnt/field\040data rw,relatime shared:92 - cifs //lab/field rw,vers=3.1.1,cache=strict
+200 22 0:73 / /mnt/far rw,nosuid,nodev,relatime shared:93 - fuse.sshfs user@far:/ rw,user_id=1000
+210 22 0:63 /users/ada /local/ada rw,relatime shared:78 - lustre 10.10.1.1@o2ib:/scratch rw,flock
+36 35 98:0 / /plain rw,noatime - overlay /dev/sdb rw
+37 35 98:1 / /many rw,noatime shared:1 master:2 propagate_from:3 - btrfs /dev/sdc rw
+220 22 0:74 / /mnt/new rw,relatime shared:94 - shinyfs shiny rw
+rubbish
+22 1 8:2 / / - short
+"""
+
+
+LOCAL = {"/var/spool": "xfs", "/tmp/slurm.4821": "ext4", "/tmpfoo": "xfs", "/dev/shm": "tmpfs", "/local/bob": "xfs",
+         "/plain/x": "overlay", "/many/x": "btrfs"}  # fmt: skip
+SHARED = {"/scratch/st-birds-1/july": "lustre", "/scratch": "lustre", "/home/ada": "nfs4", "/mnt/far": "fuse.sshfs",
+          "/arc/project/birds": "gpfs", "/mnt/field data/june": "cifs", "/local/ada/tmp": "lustre",
+          "/mnt/new": "shinyfs", "/tmp/over/x": "nfs"}  # fmt: skip
+
+
+def test_a_folder_is_local_where_its_mount_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {path: store.parse_mountinfo(MOUNTS, path) for path in (*LOCAL, *SHARED)}
+    assert {path: one.kind for path, one in found.items()} == {**LOCAL, **SHARED}
+    assert [path for path, one in found.items() if one.shared] == list(SHARED)
+    for text in ("", "rubbish\n", "22 1 8:2 / /\n", "a - b\n"):
+        assert store.parse_mountinfo(text, "/tmp").description == "unknown, treated as shared"
+    (tmp_path / "proc").symlink_to("/proc")
+    assert store.read_filesystem(tmp_path / "proc").kind == "proc", "a link is followed"
+    lie_about_filesystem(monkeypatch, tmp_path, "lustre")
+    assert store.read_filesystem(tmp_path / "not" / "yet") == Filesystem("lustre", str(tmp_path))
+
+
+def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target: Path, tmp_path: Path) -> None:
+    def beside(mode: str, place: Path) -> str:
+        """Return why the files are not there, but beside the target."""
+        chosen = choose_live_folder(mode, str(place), KEY, target)
+        path = chosen.folder.path
+        assert chosen.shared and path.parent == target.parent and path.name.startswith(f".live-{KEY.name}-")
+        assert "; safe mode for shared filesystems: " in chosen.description
+        assert chosen.to_meta()["live_mode"] == "shared"
+        return chosen.why
+
+    with small_disk(node := tmp_path / "node") as disk:
+        chosen = choose_live_folder("auto", str(node), KEY, target)
+        place = chosen.folder.path
+        assert (chosen.shared, chosen.is_risky, place.parent, names_in(place)) == (False, False, node, [])
+        where = f"live files: {place} (tmpfs, local); WAL on node-local disk: {node} is local"
+        meta = {"live_folder": str(place), "live_filesystem": "tmpfs", "live_mode": "local"}
+        assert (chosen.description, chosen.to_meta()) == (where, meta)
+        assert not choose_live_folder("local", str(node), KEY, target).is_risky
+        assert names_in(target.parent) == []
+        disk.fill()
+        before = names_in(node)
+        assert beside("auto", node) == f"{node} cannot be written (No space left on device)"
+        assert names_in(node) == before
+    assert beside("auto", Path("/proc")) == "/proc is not a node-local disk (proc, treated as shared)"
+    gone = f"there is no node-local folder {node / 'gone'} (No such file or directory)"
+    assert beside("auto", node / "gone") == gone
+    assert beside("shared", node) == "run.live_mode = shared"
+    with pytest.raises(BadInput, match="no folder can be created in"):
+        choose_live_folder("local", str(node / "gone"), KEY, target)
+    risky = store.LiveFolder(LocalFolder(node), Filesystem("lustre"), False, "run.live_mode = local")
+    assert risky.is_risky and not replace(risky, shared=True).is_risky
+
+
+def leave(
+    run: RunFolder, node: Path | None, index: int, *, job: str = "4820", tries: int = 1, **owner: object
+) -> tuple[LocalFolder, Path]:
+    """Leave the live folder of a task that was killed, on a node or beside its target; return it and the target."""
+    key = TaskKey("4820", index, 0, "gpu1")
+    target = run.tasks / f"{key.name}.sqlite"
+    place = run.tasks / f".live-{job}_{index}.r0.gpu1-x" if node is None else node / f"badcjobs-{index}"
+    with closing(LiveTask(place, key, shared=node is None)) as live:
+        live.wrapper.fill([make_chunk("a"), make_chunk("b")], lambda rows: None)
+        for chunk in live.wrapper.next_pending(tries):
+            result = ChunkResult(chunk, START_MS, START_MS + 1)
+            live.wrapper.attempt_ended(result, status="done", try_number=1, worker_id=5, device_id=9)
+        live.recorder.write_tick(START_MS + 500, [(live.device_ids[0], Reading(power_w=250.5))], None)
+    for path in place.iterdir():
+        os.utime(path, (START_MS // 1000 + 7,) * 2)
+    its_owner = store.Owner.of(target, "no such mark", shared=node is None, hostname="here")
+    fd = store.hold(LocalFolder(place), replace(its_owner, **owner))  # type: ignore[arg-type]
+    assert fd is not None
+    os.close(fd)  # killed
+    return LocalFolder(place), target
+
+
+def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path: Path) -> None:
+    node, run, key = tmp_path / "node", RunFolder(tmp_path / "run"), TaskKey("4900", 0, 0, "gpu1")
+    mine = LocalFolder(node / "badcjobs-mine")
+    run.create()
+    mine.path.mkdir(parents=True)
+    rebooted = {"boot_id": "of another boot"}
+    ours = [leave(run, node, 1), leave(run, None, 2), leave(run, node, 7, **rebooted)]
+    idle = leave(run, node, 4, tries=0)  # it was killed while it listed its chunks
+    unknown = leave(run, node, 9)
+    unknown[0].owner_file.write_text("{")
+    of_others = [
+        unknown, leave(run, None, 5, job="4900"), leave(RunFolder(tmp_path / "elsewhere"), node, 3),
+        leave(run, node, 6, hostname="there", **rebooted), leave(run, None, 8, **rebooted),
+    ]  # fmt: skip  # nobody's; of our own array; of another run; of other nodes
+    assert sorted(store.publish_left_behind(run, mine, key, hostname="here")) == sorted(target for _, target in ours)
+    for folder, target in ours:
+        words = "SELECT verdict, ended_at_ms, (SELECT count(*) FROM chunk WHERE status = 'done') FROM task"
+        assert query(target, words) == [("killed", START_MS + 7000, 1)]
+        gap = [(START_MS + 500, START_MS + 7000, "the recorder was killed, too")]
+        assert query(target, "SELECT from_ms, to_ms, reason FROM gap") == gap
+        assert (seal_is_broken(target), folder.path.exists()) == (False, False)
+    there = [(folder.path.exists(), target.exists()) for folder, target in (idle, *of_others)]
+    assert there == [(False, False), *[(True, False)] * len(of_others)]
+    assert store.publish_left_behind(run, mine, key, hostname="here") == []
+
+
+def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "live")
+    folder.path.mkdir()
+    assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: nobody else can take it"
+    owner = store.Owner.of(tmp_path / "x.sqlite", "mark", shared=False, hostname="here")
+    (its_word, told), (waits, go) = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:  # a lock is between processes
+        os.close(go)
+        os.write(told, b"held" if store.hold(folder, owner) is not None else b"no")
+        os.read(waits, 1)
+        os._exit(0)
+    assert os.read(its_word, 9) == b"held"
+    clock = HandClock()
+    before_s = clock.monotonic_s()
+    assert not take_over(folder, 3.0, clock)
+    assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2)
+    os.close(go)
+    os.waitpid(child, 0)
+    assert take_over(folder, 3.0, clock)
+    assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2), "it does not wait for nobody"
+    folder.remove()
+    assert not take_over(folder, 1.0, HandClock()), "it is published already"

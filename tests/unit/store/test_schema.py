@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rooms import store
 from rooms.cli import read_topic
-from rooms.model import METRICS, HostReading, Reading
+from rooms.model import METRICS, Detection, HostReading, Reading
 from rooms.root import DatabaseProblem
-from rooms.store import (
-    JOB_TABLES,
-    JOB_VIEWS,
-    SCHEMA_VERSION,
-    create_live,
-    open_job_database,
-    open_sealed,
-    read_job,
-    read_only_uri,
-)
+from rooms.store import SCHEMA_VERSION, StateTime, read_job, read_tasks
 from rooms.telemetry import TelemetryWriter
+from rooms.workers import Stretch, join_detections
+from support.behaviour import lay_out, pretty
 from support.databases import change, query
 from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
@@ -57,7 +58,7 @@ def test_tables(databases: dict[str, Path], pages: Pages) -> None:
     indexes = query(databases["job"], "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
     said["indexes.txt"] = "\n".join(" ".join(sql.split()) for _, sql in sorted(indexes))
     pages(said)
-    with closing(open_sealed(databases["task"])) as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
+    with closing(store.open_sealed(databases["task"])) as db, pytest.raises(sqlite3.OperationalError, match="readonly"):
         db.execute("DELETE FROM task")
 
 
@@ -67,7 +68,7 @@ def test_every_column_is_explained_in_the_database_and_in_the_guide(databases: d
     tables = query(job, "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
     assert set(told) == {(table, column[0]) for (table,) in tables for column in columns(job, table)}
     assert all(len(text) >= 4 for text in told.values())
-    for table in (*JOB_TABLES, *JOB_VIEWS):
+    for table in (*store.JOB_TABLES, *store.JOB_VIEWS):
         assert f"## {table.name}\n" in page
         assert [c.name for c in table.columns if f"    {c.name} " not in page] == []
 
@@ -81,7 +82,7 @@ def test_what_a_device_or_machine_did_not_say_is_null_and_never_zero(tmp_path: P
     assert silent == (None,) * len(METRICS)
     assert idle == (0, *(None,) * (len(METRICS) - 1))
     assert query(tmp_path / "x.sqlite", "SELECT cpu_percent, memory_used_bytes FROM host_sample") == [(None, None)]
-    with closing(create_live(tmp_path / "y.sqlite")) as db, pytest.raises(sqlite3.IntegrityError):
+    with closing(store.create_live(tmp_path / "y.sqlite")) as db, pytest.raises(sqlite3.IntegrityError):
         db.execute("INSERT INTO sample (task_id, device_id, at_ms, temperature_c) VALUES (1, 1, 1, 'warm')")
 
 
@@ -111,11 +112,11 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
     tmp_path: Path, pages: Pages
 ) -> None:
     path = tmp_path / "a b?c#d%e ü.sqlite"
-    create_live(path).close()
-    for uri in (read_only_uri(path, sealed=True), read_only_uri(path, sealed=False)):
+    store.create_live(path).close()
+    for uri in (store.read_only_uri(path, sealed=True), store.read_only_uri(path, sealed=False)):
         with closing(sqlite3.connect(uri, uri=True)) as db:
             assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    open_job_database(path).close()
+    store.open_job_database(path).close()
     wrong = [TaskFile(tmp_path, states={"a": "done"}).write()]
     wrong += [tmp_path / f"{name}.sqlite" for name in ("newer", "other", "empty", "text")]
     wrong[1].write_bytes(path.read_bytes()[:60] + (99).to_bytes(4, "big") + path.read_bytes()[64:])
@@ -125,9 +126,226 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
     said = []
     for there in ("", "there is a job database beside them\n"):
         said.append(there)
-        for given in wrong:
+        for path in wrong:
             with pytest.raises(DatabaseProblem) as refused:
-                read_job(given)
+                read_job(path)
             said.append(f"{refused.value}\n".replace(str(tmp_path), "HERE").replace(__version__, "VERSION"))
         (tmp_path / "job.sqlite").touch()
     pages({"said.txt": "".join(said)})
+
+
+def plain(value: Any) -> Any:
+    """Return facts without what is different on every machine, or has its default value."""
+    if isinstance(value, dict):
+        left_out = ("task_id", "device_id", "heard_at_ms", "settings", "trail", "spark", "utilization_counts", "means")
+        return {str(k): plain(v) for k, v in value.items() if k not in left_out and v not in (None, (), {}, 0, 0.0)}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def test_tasks_and_devices(tmp_path: Path, pages: Pages) -> None:
+    run = lay_out("live", tmp_path / "run")
+    said = {}
+    for path in sorted((run / "tasks").glob("*.sqlite"))[:3]:
+        tasks = read_tasks(path)
+        (account,) = store.read_accounts(path, tasks)
+        now, so_far = ([plain(asdict(device)) for device in one.its_devices[:1]] for one in (tasks[0], account))
+        said[f"{path.stem}.json"] = pretty({"task": plain(asdict(replace(tasks[0], its_devices=()))), "now": now,
+                                            "so far": so_far})  # fmt: skip
+        assert read_tasks(path, known=[tasks[0].name]) == ()
+        trail = tasks[0].its_devices[0].trail
+        assert len(trail.utilization_percent) == len(trail.power_w) > 1 and trail.step_ms >= 1000
+    merge_run(run)
+    one = read_tasks(run / "job.sqlite")
+    assert {task.name for task in one} == {path.stem for path in (run / "tasks").glob("*.sqlite")}
+    for task in one:
+        (alone,) = read_tasks(run / "tasks" / f"{task.name}.sqlite")
+        ours, theirs = ([(d.reading, d.trail, d.work, d.chunks, d.rate) for d in t.its_devices] for t in (task, alone))
+        assert ours == theirs, "a job database says the same as the task's own file"
+    chart = store.read_chart_data(run / "job.sqlite")
+    said["chart.json"] = pretty({
+        "sets_of_settings": chart.sets_of_settings, "versions": chart.versions, "durations": len(chart.durations),
+        "stretches": {" ".join(key): [len(found.from_ms), *sorted(set(found.states))]
+                      for key, found in sorted(chart.stretches.items())},
+        "given_up": {" ".join(key): found.states.count("lost") for key, found in sorted(chart.given_up.items())},
+    })  # fmt: skip
+    pages(said)
+    (run / "text.sqlite").write_text("text")
+    assert store.read_processes(run / "text.sqlite") == {}
+
+
+def fresh(run: Path) -> tuple[int, int, int, tuple[int, ...], list[bool]]:
+    job = read_job(run / "job.sqlite")
+    freshness = job.merged
+    changed = [task.changed for task in sorted(job.tasks, key=lambda task: task.name)]
+    return freshness.changed, freshness.gone, freshness.new, freshness.new_indices, changed
+
+
+def test_what_has_changed_since_the_merge_is_counted_and_copies_are_no_change(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = TaskFile(run, index=0, states={"a": "done"}).write()
+    running = TaskFile(run, index=1, states={"b": "done"}, ended_at_ms=None).write()
+    merge_run(run)
+    assert fresh(run) == (0, 0, 0, (), [False, False])
+    shutil.copytree(run, tmp_path / "copy")  # shutil.copytree keeps the times; cp does not
+    late = START_MS // 1000 + 100_000  # the task that runs was silent by then
+    for path in (tmp_path / "copy" / "tasks").iterdir():
+        os.utime(path, (late, late))
+    os.utime(tmp_path / "copy" / "job.sqlite", (late, late))
+    assert fresh(tmp_path / "copy")[0] == 0, "another time, the same seal"
+    os.utime(ended, (late, late))
+    assert fresh(run) == (0, 0, 0, (), [False, False]), "the file of an ended task does not change"
+    os.utime(running, (late, late))
+    assert fresh(run) == (1, 0, 0, (), [False, True])
+    TaskFile(run, index=5, states={"c": "done"}).write()
+    TaskFile(run, index=0, job_id="local17", states={"d": "done"}).write()
+    (run / "tasks" / ".hidden_1.r0.gpu1.sqlite").touch()
+    assert fresh(run) == (1, 0, 2, (5,), [False, True])
+    ended.write_bytes(ended.read_bytes() + b"x")
+    assert fresh(run)[0] == 2
+    running.unlink()
+    assert fresh(run) == (1, 1, 2, (5,), [False, False])
+    ended.unlink()
+    assert fresh(run)[:2] == (0, 1), "the file of an ended task may go"
+
+
+def figures(facts: Any, names: str) -> str:
+    return ", ".join(f"{name} = {getattr(facts, name)}" for name in names.split())
+
+
+def test_figures_that_follow(pages: Pages) -> None:
+    device = store.DeviceFacts("t", "n", 0, "GPU-0", "0", "V100", "nvml", span_s=100.0, energy_integrated_j=500.0)
+    states = {"working": StateTime(80.0, 20.0, 5.0, 100.0), "idle": StateTime(20.0, 10.0, None, 25.0)}
+    energy, said = "energy_source energy_j energy_measured_s state_energy_j total_s state_s", {}
+    for counter_j, span_s in ((700.0, 90.0), (700.0, 89.9), (700.0, 0.0), (None, 95.0)):
+        its = replace(device, energy_counter_j=counter_j, energy_counter_span_s=span_s, states=states)
+        said[f"energy: {counter_j} J counted in {span_s} of 100 s"] = figures(its, energy)
+    said["energy: not by state"] = figures(replace(its, states={"working": StateTime(80.0)}), energy)
+    said["energy: not known"] = figures(replace(device, energy_integrated_j=None), energy)
+    trail = store.Trail(0, 1000, (10, None, 20), (50, 50, 50), (None,) * 3, (7, 8, 9))
+    assert (
+        trail.means == Reading(utilization_percent=15, memory_used_bytes=50, power_w=8) and store.Trail().means is None
+    )
+    full = replace(device, utilization_counts={0: 1, 50: 3}, throttled={"gpu_idle": 4, "sw_power_cap": 2},
+                   memory_total_bytes=200, means=trail.means, trail=trail)  # fmt: skip
+    names = "utilization_mean_percent held_back memory_percent card label"
+    said["device"], said["device: not known"] = figures(full, names), figures(device, names)
+    said["device: no index"] = figures(replace(device, uuid=None, index=None, token="x"), "card label")
+    task = store.TaskFacts("4821_7.r0.n", "4821", 7, devices=2, started_at_ms=START_MS, last_sign_ms=START_MS + 10_000,
+                     done=4, failed=1, failed_before=2, before=3, pending=5, audio_s=120.0,
+                     heard_at_ms=START_MS + 12_000, silent_after_s=60.0, its_devices=(full,),
+                     working_on=("a",))  # fmt: skip
+    killed, names = task.as_killed(), "state verdict alive working_on wall_s gpu_s rate chunks_per_s failed_for_good "
+    names += "settled chunks ends_at_ms label part begun"
+    tasks = {
+        "": task, "step": replace(task, procid=2, job_id="", state="waiting"), "all done": replace(task, pending=0),
+        "idle": replace(task, done=0, audio_s=0.0, state="unbegun"), "silent": task.at(START_MS + 72_001),
+        "killed": killed,
+    }  # fmt: skip
+    said |= {f"task: {name}": figures(one, names) for name, one in tasks.items()}
+    said["device of a killed task"] = figures(killed.its_devices[0], "trouble alive")
+    pages({"figures.txt": "\n".join(f"{name}\n    {text}" for name, text in said.items())})
+    assert task.at(START_MS + 72_000) is task and killed.its_devices[0].shown == trail.means
+    assert not tasks["silent"].its_devices[0].alive
+    whole = store.Completeness(4, None, 4, 4, 0, 0, 0, 0)
+    assert [c.complete for c in (whole, replace(whole, done=3), replace(whole, expected=None))] == [True, False, False]
+
+
+Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.executescript(store.ddl_script(store.JOB_TABLES, store.ORDERED_BY))
+    view = next(view for view in store.VIEWS if view.name == "recording_detection")
+    db.execute(f"CREATE VIEW {view.name} AS {view.select()}")
+    store.create_indexes(db, ("detection_by_chunk",))
+    yield db
+    db.close()
+
+
+def add(db: sqlite3.Connection, recording: str, heard: Heard, status: str = "done", end_known: bool = True) -> None:
+    """Write chunks of a recording as merge leaves them, and what was heard in them."""
+    columns = "task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s, status, attempts"
+    insert = f"INSERT INTO chunk ({columns}) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)"
+    for number, (stretch, found) in enumerate(heard):
+        start_ms, end_ms, chunk = round(stretch[0] * 1000), round(stretch[1] * 1000), f"{status}{number:03d}"
+        length_s = (end_ms - start_ms) / 1000
+        db.execute(insert, (recording, chunk, start_ms, end_ms if end_known else None, length_s, status))
+        rows = [(1, recording, chunk, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in found]
+        db.executemany("INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def on_its_clock(db: sqlite3.Connection, recording: str = "rec") -> list[Detection]:
+    columns = "start_ms, end_ms, label, score, label_name"
+    rows = db.execute(f"SELECT {columns} FROM recording_detection WHERE recording_id = ?", (recording,))
+    return in_order([Detection(*row) for row in rows])
+
+
+def in_order(found: Sequence[Detection]) -> list[Detection]:
+    return sorted(found, key=lambda d: (d.start_ms, d.end_ms, d.label, d.score or -1.0, d.label_name or ""))
+
+
+def clear(db: sqlite3.Connection) -> None:
+    for table in ("detection", "chunk", "recording"):
+        db.execute(f"DELETE FROM {table}")
+
+
+tenths = st.integers(0, 119)
+scores = st.one_of(st.none(), st.sampled_from([0.1, 0.5, 0.9]))
+detections = st.builds(
+    lambda start, length, label, score: Detection(start * 100, (start + length) * 100, label, score, f"{score}"),
+    tenths, st.integers(0, 40), st.sampled_from(["ROPT", "RUGR"]), scores,
+)  # fmt: skip
+found_in_one = st.lists(detections, max_size=8).map(lambda found: sorted(found, key=lambda d: (d.start_ms, d.end_ms)))
+
+
+@given(st.lists(found_in_one, min_size=2, max_size=4), st.integers(1, 60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_neighbours_are_joined_as_pieces_are(
+    db: sqlite3.Connection, found: list[list[Detection]], overlap: int
+) -> None:
+    """Whatever was heard, near the joint or not, several times or once."""
+    clear(db)
+    heard = [((12 * n - (overlap / 10 if n else 0), 12 * (n + 1)), one) for n, one in enumerate(found)]
+    add(db, "rec", heard)
+    assert on_its_clock(db) == in_order(join_detections(heard))
+
+
+ROPT, LATE = Detection(1000, 4000, "ROPT", 0.9), Detection(26_000, 28_000, "ROPT", 0.9)
+# recording: its chunks with what was heard, and the times on its clock
+CASES: dict[str, tuple[Heard, list[tuple[int, int]]]] = {
+    "side by side": ([((0, 30), [ROPT]), ((30, 60), [ROPT])], [(1000, 4000), (31_000, 34_000)]),
+    "one within another": (
+        [((0, 60), [ROPT, Detection(50_000, 52_000, "ROPT", 0.9)]), ((10, 20), [ROPT]), ((55, 90), [ROPT])],
+        [(1000, 4000), (11_000, 14_000), (50_000, 52_000), (56_000, 59_000)],
+    ),
+    "a": ([((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], [(28_000, 30_000)]),
+    "b": ([((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], [(28_000, 30_000)]),
+    "no end": ([((0, 30), [LATE]), ((24, 54), [Detection(2000, 4000, "ROPT", 0.8)])], [(26_000, 28_000)]),
+    "next to a failure": ([((0, 30), [Detection(26_000, 29_500, "ROPT", 0.9)])], [(26_000, 29_500)]),
+}
+
+
+def test_only_chunks_of_one_recording_that_are_done_and_overlap_are_neighbours(db: sqlite3.Connection) -> None:
+    clear(db)
+    for recording, (heard, _) in CASES.items():
+        add(db, recording, heard, end_known=recording != "no end")
+    add(db, "next to a failure", [((20, 50), [])], status="failed")
+    names = "(task_id, recording_id, source_path, study_area, location, recorded_at)"
+    db.execute(f"INSERT INTO recording {names} VALUES (1, 'a', 'x', 'Gameti', 'G1', '2022-05-01T06:00:00')")
+    db.execute(f"INSERT INTO recording {names} VALUES (2, 'a', 'x', 'elsewhere', 'E1', NULL)")
+    for recording, (_, times) in CASES.items():
+        assert [(d.start_ms, d.end_ms) for d in on_its_clock(db, recording)] == times, recording
+    place = "SELECT study_area, location, recorded_at FROM recording_detection WHERE recording_id = 'a'"
+    assert db.execute(place).fetchall() == [("Gameti", "G1", "2022-05-01T06:00:00")], "by the task that heard it"
+
+
+def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db: sqlite3.Connection) -> None:
+    """With 100,000 chunks that would be minutes instead of seconds."""
+    plan = [str(row[3]) for row in db.execute("EXPLAIN QUERY PLAN SELECT * FROM recording_detection")]
+    for alias in ("d", "r", "l", "e", "t"):
+        steps = [step for step in plan if step.split(" ")[1:2] == [alias] or step.startswith(f"SCAN {alias} ")]
+        assert steps and all(step.startswith("SEARCH ") for step in steps), (alias, steps)

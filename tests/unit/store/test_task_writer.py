@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rooms.model import Allocation, Chunk, ChunkResult, Fingerprint, NameGaps, RecordingName, TaskKey, UsageReading
+from rooms import model, store
+from rooms.model import Chunk, ChunkResult, Fingerprint, HostReading, Reading, RecordingName, TaskKey
 from rooms.root import RunFolder
-from rooms.store import TaskWriter, known_lengths, merged_files
+from rooms.store import TaskWriter
 from rooms.task import DeviceWorkNow, TaskProgress, count_progress
+from rooms.telemetry import TelemetryWriter
 from support.behaviour import tables
-from support.databases import change, query
+from support.databases import change, names_in, query
+from support.hand_clock import HandClock
 from support.pages import Pages
+from support.small_disk import SmallDisk, read_only, small_disk
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
@@ -27,7 +35,9 @@ def writer(tmp_path: Path) -> Iterator[TaskWriter]:
 
 
 def begin(writer: TaskWriter, **more: object) -> None:
-    allocation = Allocation(True, "4821", "gpu3", restart=1, array_index=7, cpus=6, facts={"SLURM_JOB_ID": "4828"})
+    allocation = model.Allocation(
+        True, "4821", "gpu3", restart=1, array_index=7, cpus=6, facts={"SLURM_JOB_ID": "4828"}
+    )
     values = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": True, **more}
     writer.begin_task(allocation, started_at_ms=START_MS, **values)
 
@@ -60,7 +70,7 @@ def test_tables_of_a_task(writer: TaskWriter, pages: Pages) -> None:
     assert writer.workers_started == 2
     writer.add_gap(None, 5, 9, "the recorder died")
     writer.add_decision("workers_per_gpu", "V100", 3.0, "memory", START_MS)
-    writer.add_usage(UsageReading(None, 5 * 2**30, None, 9, "pss"), 1000)
+    writer.add_usage(model.UsageReading(None, 5 * 2**30, None, 9, "pss"), 1000)
     marks = [writer.begin_mark(name, START_MS) for name in ("warm", "cold")]
     writer.end_mark(marks[0], START_MS + 7)
     writer.write_meta({"a": "1"})
@@ -94,19 +104,10 @@ def test_the_chunks_of_the_source_are_written_as_pending_and_come_back_once_in_i
     assert writer.fill(chunks, counted.append) == 5
     assert (counted, writer.count_by_status()) == ([1, 2, 3, 4, 5], {"pending": 5})
     assert [writer.next_pending(2) for _ in range(4)] == [chunks[:2], chunks[2:4], chunks[4:], []]
-
-
-def test_a_source_that_turns_out_wrong_half_way_leaves_nothing(writer: TaskWriter) -> None:
-    def broken() -> Iterator[Chunk]:
-        yield make_chunk("a")
-        raise ValueError("line 3")
-
-    with pytest.raises(ValueError, match="line 3"):
-        writer.fill(broken(), lambda rows: None)
-    assert writer.count_by_status() == {}
-    for _ in range(2):  # the source itself reports what it has twice
-        fill(writer, "a")
-    assert writer.count_by_status() == {"pending": 1}
+    with pytest.raises(ZeroDivisionError):  # a source that turns out wrong half way leaves nothing
+        writer.fill((make_chunk(name) for name in ("x", "y") if name == "x" or 1 / 0), lambda rows: None)
+    fill(writer, "a")  # the source itself reports what it has twice
+    assert writer.count_by_status() == {"pending": 5}
 
 
 def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is_counted(writer: TaskWriter) -> None:
@@ -122,7 +123,7 @@ def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is
         ("r2", "c.wav", None, None, None, None),
         ("r3", "d.wav", "Gameti", None, "2026-05-01", None),
     ]
-    assert writer.name_gaps() == NameGaps(3, 1, "c.wav", 1, "c.wav", 2, "c.wav", 1, "d.wav")
+    assert writer.name_gaps() == model.NameGaps(3, 1, "c.wav", 1, "c.wav", 2, "c.wav", 1, "d.wav")
 
 
 SHA, OTHER_SHA = "a" * 64, "b" * 64
@@ -214,18 +215,18 @@ def test_many_databases_with_many_chunks_are_looked_into(writer: TaskWriter, tmp
 
 def test_what_a_later_run_takes_from_a_merge_is_what_cannot_change_any_more(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert merged_files(run.job_database) == set()
+    assert store.merged_files(run.job_database) == set()
     ended = TaskFile(tmp_path, index=0, states={"a": "done"}, samples=0).write()
     running = TaskFile(tmp_path, index=1, states={"b": "done"}, samples=0, ended_at_ms=None).write()
     (tmp_path / "tasks" / "4821_9.r0.gpu1.sqlite").write_text("damaged")
     merge_run(tmp_path)
-    assert merged_files(run.job_database) == {ended.name}
-    left = run.earlier_databases(TaskKey("4822", 0, 0, "gpu1"), merged_files(run.job_database))
+    assert store.merged_files(run.job_database) == {ended.name}
+    left = run.earlier_databases(TaskKey("4822", 0, 0, "gpu1"), store.merged_files(run.job_database))
     assert running in left and ended not in left
     for row in ((1, "a", 30.0), (2, "a", 30.0), (1, "b", 30.0), (2, "b", 31.0), (1, "c", None)):
         insert = "INSERT INTO recording (task_id, recording_id, source_path, duration_s) VALUES (?, ?, '', ?)"
         change(run.job_database, insert, *row)
-    assert known_lengths(run.job_database) == {"a": 30.0}
+    assert store.known_lengths(run.job_database) == {"a": 30.0}
 
 
 def test_a_batch_is_seen_whole_or_not_at_all_and_a_kill_loses_nothing_that_was_written(writer: TaskWriter) -> None:
@@ -252,3 +253,163 @@ def test_how_far_the_work_is_counts_what_is_not_settled_apart(writer: TaskWriter
     progress = count_progress(writer, 32.0)
     assert progress == TaskProgress(2, 4, 29.5, 32.0, start_up_s=30.0, failed=1, retrying=1, devices=(cpu,))
     assert progress.eta_s == 2.0
+
+
+def test_the_safe_mode_takes_no_lock_and_leaves_no_log_and_no_shared_memory(tmp_path: Path) -> None:
+    live = tmp_path / "wrapper.sqlite"
+    with closing(TaskWriter(live, KEY, shared=True)) as writer:
+        writer.fill([make_chunk("a")], lambda rows: None)
+        with writer.batch():
+            writer.add_gap(None, 1, 2, "x")
+            locks = Path("/proc/locks").read_text().splitlines()
+            assert not [line for line in locks if line.split()[5].endswith(f":{live.stat().st_ino}")]
+        assert names_in(tmp_path) == ["wrapper.sqlite", "wrapper.sqlite-journal"]
+        assert (tmp_path / "wrapper.sqlite-journal").stat().st_size == 0, "nothing is half written"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+def test_a_snapshot_has_all_that_is_committed_or_is_not_there_at_all(tmp_path: Path, shared: bool) -> None:
+    (tmp_path / "live").mkdir()
+    with closing(TelemetryWriter(tmp_path / "live" / "recorder.sqlite", 7, shared=shared)) as writer:
+        with writer.batch():
+            for tick in range(2000):  # more than one step of the copy
+                writer.write_tick(tick, [(device, Reading(power_w=250.5)) for device in range(8)], None)
+        (tmp_path / "folder.sqlite").mkdir()
+        with pytest.raises(OSError, match="Is a directory"):
+            writer.snapshot(tmp_path / "folder.sqlite")
+        (tmp_path / ".copy.sqlite.tmp").write_text("of a process that was killed")
+        writer.snapshot(tmp_path / "copy.sqlite")
+        assert query(tmp_path / "copy.sqlite", "SELECT count(*) FROM sample") == [(16_000,)]
+        assert query(tmp_path / "copy.sqlite", "PRAGMA journal_mode") == [("delete",)]
+    assert names_in(tmp_path) == ["copy.sqlite", "folder.sqlite", "live"]
+
+
+def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "recorder.sqlite"
+    with closing(TelemetryWriter(path, 7)) as writer:
+        for tick, (used, load) in enumerate([(5, 20), (9, 40), (None, 60)]):
+            reading = Reading(memory_used_bytes=used, utilization_percent=load)
+            host = HostReading(10.0 * tick, 2**30 * tick, 2**32)
+            writer.write_tick(START_MS + tick * 1000, [(1, reading), (2, Reading(memory_used_bytes=tick))], host)
+        writer.write_tick(START_MS + 9000, [(2, Reading())], None)
+        uri = store.left_behind(path, shared=False)(tmp_path)
+        assert store.last_reading_ms(uri) == START_MS + 9000
+        assert json.loads(store.read_device_state(uri, 1, START_MS + 1999) or "") == {
+            "at_ms": START_MS + 1000, "memory_used_bytes": 9, "utilization_percent": 40,
+        }  # fmt: skip
+        assert store.read_device_state(uri, 1, START_MS - 1) is store.read_device_state(uri, 3, START_MS + 9000) is None
+        assert store.read_memory_peaks(uri, START_MS) == {1: 9, 2: 2}
+        assert store.read_memory_peaks(uri, START_MS + 1000, START_MS + 1000) == {1: 9, 2: 1}
+        assert store.read_memory_peaks(uri, START_MS + 2001) == {}
+        assert store.read_pulse(uri, START_MS + 1000) == (15.0, 37.5, 50.0)
+        assert store.read_pulse(uri, START_MS + 9001) == (None, None, None)
+    (tmp_path / "text").write_text("text" * 100)
+    for bad in (None, f"file:{tmp_path / 'gone'}?mode=ro", f"file:{tmp_path / 'text'}?mode=ro"):
+        assert store.last_reading_ms(bad) is store.read_device_state(bad, 1, START_MS) is None
+        assert (store.read_memory_peaks(bad, 0), store.read_pulse(bad, 0)) == ({}, (None, None, None))
+
+
+class Refusing:
+    """A database on a small disk, and what a process that is killed now would leave."""
+
+    def __init__(self, disk: SmallDisk, scratch: Path, *, shared: bool) -> None:
+        self.disk, self._dead, self.clock = disk, scratch / "dead", HandClock()
+        self.db = store.PatientDatabase(disk.path / "live.sqlite", shared=shared, monotonic_s=self.clock.monotonic_s)
+
+    def add(self, *keys: str) -> None:
+        for key in keys:
+            self.db.write(lambda c, key=key: c.execute("INSERT INTO meta VALUES (?, ?)", (key, "x" * 6000)))  # type: ignore[misc]
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for (key,) in self.db.now.execute("SELECT key FROM meta ORDER BY rowid")]
+
+    @property
+    def kept(self) -> list[str]:
+        shutil.rmtree(self._dead, ignore_errors=True)
+        shutil.copytree(self.disk.path, self._dead, ignore=shutil.ignore_patterns("*-shm", ".stone", "other"))
+        return [key for (key,) in query(self._dead / "live.sqlite", "SELECT key FROM meta ORDER BY rowid")]
+
+
+@pytest.fixture(params=["local", "shared"])
+def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
+    with small_disk(tmp_path / "disk", "5m") as disk:
+        one = Refusing(disk, tmp_path, shared=request.param == "shared")
+        with closing(one.db):
+            yield one
+
+
+def names(prefix: str, many: int) -> list[str]:
+    return [f"{prefix}{number}" for number in range(many)]
+
+
+def test_what_a_full_disk_refuses_is_kept_in_order_and_written_when_there_is_room(
+    refusing: Refusing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    db, disk, clock = refusing.db, refusing.disk, refusing.clock
+    caplog.set_level(logging.INFO)
+    refusing.add("before")
+    disk.fill()
+    refusing.add(*names("k", 100))
+    assert 0 < db.waiting <= 100
+    assert refusing.keys == ["before", *names("k", 100)]
+    assert refusing.kept == refusing.keys[: 101 - db.waiting]
+    db.snapshot(tmp_path / "copy.sqlite")
+    assert query(tmp_path / "copy.sqlite", "SELECT count(*) FROM meta") == [(101,)]
+    with pytest.raises(sqlite3.OperationalError, match="the disk cannot be written"):
+        db.on_disk()
+    disk.make_room()
+    (disk.path / "other").write_bytes(bytes(disk.free_bytes - 300_000))  # room for some of it
+    clock.sleep(1.1)
+    db.catch_up()
+    assert 0 < db.waiting < 100
+    assert refusing.kept == refusing.keys[: len(refusing.kept)] and len(refusing.keys) == 101
+    (disk.path / "other").unlink()
+    clock.sleep(0.9)
+    refusing.add("too soon")  # not a second has passed since the last attempt
+    assert db.waiting > 1
+    clock.sleep(0.1)
+    refusing.add("after")
+    assert (db.waiting, refusing.kept) == (0, ["before", *names("k", 100), "too soon", "after"])
+    assert db.on_disk().execute("SELECT 1").fetchone() == (1,)
+    for seconds in (2, 2, 70, 0):  # a disk on the brink does not fill the log
+        disk.fill()
+        refusing.add(*names(f"{clock.now_ms()} ", 20))
+        assert db.waiting > 0
+        disk.make_room()
+        clock.sleep(seconds)
+        db.catch_up(force=not seconds)
+        assert db.waiting == 0
+    assert [record.levelname for record in caplog.records].count("WARNING") == 2
+
+
+def test_a_transaction_is_kept_whole_or_not_at_all_wherever_it_was_refused(refusing: Refusing) -> None:
+    db = refusing.db
+    db.on_disk().execute("PRAGMA cache_size = 5")  # so that the disk refuses in the middle, not only at the commit
+    refusing.disk.fill()
+    with db.transaction():
+        refusing.add(*names("a", 60))
+    with pytest.raises(ZeroDivisionError), db.transaction():
+        refusing.add("never")
+        raise ZeroDivisionError
+    with db.transaction():
+        pass
+    assert (db.waiting, refusing.keys, refusing.kept) == (1, names("a", 60), [])
+    refusing.disk.make_room()
+    refusing.clock.sleep(2)
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):  # a wrong statement is no full disk
+        db.write(lambda c: c.execute("INSERT INTO nowhere VALUES (1)"))
+    with read_only(refusing.disk.path):
+        refusing.add("meanwhile")
+        assert refusing.keys == [*names("a", 60), "meanwhile"]
+    refusing.clock.sleep(2)
+    refusing.add("b")
+    assert refusing.kept == [*names("a", 60), "meanwhile", "b"]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+def test_a_list_of_work_that_does_not_fit_leaves_nothing(tmp_path: Path, shared: bool) -> None:
+    with small_disk(tmp_path, "3m"), closing(TaskWriter(tmp_path / "wrapper.sqlite", KEY, shared=shared)) as writer:
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            writer.fill((make_chunk(f"c{number}") for number in range(100_000)), lambda rows: None)
+        assert writer.count_by_status() == {}
