@@ -69,7 +69,7 @@ def time_cat(files: list[Path], target: Path) -> float:
 def bench(folder: Path, promises: Promises, small: bool) -> None:
     """Merge a hundredth of the files, then all of them from nothing, and a few more on top."""
     files, more, few, seconds = (10, 1, 3, 600) if small else (1000, 10, 10, 3600)
-    print(f"merge: {files:,} task files of {4 * seconds:,} samples, {seconds:,} host samples and 240 chunks each")
+    print(f"merge: {files:,} task files of about {4 * seconds:,} samples, {seconds:,} host samples and 240 chunks each")
     written = write_tasks(folder / "few", range(few), seconds) + write_tasks(folder / "all", range(few, files), seconds)
     write_tasks(folder / "late", range(files, files + more), seconds)
     loops_s = [time_loop(written[: 1 if small else 10], folder / "plain.sqlite")]

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.databases import change
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.pages import Pages, tree
-from support.task_files import TaskFile, make_job
+from support.task_files import TaskFile, add_host_samples, make_job
 from support.waiting import wait_for
 
 EXPORT = (sys.executable, "-m", "badcjobs", "export")
@@ -26,10 +25,8 @@ HOSTS = ("--table", "host_sample", "--format")
 
 
 def long_task(folder: Path, count: int) -> Path:
-    """Make a task database with so many host samples, quicker than a recorder would."""
     task = TaskFile(folder, samples=0, states={"a": "done"}, labels=("Grüne-漢",)).write()
-    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
-    return change(task, f"{rows} INSERT INTO host_sample SELECT 1, i, i / 7.0, i, i FROM n", count)
+    return add_host_samples(task, count)
 
 
 def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_way(site: Site) -> None:

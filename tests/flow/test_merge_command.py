@@ -8,14 +8,12 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.damage import garbage_page, page_with
+from support.badcjobs_program import ON_CPU, Site, array_task, rows
 from support.databases import canonical, names_in
 from support.task_files import TaskFile
 from support.waiting import wait_for
@@ -62,21 +60,6 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site: Site)
     ours = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's licence names addresses
     for word in ("<img", "<iframe", "src=", "url(", "@import", "http:", "https:"):
         assert word not in ours.lower(), f"the page is not alone: {word}"
-
-
-def test_a_job_database_with_damaged_pages_is_put_aside_by_the_line_to_paste(site: Site) -> None:
-    TaskFile(site.out, states={"a-chunk-that-failed": "failed"}).write()
-    job = site.merged()
-    garbage_page(job, page_with(job, b"a-chunk-that-failed: no luck"), seed=3)
-    line = f"mv {job} {job}.damaged && badcjobs merge {site.out}"
-    assert_refused(site.badcjobs("report", site.out), 4, "malformed", f"\n  try: {line}\n")
-    moved, merge = line.split(" && ")
-    subprocess.run(moved.split(), check=True)
-    again = site.badcjobs(*merge.split()[1:], "--json")
-    assert (again.exit_code, again.json["failed"]) == (0, 1)
-    page = site.folder / "no folder" / "july.html"
-    missing = site.badcjobs("report", site.out, "--html", page)
-    assert_refused(missing, 2, "july.html cannot be written", f"\n  try: mkdir -p '{page.parent}'\n")
 
 
 def content(job: Path) -> int:

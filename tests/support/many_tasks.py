@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from rooms.model import Chunk, ChunkResult, Detection, HostReading, Reading, TaskKey, stable_id
-from rooms.store import TABLES, TaskWriter, columns_of, join_files, move_into_place, prepare_seal
-from support.task_files import START_MS, LiveTask
+from rooms.model import TaskKey, stable_id
+from rooms.store import TABLES, columns_of, move_into_place, prepare_seal
+from support.story import JOB_ID, Story, write_story
 
 DEVICES, SECONDS, CHUNKS = 4, 3600, 240  # an hour of a node with four devices at 1 Hz: 14,400 samples
-JOB_ID = "4821"
 
 
-def write_tasks(folder: Path, tasks: range, seconds: int = SECONDS, chunks: int = CHUNKS) -> list[Path]:
+def write_tasks(folder: Path, tasks: range, seconds: int = SECONDS) -> list[Path]:
     """Write one sealed task database for each array index into ``folder``/tasks."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as local:
-        template, chance = Path(local) / "template.sqlite", random.Random(3)
-        key = TaskKey(JOB_ID, 0, 0, "template")
-        with closing(LiveTask(Path(local), key, devices=DEVICES, cpus=24)) as live:
-            with live.wrapper.batch():
-                _write_work(live.wrapper, live.device_ids, chance, seconds, chunks)
-            with live.recorder.batch():
-                for second in range(seconds):
-                    readings = [(device_id, _reading(chance, second)) for device_id in live.device_ids]
-                    host = HostReading(round(chance.uniform(5, 60), 1), chance.randrange(40, 60) << 30, 180 << 30)
-                    live.recorder.write_tick(START_MS + second * 1000 + chance.randrange(3), readings, host)
-            join_files(live.paths, template)
-        return [_write_variant(template, index, folder / "tasks") for index in tasks]
-
-
-def _write_work(writer: TaskWriter, devices: list[int], chance: random.Random, seconds: int, many: int) -> None:
-    writer.update_task(devices=DEVICES, workers=1)
-    names = [f"site/{n:05d}.wav" for n in range(many)]
-    chunks = [Chunk(f"site{n // 24:03d}", f"c{n:05d}", name, f"/scratch/lab/audio/{name}", 0, 30_000)
-              for n, name in enumerate(names)]  # fmt: skip
-    writer.fill(chunks, lambda rows: None)
-    lives = [writer.worker_started(device_id=on, pid=1, engine="demo", at_ms=START_MS) for on in devices]
-    for number, chunk in enumerate(chunks):
-        at_ms, on = START_MS + number * seconds * 1000 // many, number % DEVICES
-        heard = [Detection(n, n + 3000, f"SP{n:02d}", chance.random(), "A species") for n in range(number % 4)]
-        result = ChunkResult(chunk, at_ms, at_ms + 900, tuple(heard), 30.0)
-        writer.attempt_ended(result, status="done", try_number=1, worker_id=lives[on], device_id=devices[on])
-    writer.update_task(ended_at_ms=START_MS + seconds * 1000, exit_code=0, verdict="done")
-
-
-def _reading(chance: random.Random, second: int) -> Reading:
-    return Reading(
-        utilization_percent=chance.randrange(40, 100), memory_utilization_percent=chance.randrange(5, 50),
-        memory_used_bytes=chance.randrange(5000, 9000) << 20, temperature_c=chance.randrange(45, 80),
-        power_w=round(chance.uniform(60, 290), 3), energy_j=1e6 + 175.125 * second if second % 5 == 0 else None,
-        sm_clock_mhz=chance.choice((1230, 1380, 1530)), memory_clock_mhz=877, throttle_reasons=chance.choice((0, 0, 4)),
+    pause_s = seconds * DEVICES / CHUNKS - 0.3  # as long as a chunk takes
+    story = Story(
+        node="template", devices=DEVICES, workers=1, chunks=(30.0,) * CHUNKS, prepare_s=0.0, start_up_s=0.0, tick_s=1.0,
+        pause_s=pause_s, end_s=pause_s, species=[(f"SP{n:02d}", "A species") for n in range(4)],
     )  # fmt: skip
+    with tempfile.TemporaryDirectory() as local:
+        template = write_story(Path(local), story)
+        return [_write_variant(template, index, folder / "tasks") for index in tasks]
 
 
 def _write_variant(template: Path, index: int, folder: Path) -> Path:

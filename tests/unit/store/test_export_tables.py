@@ -21,7 +21,7 @@ from rooms.store import TABLES, DetectionFilter, area_names, list_tables, open_s
 from support import damage
 from support.databases import change
 from support.pages import Pages
-from support.task_files import START_MS, TaskFile, make_job, merge_run
+from support.task_files import START_MS, TaskFile, add_host_samples, make_job, merge_run
 
 from badcjobs import __version__
 
@@ -37,12 +37,6 @@ def task(tmp_path: Path) -> Path:
     reading = Reading(utilization_percent=80, power_w=250.5)  # what else there is to know was not given
     path = TaskFile(tmp_path / "run", states={"a": "done", "b": "failed", "c": "pending"}, reading=reading).write()
     return change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
-
-
-def add_rows(database: Path, count: int) -> None:
-    change(database, "DELETE FROM host_sample")
-    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
-    change(database, f"{rows} INSERT INTO host_sample SELECT 1, i, i / 7.0, i * 1000, NULL FROM n", count)
 
 
 def write(database: Path, form: str, output: Path | None, *tables: str, **more: Any) -> tuple[list[Any], list[str]]:
@@ -96,7 +90,7 @@ def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_grou
     write(job, "parquet", out, "odd")
     assert list(types_of(out).values()) == ["int64", "double", "string", "double", "int64"]
     for count, forms in ((6_000, FORMS[:3]), (65_537, FORMS[3:])):  # longer than a batch of text, and than a row group
-        add_rows(task, count)
+        add_host_samples(change(task, "DELETE FROM host_sample"), count)
         for form in forms:
             assert write(task, form, tmp_path / f"long.{form}", "host_sample")[0][0].rows == count
     file = pyarrow.parquet.ParquetFile(tmp_path / "long.parquet")
@@ -159,7 +153,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path: Path, t
 
 
 def damage_page(task: Path) -> None:
-    add_rows(task, 50_000)
+    add_host_samples(task, 50_000)
     damage.overwrite(task, task.stat().st_size // 4096 // 2 * 4096, b"\xff" * 8192)
 
 

@@ -47,6 +47,15 @@ def count(run: Path, table: str, where: str = "true") -> int:
     return int(query(run / "job.sqlite", f"SELECT count(*) FROM {table} WHERE {where}")[0][0])
 
 
+def grown(run: Path, more: int, harm: str = "") -> bytes:
+    """Merge one task, publish more of them, perhaps harm the job database, and return its bytes."""
+    written(run, 0, "a")
+    merge_run(run)
+    for index in range(1, more + 1):
+        written(run, index, f"b{index}", gaps=[(1, 2, "x")])
+    return change(run / "job.sqlite", harm or "SELECT 1").read_bytes()
+
+
 CHUNKS = ("a", "b", "c", "d", "e")
 STRENGTH = ("skipped", "pending", "failed", "poison", "done")  # a later one beats an earlier one
 SECONDS = ((0, 5), (0, 5), (2, 5), (0, 7), (3, 4), (0, 5))  # when each task starts, and when its chunks end
@@ -172,7 +181,7 @@ def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copi
         running.states = {"late": state}
         running.write()
         assert (merge_run(tmp_path).read, count(tmp_path, "task")) == (read, 6)
-        its_row = "SELECT ended_at_ms, verdict, status FROM task JOIN chunk USING (task_id) WHERE array_index = 9"
+        its_row = "SELECT task.ended_at_ms, verdict, status FROM task JOIN chunk USING (task_id) WHERE array_index = 9"
         assert query(tmp_path / "job.sqlite", its_row) == [(running.ended_at_ms, verdict, state)]
 
 
@@ -261,7 +270,7 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
     for task in tasks:
         task.write()
 
-    def publish_again(files: int, of: int, rows: int) -> None:
+    def publish_again(*seen: int) -> None:
         tasks[2].samples += 5
         tasks[2].path.rename(tmp_path / "before")
         tasks[2].write()
@@ -277,14 +286,9 @@ def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: int
 ) -> None:
     lie_about_filesystem(monkeypatch, tmp_path, kind)
-    written(tmp_path, 0, "a")
-    merge_run(tmp_path)
+    before = grown(tmp_path, more)
     with (tmp_path / "job.sqlite").open("rb") as still_open:
-        before = still_open.read()
-        for index in range(1, more + 1):
-            written(tmp_path, index, f"b{index}")
         merge_run(tmp_path)
-        still_open.seek(0)
         assert (still_open.read() != before) is ((kind, more) in (("xfs", 1), ("tmpfs", 10)))
     assert (count(tmp_path, "chunk"), names_in(tmp_path)) == (more + 1, ["job.sqlite", "tasks"])
     journal = tmp_path / "job.sqlite-journal"
@@ -330,13 +334,8 @@ HARM = [
 def test_rows_that_do_not_arrive_or_arrive_twice_are_an_error_and_the_old_file_stays(
     tmp_path: Path, table: str, more: int, trigger: str, sent: int, came: int
 ) -> None:
-    written(tmp_path, 0, "a")
-    merge_run(tmp_path)
     same = {"host_sample": "at_ms = new.at_ms", "attempt": "attempt_id = new.attempt_id"}
-    change(tmp_path / "job.sqlite", trigger.format(table, same.get(table, "rowid = new.rowid")))
-    before = (tmp_path / "job.sqlite").read_bytes()
-    for index in range(1, more + 1):
-        written(tmp_path, index, f"b{index}", gaps=[(1, 2, "x")])
+    before = grown(tmp_path, more, trigger.format(table, same.get(table, "rowid = new.rowid")))
     words = f"the row check .* failed: {table} rows in its file: {sent}, in job.sqlite: {came}"
     with pytest.raises(DatabaseProblem, match=words) as refused:
         merge_run(tmp_path)
@@ -499,18 +498,9 @@ def test_a_long_merge_touches_its_lock(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("more", [1, 11])  # changed in place; made anew
 def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path: Path, more: int) -> None:
-    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
-    TaskFile(tmp_path, index=0, states={"a": "done"}).write()
-    merge_run(tmp_path)
-    before = target.read_bytes()
-    for index in range(1, more + 1):
-        TaskFile(tmp_path, index=index, states={f"b{index}": "done"}).write()
-
-    def be_taken_over(files: int, of: int, rows: int) -> None:
-        lock.write_text("another-node 77")
-
+    lock, target, before = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite", grown(tmp_path, more)
     with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
-        merge_run(tmp_path, progress=be_taken_over)
+        merge_run(tmp_path, progress=lambda *seen: lock.write_text("another-node 77"))
     assert refused.value.why == "this merge has replaced nothing"
     assert (target.read_bytes(), lock.read_text()) == (before, "another-node 77")
     assert names_in(tmp_path) == [lock.name, target.name, "tasks"]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import store
-from rooms.model import ChunkResult, Reading, TaskKey, publish_interval_s
+from rooms.model import Reading, TaskKey, publish_interval_s
 from rooms.root import BadInput, LocalFolder, RunFolder
 from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publish, take_over
 from support.databases import names_in, query, seal_is_broken
@@ -269,36 +269,16 @@ def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_
     assert {size: publish_interval_s(size, 30.0) for size in sizes} == sizes
 
 
-MOUNTS = r"""22 1 8:2 / / rw,relatime shared:1 - xfs /dev/sda2 rw,attr2,inode64,logbufs=8,noquota
-61 22 8:5 / /tmp rw,nosuid,nodev shared:30 - ext4 /dev/sda5 rw
-62 61 0:90 / /tmp/over rw shared:31 - ext4 /dev/sdx rw
-63 61 0:91 / /tmp/over rw shared:31 - nfs server:/tmp rw
-27 25 0:22 / /dev/shm rw,nosuid,nodev shared:4 - tmpfs tmpfs rw,inode64
-143 22 0:63 / /scratch rw,relatime shared:78 - lustre 10.10.1.1@o2ib:10.10.1.2@o2ib:/scratch rw,flock
-150 22 0:64 / /home rw,relatime shared:80 - nfs4 10.20.0.5:/export/home rw,vers=4.2,hard,proto=tcp
-171 22 0:70 / /arc/project rw,relatime shared:90 - gpfs arc rw,relatime
-190 22 0:72 / /mnt/field\040data rw,relatime shared:92 - cifs //lab/field rw,vers=3.1.1,cache=strict
-200 22 0:73 / /mnt/far rw,nosuid,nodev,relatime shared:93 - fuse.sshfs user@far:/ rw,user_id=1000
-210 22 0:63 /users/ada /local/ada rw,relatime shared:78 - lustre 10.10.1.1@o2ib:/scratch rw,flock
-36 35 98:0 / /plain rw,noatime - overlay /dev/sdb rw
-37 35 98:1 / /many rw,noatime shared:1 master:2 propagate_from:3 - btrfs /dev/sdc rw
-220 22 0:74 / /mnt/new rw,relatime shared:94 - shinyfs shiny rw
-rubbish
-22 1 8:2 / / - short
-"""
+PLACES = "/var/spool;/tmp/slurm.4821;/tmpfoo;/dev/shm;/local/bob;/plain/x;/many/x;/scratch/st-birds-1/july;/scratch"
+PLACES += ";/home/ada;/mnt/far;/arc/project/birds;/mnt/field data/june;/local/ada/tmp;/mnt/new;/tmp/over/x"
 
 
-LOCAL = {"/var/spool": "xfs", "/tmp/slurm.4821": "ext4", "/tmpfoo": "xfs", "/dev/shm": "tmpfs", "/local/bob": "xfs",
-         "/plain/x": "overlay", "/many/x": "btrfs"}  # fmt: skip
-SHARED = {"/scratch/st-birds-1/july": "lustre", "/scratch": "lustre", "/home/ada": "nfs4", "/mnt/far": "fuse.sshfs",
-          "/arc/project/birds": "gpfs", "/mnt/field data/june": "cifs", "/local/ada/tmp": "lustre",
-          "/mnt/new": "shinyfs", "/tmp/over/x": "nfs"}  # fmt: skip
-
-
-def test_a_folder_is_local_where_its_mount_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {path: store.parse_mountinfo(MOUNTS, path) for path in (*LOCAL, *SHARED)}
-    assert {path: one.kind for path, one in found.items()} == {**LOCAL, **SHARED}
-    assert [path for path, one in found.items() if one.shared] == list(SHARED)
+def test_a_folder_is_local_where_its_mount_is_known_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
+) -> None:
+    mounts = (Path(__file__).parents[2] / "data" / "mountinfo.txt").read_text()
+    found = [(path, store.parse_mountinfo(mounts, path)) for path in PLACES.split(";")]
+    pages({"kinds.txt": "\n".join(f"{path}: {one.kind}, {'shared' if one.shared else 'local'}" for path, one in found)})
     for text in ("", "rubbish\n", "22 1 8:2 / /\n", "a - b\n"):
         assert store.parse_mountinfo(text, "/tmp").description == "unknown, treated as shared"
     (tmp_path / "proc").symlink_to("/proc")
@@ -348,10 +328,9 @@ def leave(
     target = run.tasks / f"{key.name}.sqlite"
     place = run.tasks / f".live-{job}_{index}.r0.gpu1-x" if node is None else node / f"badcjobs-{index}"
     with closing(LiveTask(place, key, shared=node is None)) as live:
-        live.wrapper.fill([make_chunk("a"), make_chunk("b")], lambda rows: None)
-        for chunk in live.wrapper.next_pending(tries):
-            result = ChunkResult(chunk, START_MS, START_MS + 1)
-            live.wrapper.attempt_ended(result, status="done", try_number=1, worker_id=5, device_id=9)
+        live.wrapper.fill([make_chunk("b")], lambda rows: None)
+        for number in range(tries):
+            live.add(number)
         live.recorder.write_tick(START_MS + 500, [(live.device_ids[0], Reading(power_w=250.5))], None)
     for path in place.iterdir():
         os.utime(path, (START_MS // 1000 + 7,) * 2)

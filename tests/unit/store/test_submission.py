@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 from rooms import store
-from rooms.model import ArrayOrder, Submitted, TaskKey
+from rooms.model import Submitted, TaskKey
 from rooms.report import find_job_database, finish_job, summarize_database
 from rooms.root import BadInput, DatabaseProblem, SystemClock
 from rooms.store import Record, emulation_lock, find_trace, write_intent, write_record
@@ -60,24 +60,20 @@ def test_before_any_task_the_command_that_helps_is_named(tmp_path: Path, pages: 
     pages({"said.txt": "\n".join(said)})
 
 
-def test_a_run_and_its_files_stand_for_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for run in (tmp_path / "run", tmp_path / "tasks"):  # a run folder may be called tasks itself
-        tasks, job = TaskFile(run).write().parent, run / "job.sqlite"
-        for given in (run, tasks):
-            with pytest.raises(DatabaseProblem, match="does not exist") as unmerged:
-                find_job_database(given)
-            assert unmerged.value.fix == f"badcjobs merge {run}"
-        merge_run(run)
-        monkeypatch.chdir(tasks)
-        for given in (run, job, tasks, Path()):
-            assert find_job_database(given).samefile(job)
-    (run / "run.toml").write_text("[run]" + " " * 4096)
-    for given, fix in ((run / "run.toml", f"the same command with {job}"), (job, f"badcjobs merge {run}")):
-        if given == job:
-            job.write_bytes(bytes(4096))
+def test_a_run_folder_may_be_called_tasks_and_what_is_no_job_database_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "tasks"
+    tasks, job, settings = TaskFile(run).write().parent, run / "job.sqlite", run / "run.toml"
+    merge_run(run)
+    monkeypatch.chdir(tasks)
+    assert all(find_job_database(given).samefile(job) for given in (run, job, tasks, Path()))
+    settings.write_text("[run]" + " " * 4096)
+    for given, fix in ((settings, f"the same command with {job}"), (job, f"badcjobs merge {run}")):
         with pytest.raises(DatabaseProblem) as refused:
             summarize_database(given)
         assert refused.value.fix == fix
+        job.write_bytes(bytes(4096))
 
 
 def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
@@ -121,18 +117,6 @@ def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path: Path
     assert (found(), found(job="2")) == ("1", "2")
     write_intent(tmp_path, Path("job.sh"), old)
     assert found(job="2") == "1", "it was written"
-
-
-def test_the_command_of_a_submission_has_the_options_that_are_not_defaults(pages: Pages) -> None:
-    order = ArrayOrder(
-        Path("/out"), (), tasks=2, gpus_per_task=2, cpus=7, mem="9G", time_min=90, account="a",
-        extra_sbatch=("--qos=x",), setup=("module load x",), requeues=5,
-    )  # fmt: skip
-    asked, words = store.asked_of(order), ("run", "m.csv", "--out=/out", "--engine=demo", "--config=a.b=1")
-    plain = store.asked_of(ArrayOrder(Path("/out"), (), tasks=2))
-    said = [*store.submit_command("slurm", words, asked), "", *store.submit_command("slurm", words, plain), ""]
-    assert store.differences(asked, asked) == []
-    pages({"said.txt": "\n".join([*said, *store.differences(asked, plain)])})
 
 
 def test_one_emulation_at_a_time_works_on_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +200,6 @@ def test_traces_are_for_the_folder_where_they_are_found(tmp_path: Path, monkeypa
     assert find_trace(Path(), "4822").line() == "", "another job"
 
 
-START_S = START_MS // 1000
 UNTOLD = (None, None, None)
 
 
@@ -260,91 +243,78 @@ def test_a_record_that_comes_later_is_news_and_what_is_known_stays_without_it(tm
     assert query(tmp_path / "job.sqlite", "SELECT status FROM chunk") == [("done",)]
 
 
-class Spool:
-    """A shared folder, and tasks that have asked for their job's ends there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.run = folder / "spool", folder / "run"
-        (self.folder / "ends").mkdir(parents=True)
-
-    def write(self, **task: Any) -> Path:
-        database = TaskFile(self.run, samples=0, **task).write()
-        return change(database, "INSERT INTO meta VALUES ('slurm_spool', ?)", str(self.folder))  # unsealed by that
-
-    def end(self, state: str, start_s: int, end_s: int, **more: object) -> None:
-        told = {"array_index": 0, "state": state, "exit_code": "0:0", "start_s": start_s, "end_s": end_s, **more}
-        with (self.folder / "ends" / "4821.jsonl").open("a") as file:
-            file.write(json.dumps({**told, "written_by": "jobcomp"}) + "\n")
+def ask(run: Path, **task: Any) -> Path:
+    """Write a task that has asked for the ends of its job in a shared folder; that unseals it."""
+    database = TaskFile(run, samples=0, **task).write()
+    return change(database, "INSERT INTO meta VALUES ('slurm_spool', ?)", str(run / "spool"))
 
 
-@pytest.fixture
-def spool(tmp_path: Path) -> Spool:
-    return Spool(tmp_path)
+def end(run: Path, state: str, index: object, from_s: int = 0, to_s: int = 60, exit_code: str | None = "0:0") -> None:
+    told = {"array_index": index, "state": state, "exit_code": exit_code, "written_by": "jobcomp"}
+    told |= {"start_s": START_MS // 1000 + from_s, "end_s": START_MS // 1000 + to_s}
+    ends = run / "spool" / "ends" / "4821.jsonl"
+    ends.parent.mkdir(parents=True, exist_ok=True)
+    with ends.open("a") as file:
+        file.write(json.dumps(told) + "\n")
 
 
-def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(spool: Spool) -> None:
-    """Array index → the runs that the controller knows, from the start of the task, and which of them is its own."""
-    runs: dict[int, tuple[list[tuple[int, int]], int | None]] = {
-        0: ([(-60, -2), (-1, 60)], 1),  # begun when the first run had ended
-        1: ([(-1, 2), (4, 60)], 0),  # ended just before the second run
-        2: ([(4, 9), (99, 199)], 0),  # a clock that is 4 s ahead
-        3: ([(5, 9)], 0),
-        4: ([(6, 9)], None),
-        5: ([(-99, -5)], 0),
-        6: ([(-99, -6)], None),
-        7: ([(-1, 60), (-3, 60)], 0),
-    }
+# The runs that the controller knows, in seconds from the start of the task, and which of them is the task's own: begun
+# when the first had ended; ended just before the second; a clock that is 4 s ahead; 5 s are near enough, 6 s are not.
+RUNS = {"-60 -2, -1 60": 1, "-1 2, 4 60": 0, "4 9, 99 199": 0, "5 9": 0, "6 9": None, "-99 -5": 0, "-99 -6": None,
+        "-1 60, -3 60": 0}  # fmt: skip
+
+
+def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(tmp_path: Path) -> None:
     for restart in range(3):  # each attempt of a requeued task has the end of its own run
-        spool.write(index=9, restart=restart, started_at_ms=START_MS + restart * 100_000)
-    for number, (from_s, to_s) in enumerate(((-1, 90), (99, 190))):
-        spool.end(f"RUN{number}", START_S + from_s, START_S + to_s, array_index=9)
-    for index, (known, _) in runs.items():
-        spool.write(index=index)
-        for number, (from_s, to_s) in enumerate(known):
-            spool.end(f"RUN{number}", START_S + from_s, START_S + to_s, array_index=index)
-    wanted = [own for _, own in runs.values()]
-    assert [state and int(state[3:]) for state, _, _ in merged(spool.run)] == [*wanted, 0, 1, None]
-    spool.end("COMPLETED", START_S + 199, START_S + 290, array_index=9)
-    assert merged(spool.run)[-1] == ("COMPLETED", "0:0", "jobcomp")
+        ask(tmp_path, index=9, restart=restart, started_at_ms=START_MS + restart * 100_000)
+    for index in range(len(RUNS)):
+        ask(tmp_path, index=index)
+    for index, known in [*enumerate(RUNS), (9, "-1 90, 99 190")]:
+        for number, run in enumerate(known.split(", ")):
+            end(tmp_path, f"RUN{number}", index, *map(int, run.split()))
+    assert [state and int(state[3:]) for state, _, _ in merged(tmp_path)] == [*RUNS.values(), 0, 1, None]
+    end(tmp_path, "COMPLETED", 9, 199, 290)
+    assert merged(tmp_path)[-1] == ("COMPLETED", "0:0", "jobcomp")
 
 
-def test_the_controller_knows_the_state_and_the_node_the_exit_code(spool: Spool) -> None:
-    spool.write(index=0).with_suffix(".slurm.json").write_text('{"exit_code": "0:9", "written_by": "epilog"}')
-    spool.write(index=1)
-    TaskFile(spool.run, index=2, samples=0).write()  # has not asked
-    local = spool.write(index=3, job_id="local17")
-    (spool.folder / "ends" / "local17.jsonl").write_text('{"state": "X", "start_s": 0, "end_s": 9999999999}')
-    (spool.folder / "ends" / "4821.jsonl").write_text('{"state": "TIMEOUT"}\n[]\n{"start_s": "x"}\n')
-    spool.end("FAILED", START_S, START_S + 60, array_index="1")
-    spool.end("OUT_OF_MEMORY", START_S, START_S + 60, exit_code=None)
-    spool.end("CANCELLED", START_S, START_S + 60, array_index=1)
-    spool.end("TIMEOUT", START_S, START_S + 60, array_index=2)
-    ends = [("OUT_OF_MEMORY", "0:9", "jobcomp"), ("CANCELLED", "0:0", "jobcomp"), UNTOLD, UNTOLD]
-    assert merged(spool.run) == ends
+def test_the_controller_knows_the_state_and_the_node_the_exit_code(tmp_path: Path) -> None:
+    ask(tmp_path, index=0).with_suffix(".slurm.json").write_text('{"exit_code": "0:9", "written_by": "epilog"}')
+    ask(tmp_path, index=1)
+    TaskFile(tmp_path, index=2, samples=0).write()  # has not asked
+    local = ask(tmp_path, index=3, job_id="local17")
+    end(tmp_path, "OUT_OF_MEMORY", 0, exit_code=None)
+    ends = tmp_path / "spool" / "ends"
+    (ends / "local17.jsonl").write_text('{"state": "X", "start_s": 0, "end_s": 9999999999}')
+    with (ends / "4821.jsonl").open("a") as file:
+        file.write('{"state": "TIMEOUT"}\n[]\n{"start_s": "x"}\n')
+    for state, index in (("FAILED", "1"), ("CANCELLED", 1), ("TIMEOUT", 2)):
+        end(tmp_path, state, index)
+    known = [("OUT_OF_MEMORY", "0:9", "jobcomp"), ("CANCELLED", "0:0", "jobcomp"), UNTOLD, UNTOLD]
+    assert merged(tmp_path) == known
     local.unlink()
-    spool.end("DEADLINE", START_S, START_S + 60, array_index=None)  # not an array
-    spool.write(index=5)
-    assert merged(spool.run) == [*ends, ("DEADLINE", "0:0", "jobcomp")]
-
-
-KEY = TaskKey("4821", 7, 0, "gpu1")
-DATABASE = Path("/scratch/run/tasks/4821_7.r0.gpu1.sqlite")
+    end(tmp_path, "DEADLINE", None)  # not an array
+    ask(tmp_path, index=5)
+    assert merged(tmp_path) == [*known, ("DEADLINE", "0:0", "jobcomp")]
 
 
 def test_a_task_announces_itself_only_where_it_is_invited_and_in_the_notes_of_its_own_job_alone(tmp_path: Path) -> None:
+    def announced(job: str = "4828", **asked: Path) -> dict[str, str]:
+        environ = {"SLURM_JOB_ID": job, **{name: str(path) for name, path in asked.items()}}
+        return announce(environ, TaskKey("4821", 7, 0, "gpu1"), Path("/run/tasks/4821_7.r0.gpu1.sqlite"))
+
     notes, target, link = (tmp_path / name for name in ("4828.batch.0.r0.gpu1", "target", "4828.link"))
     notes.write_text("{}\n")
     target.write_text("untouched")
     link.symlink_to(target)
     (tmp_path / "wanted").mkdir()
-    assert announce({"SLURM_JOB_ID": "4828"}, KEY, DATABASE) == {}
+    assert announced() == {}
     for job in ("4828", "482", "9999"):
-        announce({"SLURM_JOB_ID": job, NOTES_VARIABLE: str(notes)}, KEY, DATABASE)
-    assert notes.read_text() == f"{{}}\n{DATABASE}\n"
+        announced(job, **{NOTES_VARIABLE: notes})
+    assert notes.read_text() == "{}\n/run/tasks/4821_7.r0.gpu1.sqlite\n"
     for refused in (link, tmp_path / "4828.none"):
-        announce({"SLURM_JOB_ID": "4828", NOTES_VARIABLE: str(refused)}, KEY, DATABASE)
+        announced(**{NOTES_VARIABLE: refused})
     assert target.read_text() == "untouched" and not (tmp_path / "4828.none").exists()
     for folder in (tmp_path, tmp_path, tmp_path / "none"):
-        asked = {"SLURM_JOB_ID": "4828", SPOOL_VARIABLE: str(folder), NOTES_VARIABLE: str(folder / "none" / "4828.x")}
-        assert announce(asked, KEY, DATABASE) == {"slurm_spool": str(folder)}
+        asked = {SPOOL_VARIABLE: folder, NOTES_VARIABLE: folder / "none" / "4828.x"}
+        assert announced(**asked) == {"slurm_spool": str(folder)}
     assert [path.name for path in (tmp_path / "wanted").iterdir()] == ["4821"]
