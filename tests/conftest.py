@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.badcjobs_program import Site
 from support.order_of_tests import by_folder, runs_against_the_clock
 from support.pages import Pages
 
@@ -59,6 +60,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pages(request: pytest.FixtureRequest) -> Pages:
     """Compare texts with the files of this test in tests/pages; ``--update-pages`` rewrites them."""
     return Pages(request.path.stem, request.node.name, update=request.config.getoption("--update-pages"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Give a test a site of its own; a process it leaves behind is a failure."""
+    site = Site(tmp_path / "site")
+    yield site
+    site.close()
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Give the tests of one file a common site, for a run that many of them look at."""
+    site = Site(tmp_path_factory.mktemp("shared") / "site")
+    yield site
+    site.close()
 
 
 @pytest.fixture

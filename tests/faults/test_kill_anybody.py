@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from rooms.root import TASK_MARK
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
-from support.fake_hawkears import make_fake_root
+from support.fake_hawkears import hawkears_options
 from support.fake_hawkears_package import fake_package_environ
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
@@ -44,42 +41,30 @@ SCIENCE = (
 )
 
 
-@dataclass(frozen=True)
-class Variant:
-    """An engine, slow enough to be killed; ``options`` gets the seconds that a chunk is to take."""
+class Variant(NamedTuple):
+    """An engine, slow enough to be killed."""
 
-    options: Callable[[Site, float], tuple[object, ...]]
     lanes: int  # chunks that a worker has begun at the same time
     mode: str  # of the live files
     chunk_s: float
     share: float  # of --count
 
 
-def demo(site: Site, chunk_s: float) -> tuple[object, ...]:
-    return ("--engine", "demo", f"--engine-arg=--burn-s={chunk_s}")
+VARIANTS = {
+    "demo": Variant(1, "local", 0.08, 1.0),
+    "hawkears": Variant(2, "local", 0.15, 0.3),  # the stand-in package, fed by our worker
+    "command": Variant(1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
+}
 
 
-def hawkears(site: Site, chunk_s: float) -> tuple[object, ...]:
-    """The stand-in package, fed by our worker, two recordings at a time."""
-    root = site.folder / "root"
-    if not root.exists():
-        make_fake_root(root)
-    options = ("--hawkears-python", sys.executable, "--hawkears-root", root, "--engine-arg=--threads=2")
-    return ("--engine", "hawkears", *options)
-
-
-def command(site: Site, chunk_s: float) -> tuple[object, ...]:
-    """A program per chunk that has a child of its own, and fails when that is killed."""
+def engine(site: Site, name: str, chunk_s: float) -> tuple[object, ...]:
+    if name == "demo":
+        return "--engine", "demo", f"--engine-arg=--burn-s={chunk_s}"
+    if name == "hawkears":
+        return hawkears_options(site.folder, "--threads=2")
     heard = 'label=$(cksum < "$1" | cut -d" " -f1)\nprintf "start_time,end_time,label,score\\n0,1,$label,0.5\\n" > "$2"'
     script = site.script("slow.sh", f"set -e\nsleep $3\n{heard}")
-    return ("--command", f"{script} {{input}} {{output}} {chunk_s}")
-
-
-VARIANTS = {
-    "demo": Variant(demo, lanes=1, mode="local", chunk_s=0.08, share=1.0),
-    "hawkears": Variant(hawkears, lanes=2, mode="local", chunk_s=0.15, share=0.3),
-    "command": Variant(command, lanes=1, mode="shared", chunk_s=0.1, share=0.2),
-}
+    return "--command", f"{script} {{input}} {{output}} {chunk_s}"
 
 
 class Work:
@@ -88,8 +73,8 @@ class Work:
     Audio differs from chunk to chunk: which tenths of a second are loud tells its number.
     """
 
-    def __init__(self, site: Site, chunks: int, variant: Variant) -> None:
-        self.site, self.chunks, self.variant = site, chunks, variant
+    def __init__(self, site: Site, chunks: int, name: str) -> None:
+        self.site, self.chunks, self.name, self.variant = site, chunks, name, VARIANTS[name]
         self.manifest = site.folder / "manifest.csv"
         lines = [MANIFEST_HEADER]
         for number in range(chunks):
@@ -107,8 +92,8 @@ class Work:
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.variant.mode}")
         quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
-        options = (*quick, *self.variant.options(self.site, chunk_s))
         env = {**stand_in, "HOME": "/nonexistent", **(env or {})}
+        options = (*quick, *engine(self.site, self.name, chunk_s))
         return self.site.start("run", self.manifest, "--out", out, *options, env=env)
 
     def result(self, out: Path) -> list[list[tuple[Any, ...]]]:
@@ -207,16 +192,6 @@ def everybody_standing_still(site: Site) -> Iterator[list[psutil.Process]]:
             process.resume()
 
 
-def marked(wrappers: list[int]) -> list[psutil.Process]:
-    """Return every process of the machine that carries the mark of one of these wrappers' tasks."""
-    ends, found = tuple(f"-{pid}" for pid in wrappers), []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # gone meanwhile, or somebody else's
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TASK_MARK, "").endswith(ends):
-                found.append(process)
-    return found
-
-
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(
@@ -225,19 +200,19 @@ def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happe
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     kills = max(1, round(VARIANTS[name].share * pytestconfig.getoption("--count")))
     print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
-    work = Work(site, round(30 + kills * CHUNKS_PER_KILL), VARIANTS[name])
+    work = Work(site, round(30 + kills * CHUNKS_PER_KILL), name)
     campaign = Campaign(work, kills, seed)
     for _ in range(kills):
         campaign.strike()
     wait_for(campaign.is_over, "it is done", timeout_s=120)
-    wait_for(lambda: not marked(campaign.wrappers), "no process of ours survives", timeout_s=40)
+    wait_for(lambda: not site.processes(), "no process of ours survives", timeout_s=40)
     assert work.result(site.out) == work.expected, "differs from the undisturbed run"
     campaign.check_account(site.out / "job.sqlite")
 
 
 def test_two_live_copies_of_the_same_array_task_do_no_harm(site: Site) -> None:
     """A node is thought dead and its task started elsewhere, while the old one goes on: the same index, twice."""
-    work = Work(site, 24, VARIANTS["demo"])
+    work = Work(site, 24, "demo")
     granted = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1"}
     first = work.start(site.out, chunk_s=0.25, env=granted)
     wait_for(lambda: site.count_now("chunk", "status = 'done'") >= 2, "the first copy is at work")
@@ -250,4 +225,4 @@ def test_two_live_copies_of_the_same_array_task_do_no_harm(site: Site) -> None:
     assert rows(job, "SELECT verdict, node FROM task ORDER BY node") == [("done", "gpu-01"), ("done", "gpu-02")]
     twice = rows(job, "SELECT count(*) - count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'done'")
     assert twice[0][0] > 0, "they never did the same chunk, so this proved nothing"
-    assert not marked([first.pid, second.pid])
+    assert site.processes() == []

@@ -82,20 +82,6 @@ def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_wha
     assert rows(job, "SELECT verdict FROM task ORDER BY verdict") == [("done",), ("killed",)]
 
 
-def test_a_daemon_below_a_killed_task_is_found_and_ended_by_the_recorder(site: Site) -> None:
-    """It has left its session, so that only the recorder knows it; this is the second run in one job."""
-    script = site.script("daemon.sh", f"setsid sh -c 'touch {site.folder}/up; exec sleep 300' &\nexec sleep 300")
-    (site.out / "tasks").mkdir(parents=True)
-    (site.out / "tasks" / "4821_0.r0.gpu-01.log").touch()  # the first run has this name
-    env = {**array_task(0, (0, 1)), "CUDA_VISIBLE_DEVICES": "0"}
-    program = site.start_run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 1, env=env)
-    wait_for(lambda: (site.folder / "up").exists() and site.count_now("sample"), "the daemon and the recorder are up")
-    program.kill()
-    wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
-    assert site.task_database().name == "4821_0.r1.gpu-01.sqlite"
-    assert site.rows("SELECT verdict FROM task") == [("killed",)]
-
-
 def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site: Site) -> None:
     manifest = site.manifest(4)
     program = site.start_run(manifest, *ENGINE, "--no-emit-gpu-telemetry")
@@ -154,7 +140,9 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert "restarting it" in done.stderr and "telemetry incomplete" in done.stdout
-    assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
+    told = "SELECT verdict, exit_code, (SELECT value FROM meta WHERE key = 'live_mode') FROM task"
+    assert site.rows(told) == [("done", 0, mode)]
+    assert ("safe mode" in done.stderr) == (mode == "shared")
     assert site.rows(STATES) == [("done", 12)]
     ((chunk_id, *why),) = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
     assert why == [1, "worker_died"]
@@ -275,7 +263,10 @@ def test_nobody_outlives_a_wrapper(site: Site, end: str) -> None:
     (site.folder / "edge").mkdir()
     (site.folder / "edge" / "sitecustomize.py").write_text(BUG.format(bug=str(bug)))
     paths = filter(None, [str(site.folder / "edge"), os.environ.get("PYTHONPATH")])
-    program = start_programs(site, PYTHONPATH=os.pathsep.join(paths))
+    (site.out / "tasks").mkdir(parents=True)
+    (site.out / "tasks" / "4821_0.r0.gpu-01.log").touch()  # this is the second run in one job
+    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": os.pathsep.join(paths)}
+    program = start_programs(site, **env)
     if end == "a bug":
         bug.touch()
     else:
@@ -285,7 +276,7 @@ def test_nobody_outlives_a_wrapper(site: Site, end: str) -> None:
     assert (ended.exit_code, "RuntimeError" in ended.stderr) == (exit_code, end == "a bug"), ended.stderr
     wait_for(lambda: not site.processes(), "everybody is gone", timeout_s=40)
     assert site.rows("PRAGMA integrity_check") == [("ok",)]
-    assert site.rows("SELECT verdict FROM task") == [(verdict,)]
+    assert site.rows("SELECT verdict, name FROM task") == [(verdict, "4821_0.r1.gpu-01")]
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY 1") == [("pending", 4)]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
-from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.fake_hawkears import make_fake_root
+from support.audio import make_wav
+from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows
+from support.fake_hawkears import hawkears_options
 from support.fake_hawkears_package import fake_package_environ
 from support.pages import Pages
 from support.waiting import wait_for
@@ -92,7 +94,7 @@ def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site: Site) ->
     manifest = site.manifest(3)
     refused = site.run(manifest, "--command", "no-such-program {input} {output}", *ONE_WORKER)
     assert_refused(refused, 3, "'no-such-program'", "command -v no-such-program")
-    engine = hawkears(site)
+    engine = (*hawkears_options(site.folder), "--simulate", 2)
     for model in (site.folder / "root" / "data" / "ckpt").iterdir():
         model.rename(model.with_suffix(".gone"))
     assert_refused(site.run(manifest, *engine, env=environ()), 3, "has no models", "hawkears init")
@@ -113,16 +115,37 @@ def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_say
     assert rows(kept / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 2)]
 
 
+def shell(site: Site, line: str) -> int:
+    """Run a line with $BADCJOBS in it, with the pipes and redirections that people use."""
+    env = site.environ({"BADCJOBS": f"{sys.executable} -m badcjobs", "PYTHONIOENCODING": "ascii"})
+    return subprocess.run(["bash", "-c", line], env=env, cwd=site.folder, stderr=subprocess.DEVNULL).returncode
+
+
+def test_a_result_that_nobody_reads_changes_no_exit_code(site: Site) -> None:
+    """A pipe that is closed, a full disk, no stdout at all; and all of it in ASCII."""
+    site.manifest(1)
+    for number, where in enumerate(["| head -c 1; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-", "> read.txt"]):
+        assert shell(site, f"$BADCJOBS run manifest.csv --out run{number} {' '.join(ON_CPU)} {where}") == 0
+        site.out = site.folder / f"run{number}"
+        assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
+    assert "? real time" in (site.folder / "read.txt").read_text()
+
+
+def test_a_recording_that_could_not_be_written_is_not_called_one(site: Site) -> None:
+    folder = site.folder / "vanishing"
+    folder.mkdir()
+    refused = site.badcjobs("record", "--out", "x.sqlite", "--simulate", 1, "--interval", "inf")
+    assert_refused(refused, 2, "not in the range")
+    program = site.start("record", "--out", folder / "x.sqlite", "--simulate", 1, "--duration", 1)
+    wait_for((folder / "x.sqlite").exists, "the first publication")
+    (folder / "x.sqlite").unlink()
+    folder.rmdir()
+    done = program.wait()
+    assert done.exit_code == 4
+    assert "not published" in done.stdout
+
+
 # --- HawkEars, fed ----------------------------------------------------------------------------------------------------
-
-
-def hawkears(site: Site, *args: str) -> tuple[object, ...]:
-    """Return the options that run the stand-in package on two simulated devices."""
-    root = make_fake_root(site.folder / "root") if not (site.folder / "root").exists() else site.folder / "root"
-    return (
-        "--engine", "hawkears", "--hawkears-python", sys.executable, "--hawkears-root", root, "--simulate", 2,
-        *(f"--engine-arg={arg}" for arg in args),
-    )  # fmt: skip
 
 
 def environ(**others: str) -> dict[str, str]:
@@ -133,16 +156,69 @@ def test_a_lost_device_costs_no_chunk_and_an_unknown_region_stops_the_task_at_on
     manifest = site.manifest(20)
     (site.folder / "audio" / "c004.wav").write_bytes(b"#fake lost")
     env = environ(FAKE_HAWKEARS_ONCE=str(site.folder / "root" / "once"))
-    done = site.run(manifest, *hawkears(site, "--threads=1"), "--json", env=env)
+    done = site.run(manifest, *hawkears_options(site.folder, "--threads=1"), "--simulate", 2, "--json", env=env)
     assert (done.exit_code, done.json["chunks"]) == (0, {"done": 20}), done.stderr
     assert "stops (gpu_lost)" in done.stderr
     assert done.json["note"].startswith("workers that stopped early: 1; the last one: ")
     assert site.count("attempt", "outcome = 'failed'") == 0
     site.out = site.folder / "nowhere"
-    done = site.run(manifest, *hawkears(site, "--region=XX-YY"), env=environ())
+    done = site.run(manifest, *hawkears_options(site.folder, "--region=XX-YY"), "--simulate", 2, env=environ())
     assert done.exit_code == 3, done.stderr
     assert "location XX-YY not found" in done.stdout
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("pending", 20)]
+
+
+LONG_S = 40
+# Two threads have no room for it, one has not either, and for its pieces of 24 s one has.
+ROOM = {"FAKE_HAWKEARS_ROOM_S": "30", "FAKE_HAWKEARS_EARS": "loud"}
+BROKEN = {
+    "c017": b"#fake SIGSEGV", "c023": b"no audio", "c043": b"RIFF, but not for long", "c050": b"#fake oom", "c051": b"",
+}  # fmt: skip
+LOUD = [(5.0, 6.0), (19.5, 22.0), (35.0, 36.0)]  # the second lies across the joint, at 21 s
+
+
+def run_with_a_long_one(site: Site, long: str, *others: object) -> Outcome:
+    """Run 60 chunks, one of them a long one, on the stand-in package and two simulated devices."""
+    manifest, audio = site.manifest(60, prefix=long[0]), site.folder / "audio"
+    make_wav(audio / f"{long}.wav", LONG_S, 1000, loud=LOUD, tone_hz=100)
+    lines = manifest.read_text().splitlines()
+    lines[int(long[1:]) + 1] = f"long,{long},{audio}/{long}.wav,0,{LONG_S * 1000},0,,"
+    manifest.write_text("\n".join(lines) + "\n")
+    for name, content in BROKEN.items():
+        (audio / f"{name}.wav").write_bytes(content)
+    options = (*hawkears_options(site.folder, "--threads=2"), "--simulate", 2, "--json", *others)
+    return site.run(manifest, *options, env=environ(**ROOM), timeout_s=90)
+
+
+def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_pieces(site: Site) -> None:
+    mixed = run_with_a_long_one(site, "c025")
+    assert mixed.exit_code == 1, mixed.stderr
+    assert {chunk["chunk_id"]: chunk["error_class"] for chunk in mixed.json["failed"]} == {
+        "c017": "engine_crash", "c023": "bad_audio", "c043": "bad_audio", "c050": "out_of_memory", "c051": "bad_audio",
+    }  # fmt: skip
+    assert mixed.json["chunks"] == {"done": 55, "failed": 4, "poison": 1}
+    assert site.count("attempt", "outcome = 'failed' AND chunk_id = 'c017'") == 2, "twice alone, and no third time"
+    lost = site.rows("SELECT count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'lost'")
+    assert lost[0][0] <= 4, "only what was in progress beside the poison was tried again"
+    heard = site.rows("SELECT start_ms, end_ms FROM detection WHERE chunk_id = 'c025' ORDER BY start_ms")
+    assert heard == [(5000, 6000), (19_500, 22_000), (35_000, 36_000)], "those of both halves, on its own time"
+    assert site.rows("SELECT audio_s, detections FROM chunk WHERE chunk_id = 'c025'") == [(LONG_S, 3)]
+    tries = "SELECT outcome, error_class, pieces FROM attempt WHERE chunk_id = 'c025' AND outcome != 'lost'"
+    oom = ("failed", "out_of_memory", None)
+    assert site.rows(f"{tries} ORDER BY attempt_id") == [oom, oom, ("done", None, 2)]
+    ((seconds, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'memory_limit'")
+    assert seconds == LONG_S
+    assert why.startswith("a chunk ran out of memory: ") and f"{LONG_S} s or more is cut into pieces" in why
+    assert not list(site.folder.rglob("*~*s.wav")), "no piece is left behind"
+
+    before = set(site.task_databases())
+    later = run_with_a_long_one(site, "d030", "--shard", "0/5", "--no-resume")
+    assert later.exit_code == 0, later.stderr
+    (database,) = set(site.task_databases()) - before
+    found = "SELECT chunk_id, a.pieces, attempts, detections FROM chunk JOIN attempt a USING (chunk_id)"
+    assert rows(database, f"{found} WHERE audio_s = ?", LONG_S) == [("d030", 2, 1, 3)], "a later task starts with them"
+    ((why,),) = rows(database, "SELECT reason FROM decision WHERE kind = 'memory_limit'")
+    assert why.startswith("learned by an earlier task: audio of ")
 
 
 # --- names that would steer a terminal or forge a line of a log -------------------------------------------------------

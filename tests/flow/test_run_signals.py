@@ -1,13 +1,26 @@
-"""Warnings, TERM, Ctrl-C and the end of the time: what is running comes to its end, the rest is for the next run."""
+"""Warnings, TERM, Ctrl-C and the end of the time: what is running comes to its end, the rest is for the next run.
+
+By hand, 50 deadlines: pytest tests/flow/test_run_signals.py --count 100 -s
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
+import shutil
 import signal
+import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
-from support.badcjobs_program import Outcome, Program, Site, array_task, rows
+import pytest
+from support.audio import make_wav
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Outcome, Program, Site, array_task, assert_refused, rows
+from support.slow_files import slow_files, somebody_waits
 from support.waiting import wait_for
 
 CHUNKS = 6
@@ -115,6 +128,27 @@ def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site: 
     assert site.count("sample", f"at_ms > {sent_ms}") > 0
 
 
+def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site: Site) -> None:
+    """During a long listing; and while a filesystem does not answer."""
+    manifest = site.manifest(2)
+    header, row = manifest.read_text().splitlines()[:2]
+    recording, _, *rest = row.split(",")
+    lines = (",".join((recording, f"n{number}", *rest)) for number in range(200_000))
+    manifest.write_text("\n".join([header, *lines]) + "\n")
+    program = site.start_run(manifest, *ON_CPU)
+    wait_for(lambda: list(site.out.glob("tasks/*.log")), "the listing to begin")
+    program.send(signal.SIGTERM)
+    assert_refused(program.wait(60), 75, "SIGTERM arrived before any work was started")
+    assert (site.out.exists(), list(site.local.iterdir())) == (False, [])
+    for number in range(40):
+        make_wav(site.folder / "audio" / f"{number}-slow.wav", 1, 100)
+    program = site.start_run(site.folder / "audio", *ON_CPU, env=slow_files(site))
+    wait_for(lambda: somebody_waits(site), "a listing that reads a header")
+    program.send(signal.SIGINT)
+    assert_refused(program.wait(60), 130, "SIGINT arrived before any work was started")
+    assert not site.out.exists()
+
+
 # --- the end of the time, known beforehand ----------------------------------------------------------------------------
 
 
@@ -138,3 +172,116 @@ def test_a_task_asks_for_its_end_and_stops_before_it_with_nothing_killed(site: S
     env = {**array_task(0, (0,), job_id=5000), "PATH": "/usr/bin:/bin"}
     left = site.run(manifest, *slow, "--shard", "0/30", env=env)
     assert (left.exit_code, "time: no time limit is known" in left.stderr) == (0, True)
+
+
+AT_ONCE = 5  # runs side by side: they sleep most of the time
+SHORTEST_S, LONGEST_S = 0.3, 1.2  # of a chunk
+UNEVEN = 0.1  # chunks of the same length differ by so much
+ENDS = ("stop-after", signal.SIGTERM, "stop-after", signal.SIGUSR1, "stop-after", signal.SIGUSR2)
+
+
+def live_through(number: int, folder: Path, seed: int) -> list[str]:
+    """Run one emulated deadline; return what went wrong.
+
+    Each has another end, another number of devices and chunks of another length each. The *last moment* is the one
+    after which a device need not work any more: the signal, or the end of the time less what is reserved for publishing
+    and the margin (a tenth of the time each, where it is as short as here). The *idle tail* of a device reaches from
+    the end of its last chunk to the last moment. It may be as long as a chunk of median length. On a busy machine all
+    takes longer: by as much as the slowest chunk of the same run took longer than it had to.
+    """
+    chance, end, site = random.Random(seed + number), ENDS[number % len(ENDS)], Site(folder / f"site-{number}")
+    devices, after_s = chance.randint(1, 4), chance.uniform(5, 7)
+    works_s, sleeps_s, lines = devices * after_s * chance.uniform(1.2, 2.5), list[float](), [MANIFEST_HEADER]
+    while sum(sleeps_s) < works_s:  # the length in the manifest tells, nearly, how long a chunk takes
+        chunk_s = min(LONGEST_S, max(SHORTEST_S, SHORTEST_S * chance.lognormvariate(0.5, 0.5)))
+        sleeps_s.append(chunk_s * chance.uniform(1 - UNEVEN, 1 + UNEVEN))
+        audio = site.folder / f"c{len(lines)}.wav"
+        audio.write_text(f"{sleeps_s[-1]:.3f}\n")
+        lines.append(f"rec,{len(sleeps_s) - 1},{audio},0,{round(chunk_s * 100_000)},0,,")
+    manifest = site.folder / "manifest.csv"
+    manifest.write_text("\n".join(lines) + "\n")
+    script = site.script("work.sh", 'read s < "$1"\nsleep $s\necho start_time,end_time,label,score > "$2"')
+    options = ["--command", f"{script} {{input}} {{output}}", "--simulate", devices, "--no-emit-gpu-telemetry"]
+    options += ["--config", f"run.stop_after={after_s / 60:.5f}"] * (end == "stop-after")
+    program, signal_ms = site.start_run(manifest, *options), None
+    if isinstance(end, signal.Signals):
+        wait_for(lambda: site.count_now("attempt", "ended_at_ms IS NULL") == devices, "every device is at work")
+        wait_for(lambda: site.count_now("chunk", "status = 'done'") >= 2 * devices, "the middle of the work")
+        signal_ms = time.time() * 1000
+        program.send(end)
+    ended, database = program.wait(), site.task_database()
+    ((started_ms, ended_ms),) = rows(database, "SELECT started_at_ms, ended_at_ms FROM task")
+    attempts = rows(database, "SELECT chunk_id, outcome, started_at_ms, ended_at_ms, device_id FROM attempt")
+    done_s = {int(chunk): (to_ms - from_ms) / 1000 for chunk, end, from_ms, to_ms, _ in attempts if end == "done"}
+    late_s = max(took_s - sleeps_s[chunk] for chunk, took_s in done_s.items())  # on this machine, at this moment
+    last_moment_ms = started_ms + 800 * after_s if signal_ms is None else signal_ms
+    last_ends = rows(database, "SELECT max(ended_at_ms) FROM attempt GROUP BY device_id")
+    tails_s = [max(0.0, last_moment_ms - (end_ms or 0)) / 1000 for (end_ms,) in last_ends]
+    median_s = statistics.median(done_s.values())
+    line = (
+        f"{number:>3} {end!s:<9} {after_s:.1f} s  {devices} devices  {len(done_s)} of {len(sleeps_s)} chunks, median"
+        f" {median_s:.2f} s, late by {late_s:.2f} s; longest idle tail {max(tails_s):.2f} s; took"
+        f" {(ended_ms - started_ms) / 1000:.2f} s"
+    )
+    print(line)
+    site.close()
+    shutil.rmtree(site.folder)
+    last_end_s = max((ended_at_ms or 0) - started_ms for *_, ended_at_ms, _ in attempts) / 1000
+    begun_late = [one for one in attempts if one[2] > (signal_ms or ended_ms) + 500 + 1000 * late_s]
+    wrong = {
+        f"it did not stop in order, with work left: {ended.stderr}": ended.exit_code != 75,
+        "a chunk was killed in flight": len(done_s) != len(attempts),
+        "a chunk ended in the time for publishing": signal_ms is None and last_end_s > 0.9 * after_s + late_s,
+        "a chunk was begun after the signal": begun_late != [],
+        "a device has done nothing at all": len(tails_s) != devices,
+        "a device was idle for longer than a median chunk": max(tails_s) > median_s + late_s,
+    }
+    return [f"{what}: {line}" for what, is_wrong in wrong.items() if is_wrong]
+
+
+@pytest.mark.timeout(0)
+def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+    count = max(2, pytestconfig.getoption("--count") // 2)
+    print(f"\n{count} deadlines; BADCJOBS_TEST_SEED={seed} repeats them")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        wrong = list(pool.map(lambda number: live_through(number, tmp_path, seed), range(count)))
+    assert [what for each in wrong for what in each] == []
+
+
+# --- --workers-per-gpu auto -------------------------------------------------------------------------------------------
+
+TWO_CORES = {
+    "SLURM_JOB_ID": "4821", "SLURMD_NODENAME": "gpu-01", "SLURM_CPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0",
+}  # fmt: skip
+
+
+def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_one_ended(site: Site) -> None:
+    """The work waits more than it computes, as HawkEars does: with each worker more is done."""
+    program = site.script("work.sh", 'sleep 0.12\necho start_time,end_time,label,score > "$2"')
+    command = f"{program} {{input}} {{output}}"
+    work = ("--command", command, "--simulate", 1, "--config", "run.stage=never", "--no-emit-gpu-telemetry")
+    work += ("--workers-per-gpu", "auto")
+    manifest = site.manifest(1200)
+    task = site.start_run(manifest, *work, env=TWO_CORES)
+    wait_for(lambda: "there are no cores for more" in task.stderr, "no cores for more")
+    task.send(signal.SIGTERM)
+    assert task.wait().exit_code == 75
+    decisions = site.rows("SELECT value, reason, subject FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
+    assert [(value, subject) for value, _, subject in decisions] == [(n, "Simulated GPU") for n in (1, 2, 2)]
+    assert decisions[0][1].startswith("start: 2 cores and 16 GiB of GPU memory per device")
+    assert "2 per device changed the rate by +" in decisions[2][1]
+    assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
+    lesson = {"workers": 2, "cores": 2, "settled": True}
+    for file in (site.out / "learned.json", Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "learned.json"):
+        lessons = json.loads(file.read_text())["lessons"]
+        assert lessons == {f"command {command}": {"Simulated GPU": lesson}}
+    little = {"SLURM_MEM_PER_NODE": "6144", "SLURM_RESTART_COUNT": "1"}
+    task = site.start_run(manifest, *work, env={**TWO_CORES, **little})
+    wait_for(lambda: "workers: 1, engine command" in task.stderr, "the next run")
+    task.send(signal.SIGINT)
+    assert task.wait().exit_code == 130
+    known = "start: an earlier run found 2 to be best (2 cores and 16 GiB of GPU memory per device)"
+    assert f"{known}; the job has 6.0 GiB of main memory, and a worker may need 4.0 GiB" in task.stderr

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from contextlib import closing
 
-import pytest
 from support.badcjobs_program import QUICK, array_task
 from support.behaviour import FixedSite, pretty, some_rows
 from support.pages import Pages
@@ -19,25 +18,10 @@ GRANTED = {
 TABLES = ("task", "device", "worker", "chunk", "attempt", "detection", "recording", "decision", "gap", "meta")
 TABLES += ("metric_source", "recorder", "sample", "host_sample", "usage_sample")
 # Depends on the moment: not told at all, or only whether it is known.
-UNTOLD = {
-    "attempt_id",
-    "processes",
-    "gpu_state",
-    "ticks",
-    "time_limit_s",
-    "cpu_cores",
-    "cpu_percent",
-    "read_bytes_per_s",
-}
+UNTOLD = {"attempt_id", "processes", "gpu_state", "ticks", "time_limit_s", "cpu_cores", "cpu_percent"}
+UNTOLD |= {"read_bytes_per_s"}
 KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst_late_s|memory_(used_|total_)?bytes")
 OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
-
-
-@pytest.fixture
-def site() -> Iterator[FixedSite]:
-    site = FixedSite(after_s=None)
-    yield site
-    site.close()
 
 
 def told(site: FixedSite) -> str:
@@ -51,9 +35,8 @@ def told(site: FixedSite) -> str:
         shown = [f"{one} NOTNULL" if KNOWN.fullmatch(one) and one not in places else one for one in names]
         where = {"meta": f"WHERE key NOT IN {OWN}", "gap": "WHERE reason NOT LIKE 'the recorder was %'"}.get(table, "")
         found = site.rows(f"SELECT DISTINCT {', '.join(shown)} FROM {table} {where}")
-        parts.append(
-            f"## {table}\n{some_rows(names, [tuple(ids.get(value, value) for value in row) for row in found])}"
-        )
+        named = [tuple(ids.get(value, value) for value in row) for row in found]
+        parts.append(f"## {table}\n{some_rows(names, named)}")
     return re.sub(r'-\w{8}"', '-XXXXXXXX"', "\n".join(parts))
 
 
@@ -63,23 +46,25 @@ def told_log(text: str) -> str:
     return re.sub(r"until \S+, 0:5\d:\d\d|(?<=recorder: ).*", "…", text)
 
 
-def test_all_that_one_task_writes_and_says(site: FixedSite, pages: Pages) -> None:
+def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_do(pages: Pages) -> None:
     """The second of two devices is not used; one file is missing, one is broken."""
-    manifest = site.manifest(5)
-    (site.folder / "audio" / "c001.wav").unlink()
-    (site.folder / "audio" / "c003.wav").write_bytes(b"no audio")
-    (site.folder / "loads.toml").write_text(LOADS)
-    options = ("--simulate", "loads.toml", "--max-gpus", 1, "--retries", 1, "--keep-raw", "--config", "run.stage=never")
-    env = {**GRANTED, "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
-    slow = ("--engine-arg=--burn-s=0.2",)  # so that there are readings of every kind
-    done = site.badcjobs(
-        "run", manifest.name, "--out", "run", "--engine", "demo", *slow, *QUICK, *options, "--json", env=env
-    )
-    document = {**done.json, "wall_s": done.json["wall_s"] > 0.5}
-    assert (list(site.local.iterdir()), site.processes()) == ([], [])
-    log = told_log(site.task_database().with_suffix(".log").read_text())
-    assert told_log(done.stderr).splitlines()[-3:] == log.splitlines()[-3:], "stderr says the same"
-    said = {"database.txt": told(site), "end.json": pretty(document), "log.txt": log}
-    pages({name: site.plain(text) for name, text in said.items()})
-    ((limit_s,),) = site.rows("SELECT time_limit_s FROM task")
-    assert 3500 < limit_s <= 3600
+    with closing(FixedSite(after_s=None)) as site:
+        manifest = site.manifest(5)
+        (site.folder / "audio" / "c001.wav").unlink()
+        (site.folder / "audio" / "c003.wav").write_bytes(b"no audio")
+        (site.folder / "loads.toml").write_text(LOADS)
+        options = ("--simulate", "loads.toml", "--max-gpus", 1, "--retries", 1, "--keep-raw")
+        options += ("--engine-arg=--burn-s=0.2",)  # so that there are readings of every kind
+        words = ("run", manifest.name, "--out", "run", "--engine", "demo", *QUICK, *options, "--json", "--config")
+        env = {**GRANTED, "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
+        done = site.badcjobs(*words, "run.stage=never", env=env)
+        assert (list(site.local.iterdir()), site.processes()) == ([], [])
+        said = {"database.txt": told(site), "end.json": pretty({**done.json, "wall_s": done.json["wall_s"] > 0.5})}
+        ((limit_s,),) = site.rows("SELECT time_limit_s FROM task")
+        assert 3500 < limit_s <= 3600
+        again = site.badcjobs(*words, "run.retry_failed=false", env=env)
+        said["again.json"] = pretty({**again.json, "wall_s": again.json["wall_s"] > 0})
+        logs = [told_log(path.with_suffix(".log").read_text()) for path in site.task_databases()]
+        assert told_log(done.stderr).splitlines()[-3:] == logs[0].splitlines()[-3:], "stderr says the same"
+        said |= {"log.txt": logs[0], "again-log.txt": logs[1]}
+        pages({name: site.plain(text) for name, text in said.items()})

@@ -53,6 +53,14 @@ def make_fake_root(folder: Path) -> Path:
     return folder
 
 
+def hawkears_options(folder: Path, *args: str) -> tuple[object, ...]:
+    """Return the options that run the stand-in package, with the models in the folder ``root`` of this one."""
+    if not (root := folder / "root").exists():
+        make_fake_root(root)
+    engine = ("--engine", "hawkears", "--hawkears-python", sys.executable, "--hawkears-root", root)
+    return (*engine, *(f"--engine-arg={arg}" for arg in args))
+
+
 def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]]:
     """Take the time that a recording takes, do what it asks for, and return detections (start, end, code, score)."""
     content = path.read_bytes()

@@ -1,59 +1,130 @@
-"""A supervisor over a scripted engine and a real task database, run to its end in the test's own thread."""
+"""An engine that does what a test tells it, and a supervisor over it that writes a real task database."""
 
 from __future__ import annotations
 
 import sqlite3
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rooms.model import Chunk, ChunkStarted, Device, TaskKey, WorkerPlan
-from rooms.root import Engine, SessionBroken
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, TaskKey, WorkerPlan
+from rooms.root import Engine, More, SessionBroken, SystemClock, nothing_more
+from rooms.sources import AudioCutter
 from rooms.store import TaskWriter
-from rooms.workers import RetryPolicy, Supervisor
-from support.scripted_engine import CLOCK, News, Script, ScriptedEngine, ScriptedSession, done, failed
+from rooms.workers import AudioSteps, MemoryLimits, RetryPolicy, SessionFeed, Stager, Supervisor
 
-MODEL = "Test GPU"
+News = ChunkStarted | ChunkResult
+Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]
+CLOCK = SystemClock()
 OK = (None, "done")
 
 
-def make_chunks(count: int) -> list[Chunk]:
-    return [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(count)]
+def done(chunk: Chunk) -> ChunkResult:
+    now_ms = CLOCK.now_ms()
+    return ChunkResult(chunk, now_ms, now_ms, detections=(Detection(0, 500, "LOUD", 0.9),), audio_s=1.0)
 
 
-def plan_on(slot: int, device_id: int | None = None) -> WorkerPlan:
-    return WorkerPlan(slot, Device(str(slot), "test", name=MODEL), 100 + slot if device_id is None else device_id, 1)
+def failed(chunk: Chunk, error_class: str = "exit_code", *, charged: bool = True) -> ChunkResult:
+    why, now_ms = f"no luck: {chunk.name}", CLOCK.now_ms()
+    return ChunkResult(chunk, now_ms, now_ms, error_class=error_class, error=why, charged=charged)
+
+
+@dataclass
+class ScriptedSession:
+    """One opening of the engine."""
+
+    script: Script
+    plan: WorkerPlan
+    pid: int
+    interrupted: threading.Event = field(default_factory=threading.Event)
+    killed: threading.Event = field(default_factory=threading.Event)
+    batches: list[list[str]] = field(default_factory=list)
+    closed: int = 0
+    more: More = nothing_more  # of the batch at hand
+
+    def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[News]:
+        self.more = more
+        self.batches.append([chunk.chunk_id for chunk in batch])
+        yield from self.script(self, batch)
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def close(self) -> int | None:
+        self.closed += 1
+        return -9 if self.killed.is_set() else 0
+
+
+class ScriptedEngine:
+    """Runs ``script`` for every batch; ``on_open`` may refuse to open."""
+
+    name = "scripted"
+    version = None
+
+    def __init__(
+        self, script: Script, *, wants: int = 1, on_open: Callable[[WorkerPlan], None] = lambda plan: None
+    ) -> None:
+        self.wants, self._script, self._on_open = wants, script, on_open
+        self.sessions: list[ScriptedSession] = []
+
+    def check(self) -> None:
+        pass
+
+    def open(self, plan: WorkerPlan, scratch: Path) -> ScriptedSession:
+        assert scratch.is_dir()
+        self._on_open(plan)
+        self.sessions.append(ScriptedSession(self._script, plan, pid=1000 + len(self.sessions)))
+        return self.sessions[-1]
+
+    @property
+    def batches(self) -> list[list[str]]:
+        return [batch for session in self.sessions for batch in session.batches]
+
+
+def audio_steps(
+    folder: Path, *, stager: Stager | None = None, limits: MemoryLimits | None = None, cutter: AudioCutter | None = None
+) -> AudioSteps:
+    """Make the steps before an engine; without a stager that was started nothing is copied."""
+    cutter = cutter or AudioCutter(None)
+    return AudioSteps(stager or Stager(folder / "staged", ahead=1, cutter=cutter), cutter, limits or MemoryLimits())
+
+
+def open_feed(engine: Engine, plan: WorkerPlan, scratch: Path, audio: AudioSteps) -> SessionFeed:
+    """Open a session and put the steps before it, as a worker does."""
+    return SessionFeed(engine.open(plan, scratch), plan, audio, clock=CLOCK, folder=scratch / "pieces")
+
+
+def plan_on(slot: int) -> WorkerPlan:
+    return WorkerPlan(slot, Device(str(slot), "test", name="Test GPU"), 100 + slot, 1)
 
 
 class Bench:
     """Runs chunks through a supervisor; ``tries`` and ``statuses`` are what the task database says afterwards."""
 
     def __init__(
-        self,
-        folder: Path,
-        script: Script | Engine,
-        *,
-        chunks: int | Sequence[Chunk] = 4,
-        workers: int | Sequence[WorkerPlan] = 1,
-        wants: int = 1,
-        retries: int = 2,
-        give_up_after: int = 25,
-        on_open: Callable[[WorkerPlan], None] = lambda plan: None,
-        **others: Any,
-    ) -> None:
-        self.engine: Any = ScriptedEngine(script, wants=wants, on_open=on_open) if callable(script) else script
-        self.chunks = make_chunks(chunks) if isinstance(chunks, int) else list(chunks)
-        scratch = Path(tempfile.mkdtemp(dir=folder))
+        self, folder: Path, script: Script, *, chunks: int | Sequence[Chunk] = 4,
+        workers: int | Sequence[WorkerPlan] = 1, wants: int = 1, retries: int = 2, give_up_after: int = 25,
+        on_open: Callable[[WorkerPlan], None] = lambda plan: None, **others: Any,
+    ) -> None:  # fmt: skip
+        self.engine = ScriptedEngine(script, wants=wants, on_open=on_open)
+        if isinstance(chunks, int):
+            chunks = [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(chunks)]
+        self.chunks, scratch = chunks, Path(tempfile.mkdtemp(dir=folder))
         self.writer = TaskWriter(scratch / "wrapper.sqlite", TaskKey("4821", 0, 0, "gpu1"))
-        self.writer.fill(self.chunks, lambda rows: None)
+        self.writer.fill(chunks, lambda rows: None)
         plans = [plan_on(slot) for slot in range(workers)] if isinstance(workers, int) else workers
-        settings = {"clock": CLOCK, "policy": RetryPolicy(retries, 0.0, give_up_after=give_up_after)}
-        self.supervisor = Supervisor(
-            self.engine, plans, self.writer, **{**settings, "scratch": scratch / "workers", **others}
-        )
+        usual = {"clock": CLOCK, "policy": RetryPolicy(retries, 0.0, give_up_after=give_up_after)}
+        how = {**usual, "scratch": scratch / "workers", **others}
+        self.supervisor = Supervisor(self.engine, plans, self.writer, **how)
         self.tally = self.supervisor.tally
         self._is_started = False
 
@@ -72,19 +143,12 @@ class Bench:
         return self
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        uri = self.writer.half(self.writer.path.parent)
-        db = sqlite3.connect(uri, uri=True)
-        try:
+        with closing(sqlite3.connect(self.writer.half(self.writer.path.parent), uri=True)) as db:
             return db.execute(sql).fetchall()
-        finally:
-            db.close()
 
     @property
     def statuses(self) -> dict[str, int]:
         return self.writer.count_by_status()
-
-    def with_status(self, status: str) -> list[str]:
-        return [name for (name,) in self.rows(f"SELECT chunk_id FROM chunk WHERE status = '{status}' ORDER BY rowid")]
 
     @property
     def tries(self) -> dict[str, list[tuple[str | None, str | None]]]:
@@ -93,9 +157,6 @@ class Bench:
         for chunk_id, *end in self.rows("SELECT chunk_id, error_class, outcome FROM attempt ORDER BY attempt_id"):
             found[chunk_id].append((end[0], end[1]))
         return found
-
-    def sessions_of(self, slot: int) -> list[ScriptedSession]:
-        return [session for session in self.engine.sessions if session.plan.slot == slot]
 
 
 def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: bool = False) -> Script:

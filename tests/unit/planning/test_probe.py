@@ -23,7 +23,7 @@ from support.behaviour import page_text
 from support.brief import line
 from support.pages import Pages
 from support.probes import GIB, KEY
-from support.scripted_engine import ScriptedEngine, done, failed
+from support.supervised import ScriptedEngine, done, failed
 
 CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().split("=== ")[1:]
 SEARCHES, NEXT, RESULTS = (text.strip().splitlines()[1:] for text in CASES)

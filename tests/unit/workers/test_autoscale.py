@@ -12,8 +12,7 @@ from rooms.root import SessionBroken
 from rooms.workers import Autoscaler, Learned
 from support.hand_clock import HandClock
 from support.pages import Pages
-from support.scripted_engine import News, ScriptedSession
-from support.supervised import Bench
+from support.supervised import Bench, News, ScriptedSession
 from support.waiting import wait_for
 
 GIB = 2**30

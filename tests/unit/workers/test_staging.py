@@ -16,11 +16,11 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPla
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
 from rooms.workers import SessionFeed, Stager, choose_staging
-from support import supervised
 from support.audio import make_wav
 from support.pages import Pages
-from support.scripted_engine import News, ScriptedEngine, ScriptedSession, audio_steps, done, failed, open_feed
 from support.small_disk import small_disk
+from support.supervised import Bench as TaskBench
+from support.supervised import News, ScriptedEngine, ScriptedSession, audio_steps, done, failed, open_feed
 from support.waiting import wait_for
 
 PLENTY, RATE = 10**9, 1000
@@ -445,7 +445,7 @@ def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(t
             yield done(chunk) if content_of(chunk) == right[chunk.chunk_id] else failed(chunk)
 
     steps = audio_steps(tmp_path, stager=bench.stager)
-    task = supervised.Bench(tmp_path, listen, chunks=chunks, workers=3, wants=2, audio=steps)
+    task = TaskBench(tmp_path, listen, chunks=chunks, workers=3, wants=2, audio=steps)
     task.start()
     bench.stager.start(task.supervisor.upcoming, most_bytes=60_000)
     assert (task.run().statuses, task.tally.tries, bench.copies) == ({"done": 300}, 300, []), "removed with its result"

@@ -1,20 +1,25 @@
-"""What engines make of their options before anything starts, and of the tables that programs write."""
+"""Engines: their options before anything starts, the tables that programs write, how they end; and the demo's ears."""
 
 from __future__ import annotations
 
 import re
+import struct
 import sys
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import workers
+from rooms.devices import simulated_memory_bytes
 from rooms.model import Chunk, Device, WorkerPlan
 from rooms.root import BadcjobsError, RunSettings, SubprocessLauncher, SystemClock
-from rooms.workers import CommandEngine, EngineStart, HawkEarsEngine, hawkears_environment
+from rooms.sources import NoDecoder
+from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine, classify, hawkears_environment
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_hawkears1 import make_fake_hawkears1
 from support.pages import Pages
@@ -232,3 +237,155 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     script.write_text('#!/bin/sh\nexec apptainer exec --nv hawkears.sif hawkears "$@"\n')
     tries["hawkears in a container"] = choose("hawkears").check
     pages({"refused.txt": refusals(tries).replace(str(tmp_path), "/…")})
+
+
+# --- how they end -----------------------------------------------------------------------------------------------------
+
+WORDS = Path(__file__).parents[2] / "data" / "engine_words.txt"
+CODES = (-9, 137, -15, 143, -11, -6, 139, 129, 163, 128 + 64, 128, 128 + 65, 1, 255, 0, None)  # also of a shell between
+SAID = (
+    "", "Elapsed time = 00:12", "std::bad_alloc", "CUDA out of memory", "Could not load recording /a.wav",
+    "Error: No such option: -x", "Could not load recording /a.wav: [Errno 28] No space left on device",
+)  # fmt: skip
+
+
+def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself(pages: Pages) -> None:
+    """The machine explains more than audio and settings do; a signal has other reasons than these."""
+    for part in WORDS.read_text().split("\n\n")[1:]:
+        kind, *said = part.splitlines()
+        assert {text: classify(text.replace("⏎", "\n")) for text in said} == dict.fromkeys(said, kind.strip("[]"))
+    lines = [f"{workers.describe_exit(code)}: {' | '.join(classify(one, code) for one in SAID)}" for code in CODES]
+    pages({"ends.txt": "\n".join([" | ".join(SAID), *lines])})
+
+
+def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path: Path) -> None:
+    v1 = "10:cpu,cpuacct:/x\n9:memory:/slurm/job_4821\n1:name=systemd:/x\n"
+    for cgroup, file, kills in (
+        ("0::/system.slice/job_4821/step_batch\n", "system.slice/job_4821/step_batch/memory.events", 2),
+        (v1, "memory/slurm/job_4821/memory.oom_control", 2),
+        ("0::/hidden\n", "elsewhere/memory.events", None),
+    ):
+        path = tmp_path / "fs" / file
+        path.parent.mkdir(parents=True)
+        path.write_text("low 0\nunder_oom 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
+        (tmp_path / "cgroup").write_text(cgroup)
+        assert workers.read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == kills
+    assert workers.read_oom_kills(tmp_path / "no cgroup", tmp_path / "fs") is None
+
+
+def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_length_of_the_audio() -> None:
+    limit = HangTimeout(start_s=100, least_s=10, slowest=2)
+    said = []
+    for took_s, audio_s in [(None, None), (0.1, None), (3, 30), (1, 30), (60, 30)]:
+        if took_s is not None:
+            limit.learn(took_s, audio_s)
+        said.append([limit.limit_s(length_s) for length_s in (30, 300, None)])
+    assert said == [[160, 700, 7300], [10, 10, 10], [60, 600, 60], [60, 600, 60], [1200, 12_000, 1200]]
+    assert (HangTimeout().limit_s(None), HangTimeout().start_s, HangTimeout().least_s) == (8100, 900, 120)
+
+
+# --- the demo's ears --------------------------------------------------------------------------------------------------
+
+RATE = 8000
+LEVELS = [(0.5, 0.01), (0.3, 0.8), (0.7, 0.2), (0.5, 0.4)]  # seconds, loudness
+LONGER = [*LEVELS, (9.25, 0.2501), (0.5, 0.4)]  # than a block of FLAC
+WAV_KINDS = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
+KINDS = [(form, kind) for form in ("WAV", "WAVEX", "RF64") for kind in WAV_KINDS]
+KINDS += [("FLAC", "PCM_16"), ("FLAC", "PCM_24")]
+
+
+def sound(
+    path: Path, *levels: tuple[float, float], form: str = "WAV", kind: str = "PCM_16", channels: int = 1
+) -> bytes:
+    """Write audio whose last channel alone is loud."""
+    values, quiet = array("d"), [0.0] * (channels - 1)
+    for seconds, loudness in levels:
+        values += array("d", [*quiet, -loudness, *quiet, loudness]) * round(seconds * RATE / 2)
+    with soundfile.SoundFile(path, "w", RATE, channels, kind, format=form) as file:
+        file.buffer_write(values.tobytes(), dtype="float64")
+    return path.read_bytes()
+
+
+def heard(
+    path: Path, content: bytes | None = None, threshold: float = 0.25, digits: int = 2
+) -> tuple[float, list[list[object]]]:
+    if content is not None:
+        path.write_bytes(content)
+    answer = workers.analyse(str(path), threshold)
+    return answer["audio_s"], [[*row[:3], round(row[3], digits), row[4]] for row in answer["detections"]]
+
+
+def test_loud_stretches_are_found_at_their_times_in_every_kind_of_audio(tmp_path: Path) -> None:
+    path = tmp_path / "audio"
+    for form, kind in KINDS:
+        levels, found = (LONGER, (11.75, 11_800)) if form == "FLAC" else (LEVELS, (2.0, 2000))
+        expected = found[0], [[500, 800, "LOUD", 0.8, "Loud sound"], [1500, found[1], "LOUD", 0.4, "Loud sound"]]
+        for channels in (1, 2):
+            content = sound(path, *levels, form=form, kind=kind, channels=channels)
+            assert heard(path, digits=1 if kind == "PCM_U8" else 2) == expected, (form, kind, channels)
+        sound(path, (1, 0.0), form=form, kind=kind)
+        assert heard(path) == (1.0, []), (form, kind)
+        sound(path, (0.5, 1.0), form=form, kind=kind)
+        ((start_ms, end_ms, _, score, _),) = heard(path)[1]
+        assert (start_ms, end_ms) == (0, 500) and 0.98 <= score <= 1.0, (form, kind)  # type: ignore[operator]
+    assert heard(path, b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + content) == expected, "tags before the audio"
+    with pytest.raises(ValueError):
+        heard(path, content[: len(content) // 2])
+
+
+def test_the_threshold_decides_and_odd_headers_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    steps = sound(path, (0.5, 0.3), (0.5, 0.6))
+    found = [[row[:2] for row in heard(path, threshold=limit)[1]] for limit in (0.7, 0.5, 0.2)]
+    assert found == [[], [[500, 1000]], [[0, 1000]]]
+    stream = steps.replace(b"data" + struct.pack("<I", 2 * RATE), b"data\xff\xff\xff\xff")
+    assert heard(path, stream)[0] == 1.0, "a header of a stream that did not know its end"
+    slow = steps[:24] + struct.pack("<I", 4) + steps[28:]
+    assert heard(path, slow)[0] == 2000.0, "windows of at least a sample"
+    sound(path, (0.2, 0.5), kind="FLOAT")
+    assert heard(path, threshold=0.5)[1][0][:2] == [0, 200], "as loud as the threshold"
+    sound(path)
+    assert heard(path) == (0.0, [])
+    sound(path, (1, float("nan")), (1, 0.5), (0.01, 7.0), kind="FLOAT")
+    assert heard(path) == (2.01, [[1000, 2100, "LOUD", 1.0, "Loud sound"]])
+
+
+def test_bad_audio_is_refused_with_the_reason(tmp_path: Path, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.wav"
+    good = sound(path, (1, 0.5))
+
+    def patched(at: int, value: int, size: int = 2) -> bytes:
+        return good[:at] + value.to_bytes(size, "little") + good[at + size :]
+
+    bad = {
+        "zero bytes": b"", "text": b"this is not audio at all" * 9, "AVI": b"RIFF\x24\0\0\0AVI LIST" * 9,
+        "cut in the header": good[:30], "cut in the audio": good[:-RATE], "cut in a sample": good[:-3],
+        "floats of 16 bits": patched(20, 3), "64 bit": patched(34, 64), "no rate": patched(24, 0, 4),
+        "no channel": patched(22, 0), "FLAC without a decoder": b"fLaC",
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    lines = []
+    for name, content in bad.items():
+        with pytest.raises((ValueError, NoDecoder)) as refused:
+            heard(path, content)
+        lines.append(f"{name}: {str(refused.value).partition(' (import')[0]}")
+    pages({"refused.txt": "\n".join(lines)})
+
+
+def test_simulated_memory_is_shared_by_the_processes_of_a_device(tmp_path: Path) -> None:
+    (tmp_path / "GPU-1.1").write_text(str(300 * 2**20))  # process 1 runs on every machine
+    (tmp_path / "GPU-2.1").write_text(str(900 * 2**20))
+    device = [f"--device-bytes={1000 * 2**20}", "--device=GPU-1", "--memory-per-s=10"]
+    usual = [*device, f"--ledger={tmp_path}"]
+    assert workers.take_memory(workers.parse_arguments(usual), 36) == (
+        "CUDA out of memory. Tried to allocate 720 MiB. GPU 0 has a total capacity of 1000 MiB of which 700 MiB is free"
+    )
+    for words, fits_s, too_long_s in (
+        (usual, 35, 35.1), ([*usual, "--lean"], 70, 70.1), (device, 50, 50.1),
+        (["--room-s=40"], 20, 21), (["--room-s=40", "--lean"], 40, 41),
+    ):  # fmt: skip
+        assert workers.take_memory(workers.parse_arguments(words), fits_s) is None
+        assert workers.take_memory(workers.parse_arguments(words), too_long_s) is not None
+    assert simulated_memory_bytes(tmp_path, "GPU-1") == 1000 * 2**20, "what it took stays noted"
+    for no_limit in (["--memory-per-s=10"], device[:2]):
+        assert workers.take_memory(workers.parse_arguments(no_limit), 1e9) is None

@@ -1,0 +1,407 @@
+"""Chunks that do not fit into a GPU: tried with less, cut, put together; and what is learned when less has worked."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms import workers
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
+from rooms.root import SessionBroken
+from rooms.sources import AudioCutter, CannotCut
+from rooms.workers import MemoryLimit, MemoryLimits, SessionFeed, Way, plan_pieces
+from support import supervised
+from support.audio import make_wav
+from support.pages import Pages
+from support.supervised import Bench, News, Script, ScriptedEngine, ScriptedSession, audio_steps, done, failed
+
+V100 = "Tesla V100"
+USUAL = WorkerPlan(0, Device("0", "test", name=V100), 100, 2)
+LEAN = replace(USUAL, lean=True)
+OVERLAP_S, GRID_S, WIDE_GRID_S, SHORTEST_S = 6, 9, 36, 15  # measured: see the comments of the product
+lengths_s = st.floats(min_value=0.1, max_value=90_000)
+
+
+# --- where it is cut --------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_some_lengths(pages: Pages) -> None:
+    cases = ((60, 1), (60, 2), (60, 64), (14, 2), (15, 2), (15.1, 2), (582, 4), (581, 4), (1200, 2))
+    lines = [f"{audio_s} s in {pieces}: {plan_pieces(audio_s, pieces)}" for audio_s, pieces in cases]
+    for audio_s, limit_s in ((60, 60), (60, 33), (60, 33.1), (60, 15), (15, 15), (2e14, 60)):
+        lines.append(f"{audio_s} s, shorter than {limit_s} s: {workers.pieces_shorter_than(audio_s, limit_s)}")
+    pages({"pieces.txt": "\n".join(lines)})
+
+
+@given(lengths_s, st.integers(1, 64))
+@settings(max_examples=60)
+def test_pieces_cover_all_of_it_and_share_enough(audio_s: float, pieces: int) -> None:
+    stretches = plan_pieces(audio_s, pieces)
+    assert 1 <= len(stretches) <= pieces and (stretches[0][0], stretches[-1][1]) == (0, audio_s)
+    wide = (audio_s - OVERLAP_S) / pieces >= 4 * WIDE_GRID_S
+    for (start_s, end_s), (next_start_s, next_end_s) in pairwise(stretches):
+        assert end_s - next_start_s == OVERLAP_S and end_s - start_s >= SHORTEST_S
+        assert next_start_s % (WIDE_GRID_S if wide else GRID_S) == 0 and next_end_s - next_start_s > OVERLAP_S
+
+
+@given(lengths_s, st.floats(0.1, 90_000))
+@settings(max_examples=60)
+def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: float, limit_s: float) -> None:
+    pieces = workers.pieces_shorter_than(audio_s, limit_s)
+    if pieces is None:
+        assert limit_s <= SHORTEST_S + OVERLAP_S or audio_s <= SHORTEST_S
+        return
+    assert workers.longest_piece_s(audio_s, pieces) < min(limit_s, audio_s)
+    probed, learned = MemoryLimit(crowded_s=audio_s), MemoryLimit(crowded_s=limit_s, alone_s=600)
+    assert probed.lower(learned) == learned.lower(probed) == MemoryLimit(min(audio_s, limit_s), 600)
+    assert pieces == 2 or workers.longest_piece_s(audio_s, pieces // 2) >= limit_s
+
+
+# --- how it is put together -------------------------------------------------------------------------------------------
+
+
+# A minute in halves, 0 to 33 s and 27 to 60 s: what is heard in each, as start-end label score, on its own time.
+HALVES = """
+1-2 A .9 | 10-11 B .9
+29-31 A .6 | 2-4 A .8
+29-31 A .8 | 2-4 A .6
+12-33 A .9 | 0-20 A .7
+30.5-31.5 A .9, 32-33 A .9 | 3.6-4.4 A .9
+28-29 A .9 | 0-1 A .9, 1.1-2.2 A .9
+28-30 A .9 | 1-3 A .9
+30-31 A .9 | 3-4 A .9
+29-31 A .9 |
+| 2-4 A .9
+29-31 A .9 | 2-4 B .9
+26-29 A .26, 27-30 A .27, 28-31 A .28, 29-32 A .29 | 0-3 A .27, 1-4 A .28, 2-5 A .29
+29-31 A - | 2-4 A .1
+29-31 A - | 2-4 A -
+9-10 Z .9, 9-10 A .9, 8-12 M .9 |
+"""
+
+
+def parsed(text: str) -> list[Detection]:
+    found = []
+    for one in filter(None, text.strip().split(", ")):
+        span, label, score = one.split()
+        start_ms, end_ms = (round(float(second) * 1000) for second in span.split("-"))
+        found.append(Detection(start_ms, end_ms, label, None if score == "-" else float(score)))
+    return found
+
+
+def test_a_minute_in_halves_is_joined_at_its_middle(pages: Pages) -> None:
+    lines = []
+    for line in HALVES.strip().splitlines():
+        first, second = map(parsed, line.split("|"))
+        whole = workers.join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
+        told = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
+        lines += [line, f"  = {', '.join(told)}"]
+    pages({"joined.txt": "\n".join(lines)})
+
+
+calls_s = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), max_size=12)
+
+
+@given(st.integers(16, 300), calls_s, st.sampled_from([2, 4, 8]))
+@settings(max_examples=60)
+def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(
+    audio_s: int, calls: list[tuple[int, int]], pieces: int
+) -> None:
+    """Calls of tenths of a second, grown together where they touch, as a detector would report them."""
+    loud = sorted({tenth for start, length in calls for tenth in range(start, start + length) if tenth < audio_s * 10})
+
+    def detect(first: int, last: int) -> list[Detection]:
+        found: list[Detection] = []
+        for start_ms in ((tenth - first) * 100 for tenth in loud if first <= tenth < last):
+            if found and found[-1].end_ms == start_ms:
+                found[-1] = Detection(found[-1].start_ms, start_ms + 100, "LOUD", 1.0)
+            else:
+                found.append(Detection(start_ms, start_ms + 100, "LOUD", 1.0))
+        return found
+
+    parts = [(s, detect(round(s[0] * 10), round(s[1] * 10))) for s in plan_pieces(audio_s, pieces)]
+    assert list(workers.join_detections(parts)) == detect(0, audio_s * 10)
+
+
+# --- on which way ----------------------------------------------------------------------------------------------------
+
+WAYS = {"usual": Way(), "lean": Way(True), "in2": Way(True, 2), "in4": Way(True, 4), "in8": Way(True, 8)}
+LENGTHS_S = (2, 3, 14, 15, 20, 30, 32, 33, 49, 50, 59, 60, 299.9, 300, 399, 400, 599, 600, 1000, 2000, None)
+# name | what is known: too long as usual, too long lean | what happened to which chunk of which length, on which way
+STORIES = """
+nothing is known | - - |
+known limits decide at once | 300 600 |
+known only with the usual threads | 300 - |
+known only lean | - 60 |
+so short that it cannot be cut | - 3 |
+others of its length follow a chunk in trouble at once | - - | oom A 60 usual
+step by step | - - | oom A 60 usual; oom A 60 lean
+again | - - | oom A 60 usual; oom A 60 lean; oom A 60 in2
+until it cannot be cut any smaller, which proves nothing | - - | oom A 60 lean; oom A 60 in2; oom A 60 in4; oom A 60 in8
+lean works: too long for the usual threads | - - | oom A 600 usual; fits A 600 lean
+pieces work: too long even lean | - - | oom A 60 usual; oom A 60 lean; oom A 60 in2; fits A 60 in4
+a limit only falls | 100 - | oom A 600 usual; fits A 600 lean; oom B 50 usual; fits B 50 lean
+never raised by what comes through later | - - | oom B 600 lean; oom C 400 lean; fits C 400 in2; fits B 600 in2
+a GPU that others fill: what has fitted fits | - - | fits B 30 usual; oom A 30 usual; oom A 30 lean; fits A 30 in2
+what has fitted lean is not too long | - - | fits B 600 lean; fits B 500 lean; oom A 400 lean; fits A 400 in2
+what fits meanwhile is followed instead | - - | oom A 30 usual; fits B 30 usual
+pieces that fit say nothing about the whole | - - | oom A 60 lean; fits B 90 in2
+beside a longer one it is that one which is too long | - - | oom A 30 usual beside 600; fits A 30 lean
+with other troubles it is followed by nobody and goes on with less | - - | oom A 60 usual; fails A
+and teaches nothing | - - | oom A 60 usual; fails A; fits A 60 lean
+troubles of a chunk that had room are no news | - - | fails A
+unknown length: lean | - - | oom A - usual
+unknown length: then given up | - - | oom A - usual; oom A - lean
+what cannot be cut has no way left | - - | oom A 600 lean; uncut A
+another model is another matter | - - | oom B 60 usual on H200; oom C 600 usual
+it takes the way of its length where that needs less than its own | - - | oom A 60 usual; oom B 60 lean
+"""
+
+
+def seconds(word: str) -> float | None:
+    return None if word == "-" else float(word)
+
+
+def happen(limits: MemoryLimits, deed: str) -> None:
+    verb, name, *words = deed.split()
+    key = ("r", name)
+    if verb == "oom":
+        on, beside_s = (words[-1] if one in words else None for one in ("on", "beside"))
+        longest_s = None if beside_s is None else float(beside_s)
+        limits.note_out_of_memory(on or V100, key, seconds(words[0]), WAYS[words[1]], beside_s=longest_s)
+    elif verb == "fits":
+        limits.note_success(V100, key, seconds(words[0]), WAYS[words[1]])
+    elif verb == "fails":
+        limits.note_other_failure(key)
+    else:
+        limits.note_cannot_cut(V100, key)
+
+
+def test_ways_follow_from_what_fitted_and_what_did_not(pages: Pages) -> None:
+    """For each story: how chunks of other lengths are done, chunk A of 60 s, and what was learned."""
+    names, lines = {way: name for name, way in WAYS.items()}, []
+    for line in STORIES.strip().splitlines():
+        name, known, deeds = map(str.strip, line.split("|"))
+        lessons: dict[MemoryLimit, str] = {}
+        limit = MemoryLimit(*map(seconds, known.split()))
+        limits = MemoryLimits({V100: limit}, lambda model, limit, lessons=lessons: lessons.update({limit: model}))
+        for deed in filter(None, deeds.split("; ")):
+            happen(limits, deed)
+        ways: dict[str, list[str]] = {}
+        for audio_s in LENGTHS_S:
+            way = limits.way_of(V100, ("r", "new"), audio_s)
+            ways.setdefault(names.get(way, f"in{way.pieces}"), []).append("?" if audio_s is None else f"{audio_s:g}")
+        told = "; ".join(f"{way}: {' '.join(of)}" for way, of in ways.items())
+        mine = "no way left" if limits.ways_left(("r", "A")) is False else names[limits.way_of(V100, ("r", "A"), 60)]
+        learned = "; ".join(f"usual < {one.crowded_s}, lean < {one.alone_s}" for one in lessons)
+        lines += [f"# {name} ({known}; {deeds})", f"  {told}", f"  A: {mine}; learned: {learned or 'nothing'}"]
+        assert limits.ways_left(("r", "new")) is None
+    pages({"ways.txt": "\n".join(lines)})
+
+
+# --- in a task --------------------------------------------------------------------------------------------------------
+
+
+def with_room(room_s: float, *, dies: bool = False) -> Script:
+    """Make an engine with so much room when it is lean, and a third of it when it is not; it says so, or dies."""
+
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        held = list(batch)
+        while held:
+            chunk = held.pop(0)
+            yield ChunkStarted(chunk, 0)
+            too_long = (chunk.audio_s or 99) > (room_s if session.plan.lean else room_s / 3)
+            if too_long and dies:
+                raise SessionBroken("out_of_memory", "CUDA out of memory")
+            yield failed(chunk, "out_of_memory") if too_long else done(chunk)
+            held += session.more(2 - len(held), idle=1)
+
+    return script
+
+
+def dies_together(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    yield from (ChunkStarted(chunk, 0) for chunk in batch)
+    if any((chunk.audio_s or 0) > 40 for chunk in batch):
+        raise SessionBroken("out_of_memory", "CUDA out of memory")
+    yield from (done(chunk) for chunk in batch)
+
+
+def in_its_piece(at: str, error_class: str, *, breaks: bool = True) -> Script:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+        is_it, failure = batch[0].chunk_id.endswith(at), f"cannot hear {batch[0].audio_path}"
+        if is_it and breaks:
+            raise SessionBroken(error_class, "segmentation fault", at_start=True)
+        yield ChunkStarted(batch[0], 0)
+        yield replace(failed(batch[0], error_class), error=failure) if is_it else done(batch[0])
+
+    return script
+
+
+def crashes_when_lean(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    yield ChunkStarted(batch[0], 0)
+    if session.plan.lean:
+        raise SessionBroken("engine_crash", "it was not the memory after all")
+    yield failed(batch[0], "out_of_memory")
+
+
+def only_lean(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    if not session.plan.lean:
+        raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
+    yield from (done(chunk) for chunk in batch)
+
+
+class NoCuts(AudioCutter):
+    """Knows how long everything is, and cuts nothing."""
+
+    def __init__(self, problem: Exception) -> None:
+        super().__init__(None)
+        self.problem = problem
+
+    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        raise self.problem
+
+
+FULL, NO_CUTS = OSError(errno.ENOSPC, "No space left on device"), NoCuts(CannotCut("a.mp3: ffmpeg is not on PATH"))
+PIECES = {"known": MemoryLimit(alone_s=40)}
+TASKS: dict[str, tuple[Script, list[int], dict[str, Any]]] = {
+    "in pieces": (with_room(40), [60, 5, 5], {}),
+    "lean": (with_room(40), [30, 5], {}),
+    "as usual": (with_room(40), [10, 5], {}),
+    "in quarters": (with_room(40), [120], {}),
+    "in many": (with_room(40), [500], {}),
+    "known, so heeded at once": (with_room(40), [60, 30, 5, 5, 5, 5], {"known": MemoryLimit(20, 41), "wants": 3}),
+    "known, lean": (with_room(40), [5, 5, 5, 30, 30, 5, 5, 30], {"known": MemoryLimit(20), "wants": 2}),
+    "no way left": (with_room(12), [60, 3], {}),
+    "too short to be cut": (with_room(2), [5], {}),
+    "of unknown length": (with_room(40), [-60], {}),
+    "it dies of it": (with_room(40, dies=True), [60, 5, 5, 5], {}),
+    "it dies beside others": (dies_together, [60, 5, 5, 5], {"wants": 4}),
+    "a piece kills its worker": (in_its_piece("~27s", "engine_crash"), [60, 5, 5], {**PIECES, "retries": 5}),
+    "no start for pieces": (in_its_piece("~0s", "engine_crash"), [60], PIECES),
+    "a bad piece": (in_its_piece("~27s", "bad_audio", breaks=False), [60], PIECES),
+    "another trouble with less": (crashes_when_lean, [30], {"retries": 1}),
+    "models that do not fit": (only_lean, [30, *[5] * 6], {"known": MemoryLimit(crowded_s=20), "wants": 2}),
+    "it cannot be cut": (with_room(40), [60], {"cutter": NO_CUTS}),
+    "known, but it cannot be cut": (with_room(70), [60], {"cutter": NO_CUTS, "known": MemoryLimit(20, 40)}),
+    "a full disk": (with_room(40), [60], {"cutter": NoCuts(FULL)}),
+}
+
+
+def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_length_at_once(
+    tmp_path: Path, pages: Pages
+) -> None:
+    """A try with less is an attempt, but no retry: there are none here. A length below 0 stands in no manifest."""
+    lines = []
+    for number, (name, (script, lengths_s, how)) in enumerate(TASKS.items()):
+        folder, how, learned, chunks = tmp_path / str(number), {**how}, dict[str, MemoryLimit](), list[Chunk]()
+        folder.mkdir()
+        for length_s in lengths_s:
+            path = folder / f"{len(chunks)}.wav"
+            if abs(length_s) > 15:
+                make_wav(path, abs(length_s), 500, loud=[])
+            end_ms = length_s * 1000 if length_s > 0 else None
+            chunks.append(Chunk("r", f"{length_s}s-{len(chunks)}", path.name, str(path), 0, end_ms))
+        limits = MemoryLimits({V100: how.pop("known", MemoryLimit())}, learned.__setitem__)
+        audio = audio_steps(folder, limits=limits, cutter=how.pop("cutter", None))
+        bench = Bench(folder, script, chunks=chunks, workers=[USUAL], audio=audio, **{"retries": 0, **how}).run()
+        lessons = [(one.crowded_s, one.alone_s) for one in learned.values()]
+        lines += [f"# {name}: {bench.statuses}; learned: {lessons}", *map(str, bench.tally.retired)]
+        for chunk in chunks:
+            sql = "SELECT outcome, error_class, 'in ' || pieces, error FROM attempt"
+            tries = bench.rows(f"{sql} WHERE chunk_id = '{chunk.chunk_id}' ORDER BY attempt_id")
+            lines.append(f"  {chunk.chunk_id}: {', '.join(' '.join(filter(None, one[:3])) for one in tries)}")
+            lines += [f"    {line}" for line in ((tries or [("",)])[-1][-1] or "").splitlines()]
+        assert not list(folder.rglob("*~*")), "no piece is left"
+    pages({"tasks.txt": "\n".join(lines).replace(str(tmp_path), "/…")})
+
+
+def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path: Path) -> None:
+    path = make_wav(tmp_path / "long.wav", 60, 500, loud=[])
+    chunks = [Chunk("r", f"{n}", "a", str(path), 0, 60_000 if n < 4 else 5_000) for n in range(14)]
+    plans, audio = [USUAL, replace(USUAL, slot=1)], audio_steps(tmp_path, limits=MemoryLimits())
+    bench = Bench(tmp_path, with_room(40), chunks=chunks, workers=plans, audio=audio, retries=0).run()
+    assert bench.statuses == {"done": 14}
+    assert sum(map(len, bench.tries.values())) <= 14 + 2 * 3, "each worker may have one on its way"
+
+
+# --- a session that is fed pieces -------------------------------------------------------------------------------------
+
+
+class Fed:
+    """A session that is fed through the steps of audio, over a scripted one: 20 s need a lean one, 40 s pieces."""
+
+    def __init__(self, folder: Path, make: Callable[[ScriptedSession, Chunk], News | None]) -> None:
+        def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+            for chunk in [*batch, *session.more(3, idle=1)]:
+                yield ChunkStarted(chunk, 5)
+                if (event := make(session, chunk)) is not None:
+                    yield event
+
+        self.folder, self.inner = folder, ScriptedEngine(script, wants=7)
+        self.steps = audio_steps(folder, limits=MemoryLimits({V100: MemoryLimit(crowded_s=20, alone_s=40)}))
+
+    def open(self, plan: WorkerPlan = LEAN) -> SessionFeed:
+        return supervised.open_feed(self.inner, plan, self.folder, self.steps)
+
+    def chunk(self, name: str, seconds: float) -> Chunk:
+        path = make_wav(self.folder / f"{name}.wav", seconds, 1000)
+        return Chunk("r", name, path.name, str(path), 5000, 5000 + round(seconds * 1000))
+
+
+def test_pieces_are_chunks_of_their_own_and_gone_when_they_are_done(tmp_path: Path) -> None:
+    seen = []
+
+    def look(session: ScriptedSession, piece: Chunk) -> News:
+        path, others = Path(piece.audio_path), len(list(tmp_path.rglob("*~*")))
+        length_s = AudioCutter(None).length_s(path)
+        seen.append((path.name, piece.chunk_id, piece.piece_of, piece.start_ms, piece.end_ms, length_s, others))
+        return ChunkResult(piece, 77, 99, (Detection(1000, 2000, "ROPT", 0.9),), 33.0)
+
+    fed = Fed(tmp_path, look)
+    chunk = fed.chunk("dawn", 60)
+    assert list(fed.open().process([chunk])) == [
+        ChunkStarted(chunk, 5),
+        ChunkResult(chunk, 5, 99, (Detection(1000, 2000, "ROPT", 0.9),), 60.0, pieces=2),
+    ], "28 s is before the joint, where the first piece rules"
+    assert seen == [
+        ("dawn~0s.wav", "dawn~0s", "dawn", 5000, 38_000, 33.0, 1),
+        ("dawn~27s.wav", "dawn~27s", "dawn", 32_000, 65_000, 33.0, 1),
+    ]
+    assert not list(tmp_path.rglob("*~*"))
+
+
+def test_what_fits_passes_through_and_what_does_not_waits_for_the_rest(tmp_path: Path) -> None:
+    for plan, order, batches in (
+        (USUAL, ["a", "b", "long", "c"], [["a"]]),
+        (LEAN, ["a", "b", "c", "long"], [["a"], ["long~0s"], ["long~27s"]]),
+    ):
+        fed = Fed(tmp_path, lambda session, chunk: done(chunk))
+        waiting = [fed.chunk("b", 5), fed.chunk("long", 60), fed.chunk("c", 5)]
+        found = fed.open(plan).process([fed.chunk("a", 5)], lambda wanted, *, idle=0, w=waiting: w[:wanted])  # type: ignore[misc]
+        assert [one.chunk.chunk_id for one in found if isinstance(one, ChunkResult)] == order
+        assert fed.inner.batches == batches
+
+
+def test_an_interrupt_lets_a_chunk_in_pieces_end_and_a_kill_leaves_it_unanswered(tmp_path: Path) -> None:
+    fed = Fed(tmp_path, lambda session, one: None if session.killed.is_set() else done(one))
+    session, early, killed = fed.open(), fed.open(), fed.open()
+    events = []
+    for event in session.process([fed.chunk("a", 60), fed.chunk("b", 60)]):
+        events.append((type(event).__name__, event.chunk.chunk_id))
+        session.interrupt()
+    assert events == [("ChunkStarted", "a"), ("ChunkResult", "a")]
+    early.interrupt()
+    for stopped in (session, early):
+        assert list(stopped.process([fed.chunk("c", 60)])) == []
+    assert [one.interrupted.is_set() for one in fed.inner.sessions] == [True, True, False]
+    events = []
+    for event in killed.process([fed.chunk("a", 60)]):
+        events.append((type(event).__name__, event.chunk.chunk_id))
+        killed.kill()
+    assert events == [("ChunkStarted", "a")]
