@@ -12,7 +12,7 @@ from support.browser import chromium
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-@pytest.mark.parametrize("name", ["cutting", "dispatch", "merge", "monitor", "plan", "report_page", "writing"])
+@pytest.mark.parametrize("name", ["dispatch", "merge", "monitor", "plan", "report_page", "writing"])
 def test_a_bench_keeps_its_promises_at_a_small_scale(name: str, tmp_path: Path) -> None:
     if name == "report_page":
         chromium()

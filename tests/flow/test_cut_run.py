@@ -161,21 +161,6 @@ def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its
     assert limits == [(40.0,), (40.0,)], "with the usual threads and with one; 40 s have never fitted"
 
 
-def test_flac_without_a_decoder_is_told_with_the_line_to_paste(site: Site) -> None:
-    (site.folder / "flac").mkdir()
-    for name, length_s in (("a", 21), ("no longer than a chunk", 5)):
-        with soundfile.SoundFile(site.folder / "flac" / f"{name}.flac", "w", RATE, 1, "PCM_16") as out:
-            out.buffer_write(bytes(2 * RATE * length_s), dtype="int16")
-    blocked = site.folder / "blocked" / "soundfile.py"
-    blocked.parent.mkdir()
-    blocked.write_text("raise ImportError('it is not installed')\n")
-    env = {"PYTHONPATH": f"{blocked.parent}:{site.environ()['PYTHONPATH']}", "PATH": "/nonexistent"}
-    ended = site.run(site.folder / "flac", *ON_CPU, "--chunk-length", 7, "--retries", 0, "--json", env=env)
-    assert ended.exit_code == 1, ended.stderr
-    assert {one["error_class"] for one in ended.json["failed"]} == {"no_program"}
-    assert all("\npip install 'badcjobs[audio]'" in one["error"] for one in ended.json["failed"])
-
-
 def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_nothing_that_is_found(site: Site) -> None:
     source = site.manifest(20)
     (site.folder / "audio" / "c019.wav").write_bytes(b"this is not audio")

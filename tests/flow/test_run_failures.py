@@ -152,22 +152,6 @@ def environ(**others: str) -> dict[str, str]:
     return {**fake_package_environ(), "HOME": "/nonexistent", **others}  # the caches of a test are its own
 
 
-def test_a_lost_device_costs_no_chunk_and_an_unknown_region_stops_the_task_at_once(site: Site) -> None:
-    manifest = site.manifest(20)
-    (site.folder / "audio" / "c004.wav").write_bytes(b"#fake lost")
-    env = environ(FAKE_HAWKEARS_ONCE=str(site.folder / "root" / "once"))
-    done = site.run(manifest, *hawkears_options(site.folder, "--threads=1"), "--simulate", 2, "--json", env=env)
-    assert (done.exit_code, done.json["chunks"]) == (0, {"done": 20}), done.stderr
-    assert "stops (gpu_lost)" in done.stderr
-    assert done.json["note"].startswith("workers that stopped early: 1; the last one: ")
-    assert site.count("attempt", "outcome = 'failed'") == 0
-    site.out = site.folder / "nowhere"
-    done = site.run(manifest, *hawkears_options(site.folder, "--region=XX-YY"), "--simulate", 2, env=environ())
-    assert done.exit_code == 3, done.stderr
-    assert "location XX-YY not found" in done.stdout
-    assert site.rows("SELECT status, count(*) FROM chunk GROUP BY status") == [("pending", 20)]
-
-
 LONG_S = 40
 # Two threads have no room for it, one has not either, and for its pieces of 24 s one has.
 ROOM = {"FAKE_HAWKEARS_ROOM_S": "30", "FAKE_HAWKEARS_EARS": "loud"}

@@ -351,12 +351,21 @@ def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(
         given.append(replace(chunk, audio_path=str(content_of(chunk))))
         return replace(failed(chunk), error=f"cannot read {chunk.audio_path}!") if len(given) in (2, 4) else done(chunk)
 
+    def crash(given: Chunk) -> News:
+        raise SessionBroken("engine_crash", f"died at {given.audio_path}")
+
     results = bench.results(listen, [*files, *cuts])
     assert [one.chunk for one in results] == [*files, *cuts]
     assert [one.audio_path for one in given] == [str(expected(one)) for one in [*files, *cuts]]
     assert [(one.error, one.charged) for one in results if one.error] == [
         (f"cannot read {files[1].audio_path}!", True), (f"cannot read {bench.recording} from 1 s to 6 s!", True),
     ]  # fmt: skip
+    for chunks, what in ((files, f"{files[0].audio_path}$"), (cuts, r"night\.wav from 0 s to 5 s")):
+        with pytest.raises(SessionBroken, match=f"died at .*{what}"):
+            bench.results(crash, chunks)
+    stopped = bench.session(done)
+    stopped.interrupt()
+    assert list(stopped.process(cuts)) == [], "nothing new is cut for one that is to stop"
     assert bench.copies == []
 
 
@@ -382,54 +391,36 @@ def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_
     assert [path.name for path in bench.copies] == ["night~0-5000.wav"] and bench.take(third) == third
 
 
-def test_a_chunk_that_cannot_be_cut_fails_alone_and_says_why(bench: Bench, pages: Pages) -> None:
+def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_alone_and_says_why(
+    bench: Bench, pages: Pages
+) -> None:
     bad, good, later = bench.cuts(3)
     gone = replace(later, chunk_id="gone", audio_path=str(bench.folder / "night 2.wav"))
     Path(gone.audio_path).symlink_to(".git/annex/objects/x/y")
-    lines = []
+    lines = list[str]()
+
+    def told(name: str, *batch: Chunk, more: Sequence[Chunk] = ()) -> None:
+        bench.coming.clear()
+        events = bench.session(done).process(batch, lambda wanted, idle=0: [*more])
+        results = [one for one in events if isinstance(one, ChunkResult)]
+        lines.append(f"# {name}")
+        lines.extend(f"{one.chunk.chunk_id}: {one.error_class}, charged {one.charged}: {one.error}" for one in results)
+        assert bench.copies == []
+
     for problem in [
         CannotCut("night.wav has no audio in it"), NoDecoder("no\npip install 'badcjobs[audio]'"),
         OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied"),
     ]:  # fmt: skip
         bench.cutter.refusals = {0.0: problem}
-        events = bench.session(done).process([bad, good], lambda wanted, idle=0: [later, gone])
-        results = [one for one in events if isinstance(one, ChunkResult)]
-        lines.append(f"# {type(problem).__name__}")
-        lines += [f"{one.chunk.chunk_id}: {one.error_class}, charged {one.charged}: {one.error}" for one in results]
-    assert bench.copies == []
-    pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})
-
-
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_a_recording_that_was_replaced_after_it_was_listed_is_not_mixed_with_the_old_one(
-    bench: Bench, is_cut: bool
-) -> None:
+        told(type(problem).__name__, bad, good, more=[later, gone])
+    bench.cutter.refusals = {}
     status = bench.recording.stat()
-    listed = Fingerprint(status.st_size, status.st_mtime_ns)
-    before, after = (replace(chunk, is_cut=is_cut, fingerprint=listed) for chunk in bench.cuts(2))
-    assert [one.error for one in bench.results(done, [before])] == [None]
-    os.utime(bench.recording, ns=(1, 1))
-    [result] = bench.results(done, [after])
-    assert (result.error_class, result.error) == (
-        "bad_audio", f"{bench.recording} has changed since the work was listed; run the same command again",
-    )  # fmt: skip
-    assert bench.copies == []
-
-
-def test_a_session_that_breaks_or_is_stopped_leaves_nothing_and_speaks_of_the_original(bench: Bench) -> None:
-    def crash(given: Chunk) -> News:
-        raise SessionBroken("engine_crash", f"died at {given.audio_path}")
-
-    files = bench.files(2)
-    bench.start(files)
-    with pytest.raises(SessionBroken, match=f"died at {files[0].audio_path}$"):
-        bench.results(crash, files)
-    with pytest.raises(SessionBroken, match=r"night\.wav from 0 s to 5 s"):
-        bench.results(crash, bench.cuts(2))
-    stopped = bench.session(done)
-    stopped.interrupt()
-    assert list(stopped.process(bench.cuts(2))) == [], "nothing new is cut for one that is to stop"
-    assert bench.copies == []
+    listed = replace(good, fingerprint=Fingerprint(status.st_size, status.st_mtime_ns))
+    for name in ("as it was listed", "replaced"):
+        for is_cut in (True, False):
+            told(f"{name}, {'cut' if is_cut else 'whole'}", replace(listed, is_cut=is_cut))
+        os.utime(bench.recording, ns=(1, 1))
+    pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})
 
 
 def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(tmp_path: Path) -> None:

@@ -26,12 +26,6 @@ from support.supervised import OK, Bench, News, ScriptedSession, acting, done, f
 SOME = settings(max_examples=20, phases=[Phase.generate])  # an example that never ends is long enough once
 
 
-def all_well(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
-    for chunk in batch:
-        yield ChunkStarted(chunk, 0)
-        yield done(chunk)
-
-
 # --- done, retried, failed --------------------------------------------------------------------------------------------
 
 PLAIN = ["bad_audio", "exit_code", "missing_audio", "silent"]
@@ -240,38 +234,36 @@ def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_e
 # --- engines that do not start, devices that are lost -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "retries", "openings"),
-    [
-        (NotHere("no licence left"), 2, 3),
-        (OSError("no licence left"), 0, 1),
-        (SessionBroken("engine_crash", "no licence left", at_start=True), 2, 3),
-        (SessionBroken("worker_died", "no licence left", at_start=True), 1, 10),  # it is another program that kills
-        (SessionBroken("terminated", "no licence left", at_start=True), 0, 5),
-        (SessionBroken("out_of_memory", "no licence left", at_start=True), 9, 2),  # as usual, then lean
-    ],
-)
+# A refusal, or the class of what breaks at its start; retries; how often it is opened.
+NEVER = [("engine_crash", 2, 3), ("worker_died", 1, 10), ("terminated", 0, 5), (NotHere, 2, 3), (OSError, 0, 1)]
+NEVER += [("out_of_memory", 9, 2)]  # as usual, then lean
+
+
 @pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize(("kind", "retries", "openings"), NEVER)
 def test_an_engine_that_never_starts_ends_its_worker_after_some_openings_and_charges_nobody(
-    tmp_path: Path, error: Exception, retries: int, openings: int, others: int
+    tmp_path: Path, kind: Any, retries: int, openings: int, others: int
 ) -> None:
-    opened: list[bool] = []
-    gone = threading.Event()
+    opened, gone = list[bool](), threading.Event()
+    error = kind("no licence left") if callable(kind) else SessionBroken(kind, "no licence left", at_start=True)
 
     def refuse(plan: WorkerPlan) -> None:
         if plan.slot == 0:
             opened.append(plan.lean)
             gone.set() if len(opened) == openings else None
-            raise error
+            raise (
+                SessionBroken(kind, "no licence left", at_start=True)
+                if isinstance(kind, str)
+                else kind("no licence left")
+            )
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         assert gone.wait(60)
-        yield from all_well(session, batch)
+        yield from (done(chunk) for chunk in batch)
 
     bench = Bench(tmp_path, script, workers=1 + others, retries=retries, on_open=refuse).run()
     assert opened == [False] + [openings == 2] * (openings - 1)
-    assert bench.statuses == {"done" if others else "pending": 4}
-    assert bench.tally.retired == [str(error)]
+    assert (bench.statuses, bench.tally.retired) == ({"done" if others else "pending": 4}, [str(error)])
     assert all(tries == [OK] * others for tries in bench.tries.values())
 
 

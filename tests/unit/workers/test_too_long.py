@@ -21,6 +21,7 @@ from support.audio import make_wav
 from support.pages import Pages
 from support.supervised import Bench, News, Script, ScriptedEngine, ScriptedSession, audio_steps, done, failed
 
+DATA = Path(__file__).parents[2] / "data"
 V100 = "Tesla V100"
 USUAL = WorkerPlan(0, Device("0", "test", name=V100), 100, 2)
 LEAN = replace(USUAL, lean=True)
@@ -66,26 +67,6 @@ def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: floa
 # --- how it is put together -------------------------------------------------------------------------------------------
 
 
-# A minute in halves, 0 to 33 s and 27 to 60 s: what is heard in each, as start-end label score, on its own time.
-HALVES = """
-1-2 A .9 | 10-11 B .9
-29-31 A .6 | 2-4 A .8
-29-31 A .8 | 2-4 A .6
-12-33 A .9 | 0-20 A .7
-30.5-31.5 A .9, 32-33 A .9 | 3.6-4.4 A .9
-28-29 A .9 | 0-1 A .9, 1.1-2.2 A .9
-28-30 A .9 | 1-3 A .9
-30-31 A .9 | 3-4 A .9
-29-31 A .9 |
-| 2-4 A .9
-29-31 A .9 | 2-4 B .9
-26-29 A .26, 27-30 A .27, 28-31 A .28, 29-32 A .29 | 0-3 A .27, 1-4 A .28, 2-5 A .29
-29-31 A - | 2-4 A .1
-29-31 A - | 2-4 A -
-9-10 Z .9, 9-10 A .9, 8-12 M .9 |
-"""
-
-
 def parsed(text: str) -> list[Detection]:
     found = []
     for one in filter(None, text.strip().split(", ")):
@@ -97,7 +78,7 @@ def parsed(text: str) -> list[Detection]:
 
 def test_a_minute_in_halves_is_joined_at_its_middle(pages: Pages) -> None:
     lines = []
-    for line in HALVES.strip().splitlines():
+    for line in (DATA / "joined_halves.txt").read_text().splitlines()[1:]:
         first, second = map(parsed, line.split("|"))
         whole = workers.join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
         told = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
@@ -133,35 +114,6 @@ def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(
 
 WAYS = {"usual": Way(), "lean": Way(True), "in2": Way(True, 2), "in4": Way(True, 4), "in8": Way(True, 8)}
 LENGTHS_S = (2, 3, 14, 15, 20, 30, 32, 33, 49, 50, 59, 60, 299.9, 300, 399, 400, 599, 600, 1000, 2000, None)
-# name | what is known: too long as usual, too long lean | what happened to which chunk of which length, on which way
-STORIES = """
-nothing is known | - - |
-known limits decide at once | 300 600 |
-known only with the usual threads | 300 - |
-known only lean | - 60 |
-so short that it cannot be cut | - 3 |
-others of its length follow a chunk in trouble at once | - - | oom A 60 usual
-step by step | - - | oom A 60 usual; oom A 60 lean
-again | - - | oom A 60 usual; oom A 60 lean; oom A 60 in2
-until it cannot be cut any smaller, which proves nothing | - - | oom A 60 lean; oom A 60 in2; oom A 60 in4; oom A 60 in8
-lean works: too long for the usual threads | - - | oom A 600 usual; fits A 600 lean
-pieces work: too long even lean | - - | oom A 60 usual; oom A 60 lean; oom A 60 in2; fits A 60 in4
-a limit only falls | 100 - | oom A 600 usual; fits A 600 lean; oom B 50 usual; fits B 50 lean
-never raised by what comes through later | - - | oom B 600 lean; oom C 400 lean; fits C 400 in2; fits B 600 in2
-a GPU that others fill: what has fitted fits | - - | fits B 30 usual; oom A 30 usual; oom A 30 lean; fits A 30 in2
-what has fitted lean is not too long | - - | fits B 600 lean; fits B 500 lean; oom A 400 lean; fits A 400 in2
-what fits meanwhile is followed instead | - - | oom A 30 usual; fits B 30 usual
-pieces that fit say nothing about the whole | - - | oom A 60 lean; fits B 90 in2
-beside a longer one it is that one which is too long | - - | oom A 30 usual beside 600; fits A 30 lean
-with other troubles it is followed by nobody and goes on with less | - - | oom A 60 usual; fails A
-and teaches nothing | - - | oom A 60 usual; fails A; fits A 60 lean
-troubles of a chunk that had room are no news | - - | fails A
-unknown length: lean | - - | oom A - usual
-unknown length: then given up | - - | oom A - usual; oom A - lean
-what cannot be cut has no way left | - - | oom A 600 lean; uncut A
-another model is another matter | - - | oom B 60 usual on H200; oom C 600 usual
-it takes the way of its length where that needs less than its own | - - | oom A 60 usual; oom B 60 lean
-"""
 
 
 def seconds(word: str) -> float | None:
@@ -186,7 +138,7 @@ def happen(limits: MemoryLimits, deed: str) -> None:
 def test_ways_follow_from_what_fitted_and_what_did_not(pages: Pages) -> None:
     """For each story: how chunks of other lengths are done, chunk A of 60 s, and what was learned."""
     names, lines = {way: name for name, way in WAYS.items()}, []
-    for line in STORIES.strip().splitlines():
+    for line in (DATA / "memory_stories.txt").read_text().splitlines()[1:]:
         name, known, deeds = map(str.strip, line.split("|"))
         lessons: dict[MemoryLimit, str] = {}
         limit = MemoryLimit(*map(seconds, known.split()))

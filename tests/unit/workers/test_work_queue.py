@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,8 @@ from rooms.root import SystemClock
 from rooms.workers import Batch, WorkQueue
 from support.hand_clock import HandClock
 from support.pages import Pages
+
+STORIES = Path(__file__).parents[2] / "data" / "queue_stories.txt"
 
 
 def chunks(count: int, first: int = 0) -> list[Chunk]:
@@ -64,30 +66,6 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
     assert queue.upcoming(99) == (queue.more(99, idle=99) or []) == rest, "who has more time gets the longest first"
 
 
-STORIES = """
-fair shares: 3 workers want 1000; add 10; take; take; take
-of little: 4 workers want 1000; add 2; take; take
-as much as a worker holds: 2 workers want 5; add 23; take; take; take; take; take; take
-no workers yet: 0 workers want 2; add 5; take; take; take
-every fresh load is shared out anew: 2 workers want 1000; begin 4; take; begin 0; take; begin 6; take; add 5; take;
-    take
-more when half empty: 400 workers want 1; room; begin 8192; room; begin 1; room; take; room
-nobody hoards, nobody is idle: 2 workers want 4; add 20; take; more 3 0; more 9 0; more 3 0; more 3 2; workers -1;
-    more 3 0; workers -5; more 9 9; more 1 1
-suspects together and alone, lean ones to lean engines: 1 workers want 1000; add 7; take; back 0 alone; back 1 lean;
-    back 2 alone; back 3 lean; back 4-6 alone; add 1; take lean; take lean; take lean; take lean; take; take
-for suspects one worker ends each time: 2 workers want 2; add 20; take; back 0-1 alone; more 1 1; more 1 1; take; back
-    0-1 alone; more 1 1; more 1 1; take; done 2; take; back 4-5 alone; take; more 1 1
-no worker ends for suspects that are taken: 2 workers want 1; add 9; take; back 0 alone; take; more 1 1; back 0 alone;
-    more 1 1
-rested ones first, and whose time comes first: 1 workers want 1; add 9; take; take; take; back 0 rest 5; back 1 rest
-    4; back 2; take; more 1 1; sleep 4; more 1 1; sleep 1; take
-no time for what is left: 1 workers want 9; lengths 60 50; take; back 0; take within 40; take within 60
-no time for suspects: 1 workers want 9; lengths 60 50; take; back 0 alone; take within 40; take within 60
-draining: 1 workers want 2; add 9; take; back 0 alone; drain; take; more 5 5; seen 5
-"""
-
-
 def play(story: str) -> list[str]:
     """Give orders to a queue, and return its answers; chunks that come back are named by their numbers."""
     clock, known, said = HandClock(), list[Chunk](), list[str]()
@@ -134,7 +112,7 @@ def named(answer: object) -> str:
 
 def test_what_a_queue_hands_out_in_each_story(pages: Pages) -> None:
     said = []
-    for line in STORIES.strip().replace("\n    ", " ").splitlines():
+    for line in STORIES.read_text().splitlines()[1:]:
         name, _, story = line.partition(": ")
         said += [f"# {name}: {story.split('; ')[0]}", *play(story)]
     pages({"stories.txt": "\n".join(said)})
@@ -195,63 +173,3 @@ def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_to
     assert all(taker.is_alive() for taker in takers), "the source has more"
     queue.add([], complete=True)
     assert [taker.answer() for taker in takers] == [None] * 2
-
-
-# --- in any order -----------------------------------------------------------------------------------------------------
-
-
-deeds = st.lists(
-    st.one_of(
-        st.just(("take", 0)),
-        *(st.tuples(st.just(deed), st.integers(0, 9)) for deed in ("finish", "put back", "put back alone", "add")),
-        *(st.tuples(st.just(deed), st.integers(0, 4)) for deed in ("more", "sleep")),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=60)
-@given(deeds, st.integers(1, 6), st.integers(1, 4))
-def test_whatever_happens_every_chunk_is_in_one_place(script: list[tuple[str, int]], wants: int, workers: int) -> None:
-    clock = HandClock()
-    queue = WorkQueue(clock, workers=workers, wants=wants)
-    in_flight: list[list[Chunk]] = []
-    inside: dict[str, float] = {}  # chunk → when it may come at the earliest
-    added = 0
-
-    def hand_out(batch: list[Chunk]) -> None:
-        for chunk in batch:
-            assert inside.pop(chunk.chunk_id) <= clock.monotonic_s(), "it rests"
-        in_flight.append(batch)
-
-    for deed, number in script:
-        if deed == "add":
-            queue.add(chunks(number, first=added), complete=False)
-            inside.update((f"c{n}", 0.0) for n in range(added, added + number))
-            added += number
-        elif deed == "sleep":
-            clock.sleep(number)
-        elif deed == "take" and any(due_s <= clock.monotonic_s() for due_s in inside.values()):
-            batch = queue.take()
-            assert batch is not None
-            assert batch.alone or 1 <= len(batch.chunks) <= wants
-            hand_out(batch.chunks)
-        elif deed == "more":
-            if fresh := queue.more(number, idle=number // 2):
-                assert len(fresh) <= number
-                hand_out(fresh)
-        elif deed in ("finish", "put back", "put back alone") and in_flight:
-            held = in_flight.pop(number % len(in_flight))
-            if deed == "finish":
-                queue.finish(len(held))
-            else:
-                queue.put_back(held, delay_s=number, alone=deed.endswith("alone"))
-                inside.update((chunk.chunk_id, clock.monotonic_s() + number) for chunk in held)
-    queue.finish(sum(map(len, in_flight)))
-    queue.add([], complete=True)
-    clock.sleep(100)
-    rest: Counter[str] = Counter()
-    while (last := queue.take()) is not None:
-        rest.update(chunk.chunk_id for chunk in last.chunks)
-        queue.finish(len(last.chunks))
-    assert rest == Counter(list(inside))
