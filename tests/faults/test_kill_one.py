@@ -153,6 +153,7 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     assert written <= set(site.rows(SAMPLES))
     first, second = site.rows(f"SELECT from_ms, to_ms, device_id, metric, reason FROM gap WHERE {NOT_LATE} ORDER BY 1")
     assert first[2:] == (None, None, "the recorder died and was restarted")
+    assert site.rows("SELECT count(*), count(DISTINCT pid) FROM recorder") == [(2, 2)], "each has a row of its costs"
     around = "SELECT sum(at_ms <= ?1) > 0, sum(at_ms > ?1 AND at_ms < ?2), sum(at_ms >= ?2) > 0 FROM sample"
     assert site.rows(around, first[0], first[1]) == [(1, 0, 1)]
     last = "SELECT max(at_ms) = ?, (SELECT ended_at_ms FROM task) - ? < 1000 FROM sample"

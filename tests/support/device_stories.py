@@ -39,7 +39,7 @@ def story_file(name: str) -> dict[str, list[Story]]:
 
 
 def _story(line: str) -> Story:
-    name, _, rest = line.partition(": ")
+    name, _, rest = line.partition(":")
     rest, _, asked = rest.partition(" ? ")
     steps, _, settings = rest.partition(" | ")
     return Story(name, [*chain(*map(_steps, steps.split("; ")))], asked.split(), _changes(settings.split()))
@@ -47,6 +47,8 @@ def _story(line: str) -> Story:
 
 def _steps(text: str) -> list[Step]:
     words = text.split()
+    if not words:
+        return []
     many, words = (int(words[0]), words[2:]) if "×" in words else (1, words)
     seconds, _, worked_s = words[0].partition("/")
     device = next((word[1:] for word in words if word.startswith("@")), "0")

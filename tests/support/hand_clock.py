@@ -1,6 +1,11 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that stands still until a test moves it, and devices that answer by it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+from rooms.model import Reading
+from rooms.root import DeviceUnreadable, GpuReader
 
 
 class HandClock:
@@ -15,3 +20,21 @@ class HandClock:
 
     def sleep(self, seconds: float) -> None:
         self._now_ms += max(0, round(seconds * 1000))
+
+
+class ScriptedReader(GpuReader):
+    """Answers what the script says of a UUID at this second; a text is a reason for not answering."""
+
+    backend, why, is_last = "scripted", "a test wrote it", False
+
+    def __init__(self, clock: HandClock, script: Callable[[str, float], Reading | str]) -> None:
+        self._clock, self._start_s, self._script = clock, clock.monotonic_s(), script
+
+    def read(self, uuid: str) -> Reading:
+        answer = self._script(uuid, self._clock.monotonic_s() - self._start_s)
+        if isinstance(answer, str):
+            raise DeviceUnreadable(answer)
+        return answer
+
+    def force_full_read(self) -> None:
+        self.is_last = True

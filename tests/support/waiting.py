@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
+
 Found = TypeVar("Found")
 
 
@@ -16,3 +18,10 @@ def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 60) -> Fou
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
         time.sleep(0.02)
     return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,21 +1,24 @@
-"""Which reader is used, and why: the first that works, and the reasons of those that do not."""
+"""Which reader is used, and why; AMD's GPUs through amdsmi, and dcgmi beside an NVML without GPM."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pynvml
 import pytest
-from rooms.devices import open_devices, open_reader
-from rooms.model import StandIn
+from rooms.devices import AmdReader, open_devices, open_reader
+from rooms.model import Reading, StandIn
 from rooms.root import DeviceUnreadable, GpuReader, ReaderUnavailable
+from support.device_stories import FACTS, Step, facts_of, story_file, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
-from support.fake_nvml import FakeNvml
+from support.fake_nvml import FakeNvml, fake_uuid
 from support.hand_clock import HandClock
+from support.pages import Pages
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
@@ -27,11 +30,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
     """Open a reader on a machine whose programs are in ``tmp_path``, without an AMD GPU."""
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
 
-    def open_it(path: Path | None = tmp_path, **stand_in: object) -> GpuReader:
-        search_path = None if path is None else str(path)
-        return open_reader(StandIn(**stand_in), HandClock(), HandClock().now_ms(), search_path, machine=tmp_path)
-
-    return open_it
+    return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, machine=tmp_path)
 
 
 def test_the_first_reader_that_works_is_used_and_why_names_those_that_do_not(
@@ -92,20 +91,143 @@ def test_where_nothing_works_all_reasons_are_given_nvml_was_started_once_and_tok
     assert "nvml does not work: ValueError" in opened().why
 
 
-def test_a_card_without_gpm_gets_its_occupancy_from_dcgmi_or_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: Open
+# --- AMD: the answers of amdsmi changed from one ROCm to the next -----------------------------------------------------
+
+
+def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) -> Reading:
+    clock.sleep(now.seconds)
+    package.set(**now.changes)
+    return reader.read(reader.inventory()[int(now.device)].uuid)
+
+
+def test_a_device_is_read_as_its_story_says(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+    lines: list[str] = []
+    usual: dict[str, str] = {}
+    for story in story_file("device_stories.txt")["amd"]:
+        with monkeypatch.context() as patch:
+            package = FakeAmdsmi(patch, devices=2, **{"ticks": 2_000_000, **story.settings})
+            clock = HandClock()
+            reader = AmdReader(clock)
+            lines += [*tell(story, partial(read, package, clock, reader), package.calls, usual), ""]
+            reader.close()
+    pages({"readings.txt": "\n".join(lines)})
+
+
+def test_devices_are_listed_in_the_order_of_hip_and_facts_that_cannot_be_are_none(
+    monkeypatch: pytest.MonkeyPatch, pages: Pages
 ) -> None:
-    FakeNvml(monkeypatch, devices=1, unsupported="gpm")
-    without = opened()
-    (device,) = without.inventory()
-    reading = without.read(device.uuid)
-    assert reading.sm_occupancy_percent is None
-    assert reading.missing["sm_occupancy_percent"].endswith("; dcgmi is not on PATH")
-    without.close()
-    dcgmi = FakeDcgmi(tmp_path, {"5": device.uuid}, rows="GPU 5  0.500  0.125\n")
-    reader = opened()
-    assert dcgmi.starts() == []  # only a reading needs it
-    wait_for(lambda: reader.read(device.uuid).sm_occupancy_percent == 12.5, "its first row")
-    assert reader.read(device.uuid).sources["sm_occupancy_percent"] == "dcgmi"
+    said = [FACTS, ""]
+    for story in story_file("device_lists.txt")["amd"]:
+        with monkeypatch.context() as patch:
+            FakeAmdsmi(patch, devices=2, **story.settings)
+            said += [f"[{story.name}]", *facts_of(AmdReader(HandClock()).inventory()), ""]
+    pages({"inventory.txt": "\n".join(said)})
+
+
+def test_a_closed_reader_has_shut_the_library_down_and_one_that_does_not_work_is_unavailable_in_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = FakeAmdsmi(monkeypatch, devices=2)
+    reader = AmdReader(HandClock())
+    uuid = reader.inventory()[0].uuid
+    assert package.running
+    for _ in range(2):
+        reader.close()
+        assert not package.running
+    assert reader.read(uuid).temperature_c == 40, "it starts again"
     reader.close()
-    assert not Path(f"/proc/{dcgmi.starts()[-1][0]}").exists()
+    for devices, words in ((None, r"amdsmi does not start: .*driver not loaded"), (0, "lists no device")):
+        package.set(devices=devices)
+        with pytest.raises(ReaderUnavailable, match=words):
+            AmdReader(HandClock()).inventory()
+        with pytest.raises(DeviceUnreadable, match=words):
+            AmdReader(HandClock()).read(uuid)
+
+
+# --- SM activity and occupancy through dcgmi, for cards without GPM ---------------------------------------------------
+
+SHARES = ("sm_activity_percent", "sm_occupancy_percent")
+NO_GPM = "no GPM on this device: not supported by the driver"
+LISTED = {"0": "GPU-of-others", "1": fake_uuid(0), "12": fake_uuid(1)}  # it counts a card that we cannot see
+ROWS = "GPU 0  0.999  0.999\nGPU-I 1   0.5    0.5\nGPU 1     0.52345       1.000\nGPU 12  0.000  N/A\n"
+
+
+class Cards:
+    """Two cards without GPM, and one with it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        FakeNvml(patch, devices=3, unsupported="gpm:0,gpm:1")
+        self.clock = HandClock()
+        self.reader = open_reader(StandIn(), self.clock, 0, str(folder))
+
+    def shares(self, index: int = 0) -> list[float | str | None]:
+        """Return activity and occupancy, or why they are missing."""
+        reading = self.reader.read(fake_uuid(index))
+        return [reading.missing.get(metric, getattr(reading, metric)) for metric in SHARES]
+
+    def wait_until(self, *shares: float | str | None, index: int = 0) -> None:
+        wait_for(lambda: self.shares(index) == [*shares], f"{shares}")
+
+
+def test_one_dcgmi_gives_each_card_the_shares_that_discovery_names_and_old_ones_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dcgmi, cards = FakeDcgmi(tmp_path, LISTED, rows=ROWS), Cards(monkeypatch, tmp_path)
+    for _ in range(2):
+        own = cards.shares(2)
+        cards.clock.sleep(5)
+    assert (own, dcgmi.starts()) == ([0.0, 0.0], []), "a card with its own values needs none"
+    assert cards.shares() == [None, None], "nothing is missing before its first word"
+    cards.wait_until(52.345, 100.0)
+    sources = cards.reader.read(fake_uuid(0)).sources
+    assert [sources[metric] for metric in SHARES] == ["dcgmi"] * 2
+    cards.wait_until(0.0, f"{NO_GPM}; dcgmi: N/A", index=1)  # zero is zero, and unknown is not
+    (_, *listing), (pid, *watching) = dcgmi.starts()
+    assert (listing, watching) == (["discovery", "-l"], ["dmon", "-e", "1002,1003", "-d", "1000"])
+    reasons = [f"{NO_GPM}; dcgmi: implausible value: {said}" for said in ("73.5", "-0.25")]
+    dcgmi.write(rows="GPU 1  73.5  -0.25\n")
+    cards.wait_until(*reasons)
+    dcgmi.write(rows="GPU 1  0.5  nan\n")
+    cards.wait_until(50.0, reasons[1])
+    dcgmi.write(rows="")
+    rounds = dcgmi.rounds()
+    wait_for(lambda: dcgmi.rounds() > rounds + 1, "it is silent")
+    cards.clock.sleep(5)
+    assert cards.shares() == [50.0, reasons[1]]
+    cards.clock.sleep(0.1)
+    assert cards.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
+    cards.reader.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert cards.shares() == [None, None], "what it said before is forgotten"
+    cards.reader.close()
+
+
+REFUSAL = "Error setting watches. Result: -29: requires the host engine to be running as root."
+TROUBLE: list[tuple[dict[str, str | None], str]] = [
+    ({"refusal": REFUSAL}, REFUSAL),
+    ({"discovery": "Error: unable to connect", "code": "1"}, "Error: unable to connect"),
+    ({"discovery": ""}, "discovery lists no GPU"),
+    ({"rows": None}, "ended with exit code 1"),
+]
+
+
+def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for number, (trouble, words) in enumerate(TROUBLE):
+        dcgmi = FakeDcgmi(tmp_path / str(number), {"1": fake_uuid(0)}, **trouble)
+        cards, reasons = Cards(monkeypatch, tmp_path / str(number)), [f"{NO_GPM}; dcgmi: {words}"] * 2
+        cards.wait_until(*reasons)
+        starts = len(dcgmi.starts())
+        for _ in range(3):
+            cards.clock.sleep(60)
+            assert cards.shares() == reasons
+        assert len(dcgmi.starts()) == starts
+        cards.reader.close()
+    assert Cards(monkeypatch, tmp_path).shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
+    FakeDcgmi(tmp_path, {"0": "GPU-of-others"})
+    others = Cards(monkeypatch, tmp_path)
+    assert others.shares() == [None, None]
+    others.clock.sleep(5.1)
+    assert others.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
+    others.reader.close()

@@ -6,11 +6,10 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rooms.devices import LIMITS, SAMPLE_FIELDS, NvidiaSmiReader, Query, Stream, make_reading
 from rooms.model import METRICS, InventoryDevice, Reading
@@ -19,7 +18,7 @@ from support.device_stories import shown
 from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
 from support.pages import Pages
-from support.waiting import wait_for
+from support.waiting import is_running, wait_for
 
 Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
 COUNTERLESS = {"energy_j": "nvidia-smi has no energy counter"}
@@ -47,12 +46,6 @@ def write_script(folder: Path, script: str) -> str:
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return str(program)
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def state(reader: NvidiaSmiReader, index: int = 0) -> str:
@@ -139,9 +132,9 @@ def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_rea
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):  # Slurm sends them to all processes
         os.kill(stream["pid"], signum)
     program.wait_for_rounds(3)
-    assert is_alive(stream["pid"]) and states(reader) == [True] * 4
+    assert is_running(stream["pid"]) and states(reader) == [True] * 4
     reader.close()
-    assert not is_alive(stream["pid"])
+    assert not is_running(stream["pid"])
     assert reader.read(fake_uuid(0)).temperature_c == 40, "a later reading starts it again"
 
 
@@ -187,7 +180,7 @@ def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path: Pat
             (tmp_path / "nvidia-smi").unlink(missing_ok=True)
         assert state(reader) == f"nvidia-smi {reason}"
         pid = int((tmp_path / "pid").read_text())
-        wait_for(lambda pid=pid: not is_alive(pid), "it is gone")
+        wait_for(lambda pid=pid: not is_running(pid), "it is gone")
     with pytest.raises(ReaderUnavailable, match="it does not start: No such file"):
         NvidiaSmiReader(str(tmp_path / "gone"), SystemClock()).inventory()
     hanging = NvidiaSmiReader(write_script(tmp_path, "exec sleep 1000"), SystemClock(), timeout_s=0.3)
@@ -227,7 +220,7 @@ def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_co
     clock, silent = HandClock(), "nvidia-smi has printed nothing for 5 s"
     reader, program = open_smi(clock, rounds=1, last_words="Unable to determine the device handle: Unknown Error")
     assert reader.read(fake_uuid(0)).temperature_c == 40
-    wait_for(lambda: not is_alive(program.streams()[0]["pid"]), "it is gone")
+    wait_for(lambda: not is_running(program.streams()[0]["pid"]), "it is gone")
     clock.sleep(5)
     assert states(reader) == [True] * 4, "the last line counts for 5 s"
     clock.sleep(4.9)
@@ -262,7 +255,7 @@ def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> Non
         signal.pause()
     wait_for(lambda: (tmp_path / "reading").exists(), "it reads")
     (stream,) = program.streams()
-    assert is_alive(stream["pid"])
+    assert is_running(stream["pid"])
     os.kill(recorder, signal.SIGKILL)
     os.waitpid(recorder, 0)
-    wait_for(lambda: not is_alive(stream["pid"]), "it is gone")
+    wait_for(lambda: not is_running(stream["pid"]), "it is gone")

@@ -1,12 +1,18 @@
-"""Which devices a task works on, what its workers see of them, and what becomes of devices that do not answer."""
+"""Devices: what badcjobs gpus says of them, which ones a run works on and locks, and what its workers see of them."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
 import time
 from pathlib import Path
 
-from support.badcjobs_program import Site, array_task, assert_refused
+from rooms.model import InventoryDevice, Reading
+from support.badcjobs_program import QUICK, Site, array_task, assert_refused, rows
 from support.fake_nvml import fake_nvml_environ, fake_slice_uuid, fake_uuid, no_driver
+from support.pages import Pages
+from support.recorded_tape import write_recording
 from support.waiting import wait_for
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
@@ -71,7 +77,7 @@ def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containe
     assert site.rows(nulls) == [(1, 0), (3, 1)]
 
 
-def test_a_task_without_a_gpu_is_refused_and_leaves_nothing(site: Site) -> None:
+def test_a_task_without_a_gpu_is_refused_and_leaves_nothing_and_workers_on_the_cpu_need_none(site: Site) -> None:
     manifest, run = site.manifest(3), ("--engine", "demo")
     refused = site.run(manifest, *run, env=no_driver())
     assert_refused(refused, 3, "no GPU", "--cpu-workers", "--simulate", "driver")
@@ -80,9 +86,6 @@ def test_a_task_without_a_gpu_is_refused_and_leaves_nothing(site: Site) -> None:
     none_granted = site.run(manifest, *run, "--simulate", 2, env=IN_ARRAY)
     assert_refused(none_granted, 3, "Slurm granted no GPU", "#SBATCH")
     assert not site.out.exists()
-
-
-def test_cpu_workers_need_no_gpu(site: Site) -> None:
     args = ("--command", witness(site, workers=2), "--cpu-workers", 2, "--json")
     done = site.run(site.manifest(12), *args, env=no_driver())
     assert done.exit_code == 0, done.stderr
@@ -164,3 +167,130 @@ def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> Non
         assert told[f"{prefix}ROCR_VISIBLE_DEVICES"] == uuid
     assert told["BADCJOBS_DEVICE_UUID"] == uuid
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(told)
+
+
+SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
+ON_DEMO = ("--engine", "demo", "--json", "--simulate")
+
+
+def locks(site: Site) -> dict[str, str]:
+    """Return the environment of a machine whose locks are this test's own."""
+    return {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
+
+
+def loads(site: Site, *loads: str) -> Path:
+    """Write a simulation in which device i has load i, as the script writes it."""
+    script = site.folder / "loads.toml"
+    script.write_text("".join(f"[[device]]\nindex = {i}\nload = {load}\n" for i, load in enumerate(loads)))
+    return script
+
+
+def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_as_gpu_time(site: Site) -> None:
+    script = loads(site, "[[0, 95]]", "[[0, 10]]", "[[0, 60]]", "[[0, 95], [2, 1]]", "[[0, 40]]")
+    began_ms = time.time() * 1000
+    limits = ("--max-gpus", 2, "--config", "run.max_utilization=30", "--config", "run.wait_s=60")
+    done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.1", *limits, env=locks(site))
+    assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 2, 2), done.stderr
+    assert "waiting for 2 free GPUs: GPU 0 is 95 % busy; " in done.stderr
+    found = site.rows("SELECT device_index, uuid, why FROM device ORDER BY device_index")
+    assert [row[:2] for row in found] == [(1, SIMULATED.format(1)), (3, SIMULATED.format(3))]
+    assert all("one of the 2 most free GPUs: score 0." in why for *_, why in found)
+    ((started_at_ms,),) = site.rows("SELECT started_at_ms FROM task")
+    assert started_at_ms - began_ms > 1900
+
+
+def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_all_are_recorded(site: Site) -> None:
+    script = loads(site, "[[0, 95]]", "[[0, 80]]", "[[0, 0]]")
+    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1,2", **locks(site)}
+    done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.15", "--max-gpus", 2, env=env)
+    assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 3, 2), done.stderr
+    used = "SELECT DISTINCT d.device_index FROM worker w JOIN device d USING (device_id) ORDER BY 1"
+    assert site.rows(used) == [(0,), (1,)]
+    assert site.rows("SELECT count(DISTINCT device_id) FROM sample") == [(3,)]
+    assert not (site.folder / "locks").exists()
+
+
+def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(site: Site) -> None:
+    script, manifest = loads(site, "[[0, 95]]", "[[0, 95]]"), site.manifest(3)
+    busy = ("--simulate", script, "--max-gpus", 9, "--config", "run.max_utilization=50")  # more than there are
+    refused = site.run(manifest, "--engine", "demo", *busy, env=locks(site))
+    assert_refused(refused, 3, "2 free GPUs requested", "GPU 0 is 95 % busy", "GPU 1 is 95 % busy")
+    wait = ("--config", "run.wait_s=600")
+    no_engine = site.run(manifest, "--command", "no-such-program {input} {output}", *busy, *wait, env=locks(site))
+    assert_refused(no_engine, 3, "no-such-program")  # before it waits for a device
+    program = site.start_run(manifest, "--engine", "demo", *busy, *wait, env=locks(site))
+    try:
+        wait_for(lambda: "waiting for 2 free GPU" in program.stderr, "it waits")
+        program.send(signal.SIGTERM)
+        assert_refused(program.wait(60), 75, "SIGTERM")
+    finally:
+        program.kill()
+    assert not site.out.exists()
+
+
+def test_two_runs_started_together_take_different_cards_and_keep_them_until_they_end_or_are_killed(site: Site) -> None:
+    seen, enough, manifest = site.folder / "seen", site.folder / "enough", site.manifest(2)
+    seen.mkdir()
+    wait = f"while [ ! -e {enough} ]; do sleep 0.05; done"
+    text = f'touch {seen}/$CUDA_VISIBLE_DEVICES\n{wait}\necho start_time,end_time,label,score > "$2"'
+    command = f"{site.script('command.sh', text)} {{input}} {{output}}"
+    outs = [site.folder / f"run-{name}" for name in ("a", "b")]
+    args = (*QUICK, "--command", command, "--simulate", 4, "--max-gpus", 2)
+    programs = [site.start("run", manifest, "--out", out, *args, env=locks(site)) for out in outs]
+
+    def free(many: int) -> list[str]:
+        found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many, env=locks(site))
+        return [device["uuid"] for device in found.json["devices"]] if found.exit_code == 0 else [found.json["why"]]
+
+    try:
+        wait_for(lambda: len(list(seen.iterdir())) == 4, "four cards in use")
+        (why,) = free(1)
+        for program, out in zip(programs, outs, strict=True):
+            assert why.count(f"pid {program.pid}, {out}") == 2, "each holds two"
+        programs[0].kill()
+        left = set(free(2))
+        assert len(left) == 2, "the recorder of the killed one lives on, but holds no lock"
+        enough.touch()
+        assert programs[1].wait().exit_code == 0
+    finally:
+        for program in programs:
+            program.kill()
+    (database,) = outs[1].glob("tasks/*.sqlite")
+    kept = {uuid for (uuid,) in rows(database, "SELECT uuid FROM device")}
+    assert (len(kept), kept & left) == (2, set())
+    assert len(free(4)) == 4, "a run that has ended holds nothing"
+
+
+DATA = Path(__file__).parents[1] / "data"
+CUDA = "CUDA_VISIBLE_DEVICES"
+
+
+def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(site: Site, pages: Pages) -> None:
+    shutil.copy(DATA / "loads.toml", site.folder)
+    tape = [InventoryDevice(i, f"GPU-tape{i}", "Tesla V100", "nvml", 16 * 2**30) for i in range(2)]
+    said = Reading(utilization_percent=50, memory_used_bytes=4 * 2**30)
+    write_recording(site.folder / "tape.sqlite", tape, lambda index, at_s: said, range(60))
+    site.script("libnvidia-ml.so.1", "not a library, and in the way of a real one")
+    nowhere = {"PATH": "/nowhere"}
+    machines = {
+        "slurm": IN_ARRAY, "bare": {**no_driver(), **nowhere}, "cut": fake_nvml_environ(2, mig="1:1"),
+        "broken": {"LD_LIBRARY_PATH": str(site.folder), **nowhere},
+    }  # fmt: skip
+    prompts, commands, environs = [], [], []
+    for line in (DATA / "gpus_commands.txt").read_text().split("\n\n")[1].splitlines():
+        before, _, arguments = line.partition("gpus")
+        environ = {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
+        for word in before.split():
+            environ |= {CUDA: word[5:]} if word.startswith("CUDA=") else machines[word]
+        shown = [f"{name}={environ[name]} " for name in (CUDA, "SLURM_JOB_ID", "FAKE_NVML_DEVICES") if name in environ]
+        prompts.append(f"$ {''.join(shown)}badcjobs gpus{arguments}\n")
+        commands.append(("gpus", *arguments.split()))
+        environs.append(environ)
+    texts = []
+    for prompt, done in zip(prompts, site.badcjobs_each(commands, environs), strict=True):
+        stderr = re.sub(r".*waiting for .*\n", "", done.stderr)  # how often depends on how busy this machine is
+        texts.append(f"{prompt}{done.stdout}{stderr}exit code {done.exit_code}\n")
+    has_amd = "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
+    text = "\n".join(texts).replace(f"{site.folder}/", "").replace(has_amd, "no AMD GPU").replace(" \n", "\n")
+    pages({"gpus.txt": text})
+    assert not (site.folder / "locks").exists(), "looking locks nothing"

@@ -1,0 +1,303 @@
+"""The devices of rehearsals: simulated ones, as their script says, and a recorded task database, played back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.devices import ReplayReader, SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
+from rooms.model import InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
+from rooms.root import BadInput, DeviceUnreadable, GpuReader
+from support.device_stories import FACTS, facts_of, shown
+from support.hand_clock import HandClock
+from support.pages import Pages
+from support.recorded_tape import BEGIN_MS, TASK_ID, Said, add_gap, insert, write_recording
+from support.task_files import TaskFile
+
+STARTED_AT_MS = 1_800_000_000_000
+
+
+def opened(at_s: float = 0, started_at_ms: int = STARTED_AT_MS, **stand_in: Any) -> GpuReader:
+    return open_reader(StandIn(**stand_in), HandClock(STARTED_AT_MS + round(at_s * 1000)), started_at_ms, None)
+
+
+def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
+    """Read one scripted device some seconds after the start."""
+    _, script = parse_script({"device": [{"index": index, **table}]})
+    clock = HandClock(STARTED_AT_MS + round(at_s * 1000))
+    return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
+
+
+# Name, script, seconds
+COURSES: list[tuple[str, dict[str, Any], Sequence[float]]] = [
+    ("a wave", {}, (0, 15, 30, 45, 60)), ("steps", {"load": [[10, 90], [20, 4.6]]}, (9.999, 10, 20, 1000)),
+    ("idle", {"load": []}, (7,)), ("full, and a clock that was set back", {"load": [[0, 100]]}, (1, -5)),
+    ("lost from 10 to 20 s", {"load": [], "lost_at_s": 10, "back_at_s": 20}, (0, 9.999, 10, 19.999, 20, 500)),
+    ("lost for ever", {"load": [], "lost_at_s": 10}, (9.999, 10, 10**6)),
+    ("without energy", {"load": [], "unsupported": ["energy_j"]}, (1,)),
+    ("two processes", {"load": [], "processes": [[4711, 900], [4712, 0]]}, (1,)),
+    ("no process", {"load": [], "processes": []}, (1,)),
+]  # fmt: skip
+
+
+def test_all_values_depend_only_on_the_script_and_the_seconds(pages: Pages) -> None:
+    lines = []
+    for name, table, times in COURSES:
+        for at_s in times:
+            try:
+                said = shown(read_at(at_s, 1, **table))
+            except DeviceUnreadable as reason:
+                said = {"unreadable:": str(reason)}
+            known = ", ".join(f"{key} {value}" for key, value in said.items() if value != "–")
+            lines.append(f"{name}, {at_s} s: {known}")
+    pages({"readings.txt": "\n".join(lines)})
+    waves = [[read_at(second, index).utilization_percent for second in range(60)] for index in range(3)]
+    assert [(min(wave), max(wave)) for wave in waves] == [(65, 95)] * 3
+    assert len({tuple(wave) for wave in waves}) == 3, "each in its own phase"
+
+
+loads = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=4, unique_by=lambda step: step[0])
+
+
+@settings(max_examples=30)
+@given(loads.map(lambda steps: [list(step) for step in sorted(steps)]) | st.none(), st.integers(0, 3))
+def test_energy_is_the_integral_of_power_from_the_start(load: list[Any] | None, index: int) -> None:
+    table = {} if load is None else {"load": load}
+    step_s = 0.1
+    middles = [(number + 0.5) * step_s for number in range(200)]  # no middle falls on an edge of a step
+    by_power = sum(read_at(at_s, index, **table).power_w or 0 for at_s in middles) * step_s
+    assert read_at(20, index, **table).energy_j == pytest.approx(by_power, rel=1e-5)
+
+
+def test_each_fault_is_reported_once() -> None:
+    _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
+    clock = HandClock(STARTED_AT_MS)
+    early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
+    heard = []
+    for _ in range(6):
+        heard.append(early.read(simulated_uuid(0)).faults)
+        assert early.read(simulated_uuid(1)).faults == ()
+        clock.sleep(2)
+    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)]
+    late = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
+    clock.sleep(2)
+    assert late.read(simulated_uuid(0)).faults == ()
+
+
+def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path: Path, pages: Pages) -> None:
+    file, said = tmp_path / "devices.toml", []
+    texts = {
+        "one": '[[device]]\nindex = 2\nname = "A100"\nmemory_total_mib = 40960\nslowdown_c = 87\nload = [[0, 95]]\n',
+        "too few": "devices = 4\n[[device]]\nindex = 4\n", "no TOML": "load = [", "no key": "nodes = 3", "gone": None,
+    }  # fmt: skip
+    for name, text in texts.items():
+        file.unlink() if text is None else file.write_text(text)
+        try:
+            reader = opened(script=str(file))
+            said += [f"[{name}] {reader.why}", FACTS, *facts_of(reader.inventory()), ""]
+        except BadInput as refused:
+            words = refused.what if "not TOML" in refused.what else str(refused)  # the rest is the parser's
+            said += [f"[{name}] {words}".replace(str(tmp_path), "."), ""]
+    pages({"scripts.txt": "\n".join(said)})
+    assert opened(simulate=1).why == "1 simulated device requested"
+    assert opened(simulate=0).inventory() == []
+    file.write_text(
+        f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"
+    )  # no pid is that high
+    everything = list_granted({}, HandClock(), stand_in=StandIn(script=str(file)), everything=True)
+    me = psutil.Process()
+    assert everything.devices[0].processes == (
+        ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20),
+        ProcessFacts(4194999, None, None, 10 * 2**20),
+    )
+
+
+def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) -> None:
+    uuid = simulated_uuid(0)
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until the end of this block
+        texts = {f"{uuid}.{os.getpid()}": "1000", f"{uuid}.{ended.pid}": "200", f"{uuid}.1": "x", f"{uuid}.0": "30"}
+        for name, text in {**texts, f"{simulated_uuid(1)}.{os.getpid()}": "4"}.items():
+            (tmp_path / name).write_text(text)
+        reader = opened(simulate=2, ledger=str(tmp_path))
+        assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
+
+
+def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path: Path, pages: Pages) -> None:
+    data, file, said = Path(__file__).parents[2] / "data", tmp_path / "script.toml", []
+    for line in (data / "simulation_mistakes.txt").read_text().splitlines()[1:]:
+        file.write_text(line.replace("; ", "\n"))
+        with pytest.raises(BadInput) as caught:
+            opened(script=str(file))
+        said += [line, f"  {caught.value}".replace(f"badcjobs: error: {file}", "it")]
+    pages({"mistakes.txt": "\n".join(said)})
+    least = {"index": 0, "lost_at_s": 0, "back_at_s": 1, "load": [[0, 0], [1, 100]], "memory_total_mib": 1,
+             "slowdown_c": 1, "processes": [[1, 0]], "fault": [[0, "x"]], "unsupported": []}  # fmt: skip
+    assert parse_script({"devices": 1, "device": [least]})[0] == 1
+    assert parse_script({"device": [{"index": 1}, {"index": 0}]})[0] == 2
+    assert parse_script({}) == (1, ())
+
+
+NOW_MS = 1_900_000_000_000
+DEVICES = [InventoryDevice(index, f"GPU-{index}", "Tesla V100", "nvml", 2**34, 300.0) for index in (0, 1)]
+
+
+def steady(index: int, at_s: float) -> Said:
+    """Say the second as the temperature; device 1 is lost from 4 to 6 s."""
+    if index == 1 and 4 <= at_s <= 6:
+        return "GPU is lost"
+    return Reading(temperature_c=round(at_s), utilization_percent=50 + index, power_w=None)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return write_recording(tmp_path / "a recording?.sqlite", DEVICES, steady, range(10))
+
+
+def edit(path: Path, *changes: Callable[[sqlite3.Connection], object] | str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for change in changes:
+            db.execute(change) if isinstance(change, str) else change(db)
+
+
+def played(path: Path, at_s: float = 0) -> ReplayReader:
+    return ReplayReader(path, clock=HandClock(NOW_MS + round(at_s * 1000)), started_at_ms=NOW_MS)
+
+
+def replayed(path: Path, at_s: float, index: int = 0) -> Reading | str:
+    """Return the reading, or why there is none."""
+    with closing(played(path, at_s)) as reader:
+        try:
+            return reader.read(f"GPU-{index}")
+        except DeviceUnreadable as reason:
+            return str(reason)
+
+
+def heard(path: Path, index: int, *seconds: float) -> list[int | str | None]:
+    """Return the temperatures at these times, or why there are none."""
+    readings = [replayed(path, at_s, index) for at_s in seconds]
+    return [one if isinstance(one, str) else one.temperature_c for one in readings]
+
+
+def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(recording: Path) -> None:
+    before = recording.read_bytes()
+    reader = played(recording)
+    assert reader.inventory() == [replace(device, backend="replay") for device in DEVICES]
+    assert reader.why == f"replay of {recording}, 10.0 s long, repeated at its end"
+    assert heard(recording, 0, -5, 0, 0.999, 1, 3.5, 9, 9.999, 10, 13, 1005) == [0, 0, 0, 1, 3, 9, 9, 0, 3, 5]
+    assert heard(recording, 1, 3, 3.5, 4, 6.9, 7) == [3, *["GPU is lost"] * 3, 7], "a gap is a gap again"
+    assert replayed(recording, 3, 1) == Reading(temperature_c=3, utilization_percent=51)
+    assert recording.read_bytes() == before
+    assert sorted(recording.parent.iterdir()) == [recording], "and nothing beside it"
+    reader.close()
+    with pytest.raises(DeviceUnreadable, match="cannot be read: "):
+        reader.read("GPU-0")
+    with pytest.raises(DeviceUnreadable, match="the recording has no device 'GPU-9'"):
+        reader.read("GPU-9")
+
+
+def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(recording: Path, tmp_path: Path) -> None:
+    from_ms, to_ms = BEGIN_MS + 1000, BEGIN_MS + 3000
+    edit(recording, f"DELETE FROM sample WHERE at_ms BETWEEN {from_ms} AND {to_ms}",
+         lambda db: add_gap(db, None, 0, 4, "the recorder was killed"),
+         lambda db: add_gap(db, 0, 0, 5, "Not Supported", "power_w"),
+         lambda db: add_gap(db, 0, 8, 8, "Unknown Error", "power_w"),
+         lambda db: add_gap(db, 0, 0, 9, "it is known", "temperature_c"))  # fmt: skip
+    assert [replayed(recording, 2, index) for index in (0, 1)] == ["the recorder was killed"] * 2
+    assert heard(recording, 0, 0, 4) == [0, 4]
+    readings = [replayed(recording, at_s) for at_s in (4, 5, 6, 8, 9)]
+    assert [reading.missing for reading in readings if isinstance(reading, Reading)] == [
+        {"power_w": "Not Supported"}, {"power_w": "Not Supported"}, {}, {"power_w": "Unknown Error"}, {},
+    ]  # fmt: skip
+    holes = write_recording(tmp_path / "holes.sqlite", DEVICES, steady, range(10))
+    edit(holes, f"DELETE FROM sample WHERE device_id = 100 AND at_ms > {BEGIN_MS}")
+    assert heard(holes, 0, 5, 5.001) == [0, "the recording has no sample at this time"]
+    never = write_recording(
+        tmp_path / "r.sqlite", DEVICES, lambda i, s: "no permission" if i else Reading(temperature_c=1), range(5)
+    )
+    assert heard(never, 1, 0, 2, 4.9) == ["no permission"] * 3
+    rare = write_recording(tmp_path / "rare.sqlite", DEVICES[:1], steady, range(0, 90, 30))
+    assert heard(rare, 0, 29, 59, 89, 90) == [0, 30, 60, 0], "the usual interval is 30 s"
+    for name, times, length_s in (("one", [0], "1.0"), ("two", [0, 30], "60.0")):
+        short = write_recording(tmp_path / f"{name}.sqlite", DEVICES[:1], steady, times)
+        assert played(short).why.endswith(f" {length_s} s long, repeated at its end")
+
+
+def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: Path) -> None:
+    def add(db: sqlite3.Connection) -> None:
+        for from_s, source in ((0, "gpm"), (5, "utilization")):
+            insert(db, "metric_source", task_id=TASK_ID, device_id=100, metric="busy_percent", source=source,
+                   from_ms=BEGIN_MS + from_s * 1000)  # fmt: skip
+        for pid in (12, 11):
+            insert(db, "process_sample", task_id=TASK_ID, device_id=100, at_ms=BEGIN_MS + 2000, pid=pid,
+                   memory_used_bytes=2**20, sm_percent=None)  # fmt: skip
+
+    edit(recording, add)
+    readings = [replayed(recording, at_s) for at_s in (2, 3, 4, 5)]
+    assert [reading.processes for reading in readings if isinstance(reading, Reading)] == [
+        (ProcessReading(12, 2**20), ProcessReading(11, 2**20)), None, None, None,
+    ]  # fmt: skip
+    sources = [reading.sources["busy_percent"] for reading in readings if isinstance(reading, Reading)]
+    assert sources == ["gpm", "gpm", "gpm", "utilization"]
+
+
+def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their_old_names(tmp_path: Path) -> None:
+    listed = {"MIG-b": "MIG-b", "MIG-c": "MIG-c", "MIG-a": "MIG-a"}
+    old = {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"}
+    for tokens, expected in (
+        (listed, [("MIG-b", 1, None), ("MIG-c", 1, None), ("MIG-a", 1, None)]),
+        (old, [("MIG-a", 1, "7/0"), ("MIG-c", 1, "7/1"), ("MIG-b", 1, "10/0")]),
+    ):
+        recording = write_recording(tmp_path / f"{tokens['MIG-a'][4:7]}.sqlite", DEVICES, steady, range(10))
+        device = {"task_id": TASK_ID, "why": "test"}
+        with closing(sqlite3.connect(recording)) as db, db:
+            for number, (uuid, token) in enumerate(tokens.items()):  # their ids are in another order
+                insert(db, "device", device_id=(7 * number) % 3 + 500, uuid=uuid, device_index=1, token=token,
+                       name="MIG 1g", backend="nvml", parent_uuid="GPU-1", **device)  # fmt: skip
+            insert(db, "device", device_id=900, uuid="GPU-x", token="9", backend="none", **device)
+            if tokens is listed:
+                insert(db, "meta", key="environment", value=json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(tokens)}))
+        devices = played(recording).inventory()
+        assert [(d.uuid, d.index, d.slice) for d in devices if d.parent_uuid == "GPU-1"] == expected
+        others = [(d.uuid, d.index, d.name) for d in devices if d.parent_uuid is None]
+        assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
+
+
+def test_files_of_other_programs_are_refused_and_a_strange_environment_is_not(
+    recording: Path, tmp_path: Path, pages: Pages
+) -> None:
+    said = []
+
+    def refuse(path: Path, *changes: str) -> None:
+        if changes:
+            edit(path, *changes)
+        with pytest.raises(BadInput) as caught:
+            played(path)
+        said.append(str(caught.value).replace(f"{tmp_path}/", ""))
+
+    other = tmp_path / "x.csv"
+    refuse(other)
+    for text in ("at_ms,power_w\n1,2\n" * 100, ""):
+        other.write_text(text)
+        refuse(other)
+    for number, value in enumerate(("", "no JSON", "[1]", '{"CUDA_VISIBLE_DEVICES": 7}')):
+        edit(recording, f"INSERT OR REPLACE INTO meta (key, value) VALUES ('environment', '{value}')")
+        assert heard(recording, 0, 3) == [3], number
+    refuse(recording, "DELETE FROM sample")
+    refuse(recording, "DROP TABLE process_sample")
+    refuse(recording, "CREATE TABLE source_file (path TEXT)")
+    pages({"refused.txt": "\n".join(said)})
+    published = TaskFile(tmp_path, devices=2, samples=5).write()
+    reading = replayed(published, 3, index=1)
+    assert isinstance(reading, Reading) and reading.utilization_percent == 80

@@ -1,0 +1,260 @@
+"""Processes: whose they are that use a device, and what the task's own use; what is hidden is not zero."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms.model import ProcessReading, Reading, UsageReading
+from rooms.root import SystemClock
+from rooms.telemetry import (
+    ProcessBook,
+    ProcessLookup,
+    ProcessOwner,
+    ProcessUse,
+    TelemetryWriter,
+    UsageReader,
+    UsageWatch,
+    add_up,
+    growth,
+    pause_s,
+)
+from support.databases import query
+from support.waiting import wait_for
+
+START_MS = 1_800_000_000_000
+MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"
+OTHER_MARK = "BADCJOBS_RECORDING=4821_7.r0.gpu3-99"
+
+
+# --- who a process is -------------------------------------------------------------------------------------------------
+
+
+def lookup(wrapper_pid: int = 2**22 + 1, **more: Path) -> ProcessLookup:
+    return ProcessLookup(wrapper_pid=wrapper_pid, marks=[OTHER_MARK, MARK], **more)
+
+
+HOST, CONTAINER = 4026531836, 4026532811
+ME, OTHER = os.getuid(), os.getuid() + 1
+# Namespace, user of process 42, its environment (None: closed to us), the wrapper → whether it is ours
+OWNERS = [
+    (HOST, OTHER, f"A=1\0{MARK}\0".encode(), 9, True), (HOST, OTHER, f"{OTHER_MARK}\0A=1".encode(), 9, True),
+    (HOST, OTHER, f"{MARK}9\0".encode(), 9, False), (HOST, OTHER, b"A=1\0", 7, True),
+    (HOST, OTHER, b"PATH=/bin\0", 9, False), (HOST, ME, b"PATH=/bin\0", 9, False), (None, ME, b"PATH=/bin\0", 9, False),
+    (CONTAINER, ME, b"PATH=/bin\0", 9, None), (CONTAINER, ME, f"PATH=/bin\0{MARK}\0".encode(), 9, True),
+    (HOST, ME, None, 9, None), (HOST, OTHER, None, 9, False), (HOST, ME, b"", 9, None), (HOST, OTHER, b"", 9, False),
+    (HOST, OTHER, None, 42, True), (HOST, OTHER, b"", 7, True),
+]  # fmt: skip
+
+
+def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path: Path) -> None:
+    """In a container a number may mean another process; an environment that does not say may be our own."""
+    for number, (namespace, uid, environ, wrapper, ours) in enumerate(OWNERS):
+        proc = tmp_path / str(number)
+        for pid, parent in ((42, 7), (7, 1)):
+            (proc / str(pid)).mkdir(parents=True)
+            (proc / f"{pid}/status").write_text(f"Name:\tpython\nPPid:\t{parent}\nUid:\t{uid}\t5\t5\t5\n")
+        (proc / "42/environ").mkdir() if environ is None else (proc / "42/environ").write_bytes(environ)
+        (proc / "self/ns").mkdir(parents=True)
+        if namespace is not None:
+            (proc / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
+        who = lookup(wrapper, proc=proc).look_up(42)
+        assert who.ours is ours, OWNERS[number]
+        is_hidden = namespace == CONTAINER and not ours
+        assert (who.name, who.user is None) == (None if is_hidden else "python", is_hidden)
+    me = lookup(os.getppid()).look_up(os.getpid())
+    assert me == ProcessOwner(Path("/proc/self/comm").read_text().strip(), getpass.getuser(), True)
+    assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None), "it does not exist here"
+
+
+# --- what is written about it -----------------------------------------------------------------------------------------
+
+
+# Two recorders: second → device → what it lists, each a pid, perhaps MiB and percent
+FEEDS: list[dict[float, dict[int, list[tuple[int, ...]] | None]]] = [
+    {0: {1: [(10, 100, 40)], 2: [(20, 50)]}, 1: {1: None}, 5: {1: [(10, 900, 50), (20, 1), (30,)], 2: []},
+     10: {1: [(10, 300)], 2: []}},
+    {20: {1: [(10, 4), (30, 2)]}, 80: {1: [(10, 7)]}, 140.001: {1: [(10, 1)]}},
+]  # fmt: skip
+
+
+def on_device(pid: int, mib: int | None = None, sm: int | None = None) -> ProcessReading:
+    return ProcessReading(pid, None if mib is None else mib * 2**20, sm)
+
+
+def test_every_process_has_one_row_per_device_and_one_sample_per_reading_and_a_second_recorder_goes_on(
+    tmp_path: Path,
+) -> None:
+    """A number that comes back after more than a minute is another process."""
+    path, asked = tmp_path / "r.sqlite", []
+    people = {10: ProcessOwner("python", "ada", True), 20: ProcessOwner("train", "bob", False)}
+
+    def look_up(pid: int) -> ProcessOwner:
+        asked.append(pid)
+        return people.get(pid, ProcessOwner())
+
+    for feeds in FEEDS:
+        with closing(TelemetryWriter(path, 77)) as writer:
+            book = ProcessBook(writer, look_up)
+            if asked:
+                book.resume()
+            for second, devices in feeds.items():
+                lists = {
+                    n: None if said is None else tuple(on_device(*one) for one in said) for n, said in devices.items()
+                }
+                with writer.batch():
+                    readings = [(device, Reading(processes=listed)) for device, listed in lists.items()]
+                    book.write(START_MS + round(1000 * second), readings, {})
+                book.written()
+    assert asked == [10, 20, 30, 10], "each is looked up once"
+    found = """SELECT device_id, pid, name, user, ours, (first_at_ms - ?1) / 1000.0, (last_at_ms - ?1) / 1000.0,
+                      memory_peak_bytes / 1048576 FROM process ORDER BY first_at_ms, device_id, pid"""
+    assert query(path, found, START_MS) == [
+        (1, 10, "python", "ada", 1, 0.0, 80.0, 900), (2, 20, "train", "bob", 0, 0.0, 0.0, 50),
+        (1, 20, "train", "bob", 0, 5.0, 5.0, 1), (1, 30, None, None, None, 5.0, 20.0, 2),
+        (1, 10, "python", "ada", 1, 140.001, 140.001, 1),
+    ]  # fmt: skip
+    samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes / 1048576, sm_percent
+                 FROM process_sample ORDER BY rowid"""
+    assert query(path, samples, START_MS) == [
+        (77, 1, 0, 10, 100, 40), (77, 2, 0, 20, 50, None), (77, 1, 5, 10, 900, 50), (77, 1, 5, 20, 1, None),
+        (77, 1, 5, 30, None, None), (77, 1, 10, 10, 300, None), (77, 1, 20, 10, 4, None), (77, 1, 20, 30, 2, None),
+        (77, 1, 80, 10, 7, None), (77, 1, 140, 10, 1, None),
+    ]  # fmt: skip
+
+
+# --- what the task's own processes use --------------------------------------------------------------------------------
+
+WRAPPER = 100
+
+
+def process(pid: int, parent: int, cpu_ticks: float = 0, started_ticks: float = 1) -> ProcessUse:
+    return ProcessUse(pid, parent, started_ticks, cpu_ticks)
+
+
+def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
+    return {one.pid: one for one in processes}
+
+
+@dataclass
+class Household:
+    """Processes as the kernel keeps them: what a child has used is its parent's as soon as that has waited for it."""
+
+    living: dict[int, ProcessUse] = field(default_factory=lambda: {WRAPPER: process(WRAPPER, 1, 7)})
+    numbers: Iterator[int] = field(default_factory=count)
+    used: float = 0
+
+    def happen(self, what: str, which: int, ticks: int) -> None:
+        pid = sorted(self.living)[which % len(self.living)]
+        if what == "start":
+            child = 1000 + next(self.numbers)
+            self.living[child] = process(child, pid, started_ticks=ticks)
+        elif what == "work":
+            self._add(pid, ticks)
+            self.used += ticks
+        elif pid != WRAPPER and all(one.parent != pid for one in self.living.values()):
+            ended = self.living.pop(pid)
+            self._add(ended.parent, ended.cpu_s)
+
+    def _add(self, pid: int, ticks: float) -> None:
+        one = self.living[pid]
+        self.living[pid] = process(pid, one.parent, one.cpu_s + ticks, one.started_s)
+
+
+EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integers(0, 20), st.integers(1, 50))
+
+
+@given(st.lists(EVENTS, max_size=40))
+@settings(max_examples=60)
+def test_whatever_happens_between_readings_everything_is_counted_exactly_once(
+    events: list[tuple[str, int, int]],
+) -> None:
+    house, counted = Household(), 0.0
+    before = dict(house.living)
+    for what, which, ticks in [*events, ("read", 0, 1)]:
+        if what == "read":
+            counted += growth(before, house.living, lambda one: one.cpu_s)
+            before = dict(house.living)
+        else:
+            house.happen(what, which, ticks)
+    assert counted == house.used
+
+
+def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone() -> None:
+    for before, now, wanted in (
+        (
+            [process(WRAPPER, 1), process(7, WRAPPER, 500)],
+            [process(WRAPPER, 1, 500), process(7, WRAPPER, 2, started_ticks=99)],
+            2,
+        ),
+        (
+            [process(WRAPPER, 1, 10), process(7, WRAPPER, 1000), process(8, WRAPPER, 20)],
+            [process(WRAPPER, 1, 12), process(8, WRAPPER, 25)],
+            5,
+        ),
+    ):
+        assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
+
+
+def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small() -> None:
+    before = used(ProcessUse(WRAPPER, 1, 1, 10.0, 0, 100, 500), ProcessUse(7, WRAPPER, 1, 0.0, 0, 300, 0))
+    now = used(ProcessUse(WRAPPER, 1, 1, 10.5, 0, 100, 1500), ProcessUse(7, WRAPPER, 1, 9.5, 0, 300, 9000))
+    assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
+    assert add_up(now, before, 10.0, cores=64) == UsageReading(1.0, 400, 1000.0, 2, "pss")
+    assert add_up(now, before, 2.0, cores=5).cpu_cores == 5.0
+    assert add_up(now, before, 2.0, cores=4).cpu_cores is None, "more than all cores cannot be true"
+    hidden = used(ProcessUse(WRAPPER, 1, 1, 0.0, 70, 50, 5), ProcessUse(7, WRAPPER, 1, 0.0, 60, None, None))
+    assert add_up(hidden, hidden, 1.0) == UsageReading(0.0, 130, None, 2, "rss"), "all in the coarse way"
+    ended = ProcessUse(7, WRAPPER, 1, 1.0, 0, None, 0, has_ended=True)
+    first = used(ProcessUse(WRAPPER, 1, 1, 0.0, 0, 100, 0))
+    assert add_up({**first, 7: ended}, first, 10.0) == UsageReading(0.1, 100, 0.0, 1, "pss"), "it holds no memory"
+    assert UsageReader(2**30).read(1.0) is None
+
+
+BUSY = "import time\nwhile time.process_time() < 0.3: pass\nopen('/dev/zero', 'rb', 0).read(40_000_000)"
+HOLDS = "import sys\nheld = bytearray(b'x') * 50_000_000\nprint(flush=True)\nsys.stdin.read()"
+
+
+def test_real_programs_are_counted_with_their_time_bytes_and_memory() -> None:
+    reader, clock = UsageReader(os.getpid()), SystemClock()
+    before_s, times = clock.monotonic_s(), os.times()
+    alone = reader.read(before_s)
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+    now_s = clock.monotonic_s()
+    reading = reader.read(now_s)
+    used_s = sum(os.times()[:4]) - sum(times[:4])
+    assert alone is not None and reading is not None
+    assert reading.cpu_cores is not None and reading.read_bytes_per_s is not None
+    assert reading.cpu_cores * (now_s - before_s) == pytest.approx(used_s, abs=0.1)
+    assert 40e6 <= reading.read_bytes_per_s * (now_s - before_s) < 60e6
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        both = reader.read(now_s + 1)
+        child.stdin.close()
+    assert both is not None and both.processes == alone.processes + 1
+    assert 50e6 < both.memory_bytes - reading.memory_bytes < 70e6
+
+
+def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_where_a_reading_is_expensive() -> None:
+    ages_s = {0: 2, 0.5: 2, 2: 2, 5: 5, 100: 10, 3599: 10, 3600: 30, 100_000: 30}
+    assert {age_s: pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
+    assert (pause_s(0, 0.001), pause_s(100, 0.2)) == (1, pytest.approx(40)), "half a percent of the time"
+    watch = UsageWatch(UsageReader(os.getpid()), SystemClock())
+    ((first, first_ms),) = wait_for(lambda: list(watch.take_readings()), "the first reading")
+    wait_for(lambda: SystemClock().now_ms() > first_ms, "the next millisecond")
+    watch.finish()
+    *_, (last, last_ms) = watch.take_readings()
+    assert first.cpu_cores is None and last.cpu_cores is not None and first_ms < last_ms
+    assert watch.memory_held is not None and watch.memory_held.memory_bytes == last.memory_bytes
+    assert list(watch.take_readings()) == []
