@@ -3,14 +3,16 @@
     python tests/bench/telemetry.py                 about 3 minutes
     python tests/bench/telemetry.py --seconds 20    quicker, coarser
 
-Known loads of 5, 30 and 100 % are recorded with ``badcjobs record``; the busy share in the task database is compared
-with what the GPU's own events say, its energy with a power integral taken apart from it, at 50 Hz. Then the recorder's
-process is measured with four devices at 1 Hz. Exits with 1 when a promise was not kept, with 3 without a GPU.
+Known loads of 5, 30 and 100 %, kernels that spin for a share of every period, are recorded with ``badcjobs record``;
+the busy share in the task database is compared with what the GPU's own events say, its energy with a power integral
+taken apart from it, at 50 Hz. Then the recorder's process is measured with four devices at 1 Hz. Exits with 1 when a
+promise was not kept, with 3 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sqlite3
@@ -19,10 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -33,6 +36,80 @@ from support.measured import Promises
 HERE = Path(__file__).parent
 DUTIES = (5, 30, 100)
 Points = Sequence[tuple[float, float]]  # ms, W
+# Every thread looks at the GPU's clock until its time is over.
+SPIN = b"""
+.version 6.0
+.target sm_60
+.address_size 64
+.visible .entry spin(.param .u64 duration_ns)
+{
+    .reg .u64 %now, %end, %duration;
+    .reg .pred %early;
+    ld.param.u64 %duration, [duration_ns];
+    mov.u64 %now, %globaltimer;
+    add.u64 %end, %now, %duration;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.lt.u64 %early, %now, %end;
+    @%early bra again;
+    ret;
+}
+\0"""
+MULTIPROCESSOR_COUNT = 16
+THREADS = 256
+PERIOD_S = 0.1  # from the start of one kernel to that of the next
+
+
+class Cuda:
+    """As much of the driver as is needed to start a kernel and to time it."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        device, count = ctypes.c_int(), ctypes.c_int()
+        context, module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), MULTIPROCESSOR_COUNT, device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(SPIN))
+        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
+        self._blocks = count.value
+        self._events = [ctypes.c_void_p() for _ in range(2)]
+        for event in self._events:
+            self._call("cuEventCreate", ctypes.byref(event), 0)
+
+    def spin(self, duration_ns: int) -> float:
+        """Keep every multiprocessor busy; return how many seconds it really took."""
+        before, after = self._events
+        duration = ctypes.c_uint64(duration_ns)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
+        self._call("cuEventRecord", before, None)
+        self._call("cuLaunchKernel", self._kernel, self._blocks, 1, 1, THREADS, 1, 1, 0, None, arguments, None)
+        self._call("cuEventRecord", after, None)
+        self._call("cuEventSynchronize", after)
+        milliseconds = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(milliseconds), before, after)
+        return milliseconds.value / 1000
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code != 0:
+            raise OSError(f"{name} failed with {code}")
+
+
+def run_load(duty_percent: float, seconds: float) -> dict[str, float]:
+    """Spin for a share of every period; return what was true."""
+    cuda = Cuda()
+    cuda.spin(1_000_000)  # the first launch also loads the kernel
+    started_ms, start_s = time.time() * 1000, time.monotonic()
+    busy_s, periods = 0.0, 0
+    while time.monotonic() - start_s < seconds:
+        busy_s += cuda.spin(int(duty_percent / 100 * PERIOD_S * 1e9))
+        periods += 1
+        time.sleep(max(0.0, start_s + periods * PERIOD_S - time.monotonic()) if duty_percent < 100 else 0)
+    took_s = time.monotonic() - start_s
+    return {"started_ms": started_ms, "ended_ms": started_ms + took_s * 1000, "busy_percent": 100 * busy_s / took_s}
 
 
 def integral_j(points: Points) -> float:
@@ -40,39 +117,31 @@ def integral_j(points: Points) -> float:
     return sum((p1 + p2) / 2 * (t2 - t1) / 1000 for (t1, p1), (t2, p2) in pairwise(points))
 
 
-class PowerMeter:
-    """Reads the power of the first device by itself, 50 times a second."""
+@contextmanager
+def power_meter() -> Iterator[list[tuple[float, float]]]:
+    """Read the power of the first device by itself, 50 times a second."""
+    handle, over = pynvml.nvmlDeviceGetHandleByIndex(0), threading.Event()
+    points: list[tuple[float, float]] = []
 
-    def __init__(self) -> None:
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        self._points: list[tuple[float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def read() -> None:
+        while not over.wait(0.02):
+            points.append((time.time() * 1000, pynvml.nvmlDeviceGetPowerUsage(handle) / 1000))
 
-    def __enter__(self) -> PowerMeter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.02):
-            self._points.append((time.time() * 1000, pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000))
-
-    def joules(self, from_ms: float, to_ms: float) -> float:
-        """Return the energy between two moments."""
-        points = [point for point in self._points if from_ms <= point[0] <= to_ms]
-        return integral_j(points) * (to_ms - from_ms) / (points[-1][0] - points[0][0])
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield points
+    finally:
+        over.set()
+        thread.join()
 
 
 def judge_load(folder: Path, promises: Promises, duty: int, seconds: float) -> None:
     """Record a known load and compare it with what was true."""
     target = folder / f"duty{duty}.sqlite"
-    load = [sys.executable, str(HERE / "gpu_load.py"), f"--duty={duty}", f"--seconds={seconds}"]
+    load = [sys.executable, __file__, f"--duty={duty}", f"--seconds={seconds}"]
     record = [sys.executable, "-m", "badcjobs", "record", "--out", str(target), "--interval", "1", "--", *load]
-    with PowerMeter() as meter:
+    with power_meter() as points:
         done = subprocess.run(record, check=True, capture_output=True, text=True)
     truth: dict[str, float] = json.loads(done.stdout.splitlines()[0])
     columns = "SELECT at_ms, {0} FROM sample WHERE {0} IS NOT NULL ORDER BY at_ms"
@@ -87,7 +156,8 @@ def judge_load(folder: Path, promises: Promises, duty: int, seconds: float) -> N
     promises.just("  recorded", recorded, "%")
     promises.at_most("  difference", abs(recorded - truth["busy_percent"]), 2, "points")
     (from_ms, first_j), (to_ms, last_j) = counter[0], counter[-1]
-    meter_j = meter.joules(from_ms, to_ms)
+    metered = [point for point in points if from_ms <= point[0] <= to_ms]
+    meter_j = integral_j(metered) * (to_ms - from_ms) / (metered[-1][0] - metered[0][0])
     promises.just("  energy, measured apart", meter_j, "J")
     integrated_j = integral_j([point for point in power if from_ms <= point[0] <= to_ms])
     for name, joules in (("counter", last_j - first_j), ("power", integrated_j)):
@@ -109,12 +179,9 @@ def judge_recorder(folder: Path, promises: Promises, seconds: float) -> None:
 
 def measure_recorder(target: Path, seconds: float) -> tuple[float, float, int, float]:
     """Record for some time, with modules compiled as installed ones are; return what the recorder wrote of itself."""
-    recorder = subprocess.Popen(
-        [sys.executable, str(HERE / "four_devices.py"), str(target)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-    )
+    program = [sys.executable, str(HERE / "four_devices.py"), str(target)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    recorder = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     time.sleep(seconds)
     recorder.communicate(b"stop\npublished\n", timeout=30)
     cost = "SELECT cpu_s, (last_at_ms - started_at_ms) / 1000.0, memory_bytes, worst_late_s FROM recorder"
@@ -127,7 +194,11 @@ def measure_recorder(target: Path, seconds: float) -> tuple[float, float, int, f
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=40, help="how long each load lasts (default 40, at least 15)")
+    parser.add_argument("--duty", type=float, help="only make a load of so many percent, and print what was true")
     args = parser.parse_args()
+    if args.duty is not None:
+        print(json.dumps(run_load(args.duty, args.seconds)))
+        return 0
     if args.seconds < 15:
         parser.error("--seconds: at least 15, since the busy share is read every 5 s")
     try:

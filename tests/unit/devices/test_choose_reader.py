@@ -176,7 +176,8 @@ def test_one_dcgmi_gives_each_card_the_shares_that_discovery_names_and_old_ones_
     for _ in range(2):
         own = cards.shares(2)
         cards.clock.sleep(5)
-    assert (own, dcgmi.starts()) == ([0.0, 0.0], []), "a card with its own values needs none"
+    assert [type(share) for share in own] == [float, float]
+    assert dcgmi.starts() == [], "a card with its own values needs none"
     assert cards.shares() == [None, None], "nothing is missing before its first word"
     cards.wait_until(52.345, 100.0)
     sources = cards.reader.read(fake_uuid(0)).sources
@@ -195,7 +196,7 @@ def test_one_dcgmi_gives_each_card_the_shares_that_discovery_names_and_old_ones_
     cards.clock.sleep(5)
     assert cards.shares() == [50.0, reasons[1]]
     cards.clock.sleep(0.1)
-    assert cards.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
+    assert cards.shares() == [f"{NO_GPM}; dcgmi: GPU-I 1 0.5 0.5"] * 2, "with the last line that is no reading"
     cards.reader.close()
     assert not Path(f"/proc/{pid}").exists()
     assert cards.shares() == [None, None], "what it said before is forgotten"
@@ -224,7 +225,9 @@ def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(
             assert cards.shares() == reasons
         assert len(dcgmi.starts()) == starts
         cards.reader.close()
-    assert Cards(monkeypatch, tmp_path).shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
+    without = Cards(monkeypatch, tmp_path)
+    assert without.shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
+    without.reader.close()
     FakeDcgmi(tmp_path, {"0": "GPU-of-others"})
     others = Cards(monkeypatch, tmp_path)
     assert others.shares() == [None, None]

@@ -21,6 +21,7 @@ from support.pages import Pages
 from support.waiting import is_running, wait_for
 
 Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
+DATA = Path(__file__).parents[2] / "data" / "nvidia_smi_words.txt"
 COUNTERLESS = {"energy_j": "nvidia-smi has no energy counter"}
 REAL_LINE = (  # driver 580 on a H200
     "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5, 7, 8, 9, 33, 107.85, 375, 3201, 0x0000000000000011, [N/A], 2, 3, 4"
@@ -73,13 +74,17 @@ def parsed(said: str, column: int = 5, query: Query | None = None) -> Reading:
     return make_reading(line[1], line[2])
 
 
-def test_a_line_is_a_reading_and_what_is_no_value_is_none_with_the_reason_and_never_zero() -> None:
-    fan = {"fan_percent": "N/A", **COUNTERLESS}
-    whole = Reading(
-        7, 8, 9 * 2**20, 33, 107.85, None, 375, 3201, 0x11, busy_percent=7.0, ecc_errors=2, encoder_percent=3,
-        decoder_percent=4, missing=fan, sources={"busy_percent": "utilization"},
-    )  # fmt: skip
-    assert parsed("107.85") == whole
+def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_and_never_zero(pages: Pages) -> None:
+    usual = shown(parsed("107.85"))
+    lines = [REAL_LINE, "  " + ", ".join(f"{name} {text}" for name, text in usual.items()), ""]
+    for number, (name, *words) in enumerate(line.split() for line in DATA.read_text().split("\n\n")[1].splitlines()):
+        for said in [*words, ""] if words else []:
+            changed = shown(parsed(said, number + 1)).items() - usual.items()
+            lines.append(f"{name} {said}: " + ", ".join(f"{name} {text}" for name, text in sorted(changed)))
+    pages({"numbers.txt": "\n".join(lines)})
+    query = Query(SAMPLE_FIELDS)
+    for text in ("-5", "-999999", "10001"):
+        assert parsed(text, query=query).missing["power_w"] == "implausible value: -5"
     uuid, *fields = REAL_LINE.split(", ")
     for text in ("", "No devices were found", "Unable to determine the device handle for GPU 0: GPU is lost.", "0, 1",
                  REAL_LINE.replace("GPU-", ""), ", ".join([uuid, *fields[1:]])):  # fmt: skip
@@ -88,27 +93,6 @@ def test_a_line_is_a_reading_and_what_is_no_value_is_none_with_the_reason_and_ne
     assert lost is not None
     with pytest.raises(DeviceUnreadable, match=r"^no metric can be read: GPU is lost$"):
         make_reading(lost[1], lost[2])
-
-
-NAMES = {1: "utilization", 3: "memory", 4: "temperature", 5: "power", 6: "clock", 8: "throttle", 10: "ecc"}
-SAID = {
-    1: "100 101 -1 [N/A]", 3: f"-5 1e300 {2**33} {2**33 + 1}", 4: f"-50 -51 200 201 {'9' * 19}", 6: "100000 100001",
-    5: "0 -0.1 10000 10000.1 nan [N/A] [Not_Supported] ERR! N/A x", 8: "0x7FFFFFFFFFFFFFFF 0xFFFFFFFFFFFFFFFF -0x1",
-    10: f"{2**53} 18446744073709551615",
-}  # fmt: skip
-
-
-def test_a_number_that_cannot_be_is_none_with_the_first_reason_however_it_changes(pages: Pages) -> None:
-    lines = []
-    usual = shown(parsed("107.85"))
-    for column, texts in SAID.items():
-        for said in [*texts.split(), ""]:
-            changed = shown(parsed(said, column)).items() - usual.items()
-            lines.append(f"{NAMES[column]} {said}: " + ", ".join(f"{name} {text}" for name, text in sorted(changed)))
-    pages({"numbers.txt": "\n".join(lines)})
-    query = Query(SAMPLE_FIELDS)
-    for text in ("-5", "-999999", "10001"):
-        assert parsed(text, query=query).missing["power_w"] == "implausible value: -5"
     assert set(METRICS) <= set(LIMITS)
     with closing(sqlite3.connect(":memory:")) as db:
         for low, high in LIMITS.values():

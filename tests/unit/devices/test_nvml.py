@@ -98,29 +98,6 @@ def test_whatever_one_call_answers_the_other_metrics_are_given_and_none_is_inven
                     assert value == getattr(healthy, metric), (call, metric)
 
 
-# NVML's codes → how often a call that answers so is made in four readings.
-CODES = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED: 1, pynvml.NVML_ERROR_NO_PERMISSION: 1, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: 1,
-    25: 1, 26: 1,  # the driver does not have this version of the call yet, or no longer
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: 4, pynvml.NVML_ERROR_TIMEOUT: 4, pynvml.NVML_ERROR_UNKNOWN: 4,
-}  # fmt: skip
-
-
-def test_what_a_card_refuses_is_asked_once_and_everything_else_every_time(bench: OpenBench) -> None:
-    for code, calls in CODES.items():
-        one = bench(answering=f"power:0={code},fan:0={code},energy:0={code},pcie={code}", unsupported="gpm")
-        reasons = set()
-        for _ in range(4):
-            reading = one.read_later(5)
-            reasons.add(tuple(reading.missing[metric] for metric in ("power_w", "fan_percent", "energy_j")))
-        assert [one.stand_in.calls(call, 0) for call in ("power", "fan", "energy")] == [calls] * 3, code
-        fields = 1 if code == pynvml.NVML_ERROR_INVALID_ARGUMENT else calls  # a driver without this field
-        assert one.stand_in.calls("fields", 0) == fields, code
-        assert len(reasons) == 1
-        assert one.read(1).power_w == 110.0
-        one.reader.close()
-
-
 def test_old_and_new_versions_of_driver_and_binding_are_asked_in_their_own_way(
     bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.devices import ReplayReader, SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
+from rooms.devices import SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
 from rooms.model import InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
 from rooms.root import BadInput, DeviceUnreadable, GpuReader
 from support.device_stories import FACTS, facts_of, shown
@@ -26,10 +26,11 @@ from support.recorded_tape import BEGIN_MS, TASK_ID, Said, add_gap, insert, writ
 from support.task_files import TaskFile
 
 STARTED_AT_MS = 1_800_000_000_000
+DATA = Path(__file__).parents[2] / "data"
 
 
-def opened(at_s: float = 0, started_at_ms: int = STARTED_AT_MS, **stand_in: Any) -> GpuReader:
-    return open_reader(StandIn(**stand_in), HandClock(STARTED_AT_MS + round(at_s * 1000)), started_at_ms, None)
+def opened(at_s: float = 0, **stand_in: Any) -> GpuReader:
+    return open_reader(StandIn(**stand_in), HandClock(STARTED_AT_MS + round(at_s * 1000)), STARTED_AT_MS, None)
 
 
 def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
@@ -39,24 +40,13 @@ def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
     return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
 
 
-# Name, script, seconds
-COURSES: list[tuple[str, dict[str, Any], Sequence[float]]] = [
-    ("a wave", {}, (0, 15, 30, 45, 60)), ("steps", {"load": [[10, 90], [20, 4.6]]}, (9.999, 10, 20, 1000)),
-    ("idle", {"load": []}, (7,)), ("full, and a clock that was set back", {"load": [[0, 100]]}, (1, -5)),
-    ("lost from 10 to 20 s", {"load": [], "lost_at_s": 10, "back_at_s": 20}, (0, 9.999, 10, 19.999, 20, 500)),
-    ("lost for ever", {"load": [], "lost_at_s": 10}, (9.999, 10, 10**6)),
-    ("without energy", {"load": [], "unsupported": ["energy_j"]}, (1,)),
-    ("two processes", {"load": [], "processes": [[4711, 900], [4712, 0]]}, (1,)),
-    ("no process", {"load": [], "processes": []}, (1,)),
-]  # fmt: skip
-
-
 def test_all_values_depend_only_on_the_script_and_the_seconds(pages: Pages) -> None:
     lines = []
-    for name, table, times in COURSES:
+    for line in (DATA / "simulation_courses.txt").read_text().splitlines()[2:]:
+        name, table, *times = line.split(" | ")
         for at_s in times:
             try:
-                said = shown(read_at(at_s, 1, **table))
+                said = shown(read_at(float(at_s), 1, **json.loads(table)))
             except DeviceUnreadable as reason:
                 said = {"unreadable:": str(reason)}
             known = ", ".join(f"{key} {value}" for key, value in said.items() if value != "–")
@@ -112,9 +102,8 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path:
     pages({"scripts.txt": "\n".join(said)})
     assert opened(simulate=1).why == "1 simulated device requested"
     assert opened(simulate=0).inventory() == []
-    file.write_text(
-        f"[[device]]\nindex = 0\nprocesses = [[{os.getpid()}, 900], [4194999, 10]]\n"
-    )  # no pid is that high
+    processes = f"[[{os.getpid()}, 900], [4194999, 10]]"  # no pid is that high
+    file.write_text(f"[[device]]\nindex = 0\nprocesses = {processes}\n")
     everything = list_granted({}, HandClock(), stand_in=StandIn(script=str(file)), everything=True)
     me = psutil.Process()
     assert everything.devices[0].processes == (
@@ -135,8 +124,8 @@ def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) 
 
 
 def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path: Path, pages: Pages) -> None:
-    data, file, said = Path(__file__).parents[2] / "data", tmp_path / "script.toml", []
-    for line in (data / "simulation_mistakes.txt").read_text().splitlines()[1:]:
+    file, said = tmp_path / "script.toml", []
+    for line in (DATA / "simulation_mistakes.txt").read_text().splitlines()[1:]:
         file.write_text(line.replace("; ", "\n"))
         with pytest.raises(BadInput) as caught:
             opened(script=str(file))
@@ -149,7 +138,6 @@ def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_pa
     assert parse_script({}) == (1, ())
 
 
-NOW_MS = 1_900_000_000_000
 DEVICES = [InventoryDevice(index, f"GPU-{index}", "Tesla V100", "nvml", 2**34, 300.0) for index in (0, 1)]
 
 
@@ -171,13 +159,9 @@ def edit(path: Path, *changes: Callable[[sqlite3.Connection], object] | str) -> 
             db.execute(change) if isinstance(change, str) else change(db)
 
 
-def played(path: Path, at_s: float = 0) -> ReplayReader:
-    return ReplayReader(path, clock=HandClock(NOW_MS + round(at_s * 1000)), started_at_ms=NOW_MS)
-
-
 def replayed(path: Path, at_s: float, index: int = 0) -> Reading | str:
     """Return the reading, or why there is none."""
-    with closing(played(path, at_s)) as reader:
+    with closing(opened(at_s, replay=str(path))) as reader:
         try:
             return reader.read(f"GPU-{index}")
         except DeviceUnreadable as reason:
@@ -192,7 +176,7 @@ def heard(path: Path, index: int, *seconds: float) -> list[int | str | None]:
 
 def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(recording: Path) -> None:
     before = recording.read_bytes()
-    reader = played(recording)
+    reader = opened(replay=str(recording))
     assert reader.inventory() == [replace(device, backend="replay") for device in DEVICES]
     assert reader.why == f"replay of {recording}, 10.0 s long, repeated at its end"
     assert heard(recording, 0, -5, 0, 0.999, 1, 3.5, 9, 9.999, 10, 13, 1005) == [0, 0, 0, 1, 3, 9, 9, 0, 3, 5]
@@ -231,7 +215,7 @@ def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(re
     assert heard(rare, 0, 29, 59, 89, 90) == [0, 30, 60, 0], "the usual interval is 30 s"
     for name, times, length_s in (("one", [0], "1.0"), ("two", [0, 30], "60.0")):
         short = write_recording(tmp_path / f"{name}.sqlite", DEVICES[:1], steady, times)
-        assert played(short).why.endswith(f" {length_s} s long, repeated at its end")
+        assert opened(replay=str(short)).why.endswith(f" {length_s} s long, repeated at its end")
 
 
 def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: Path) -> None:
@@ -268,7 +252,7 @@ def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their
             insert(db, "device", device_id=900, uuid="GPU-x", token="9", backend="none", **device)
             if tokens is listed:
                 insert(db, "meta", key="environment", value=json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(tokens)}))
-        devices = played(recording).inventory()
+        devices = opened(replay=str(recording)).inventory()
         assert [(d.uuid, d.index, d.slice) for d in devices if d.parent_uuid == "GPU-1"] == expected
         others = [(d.uuid, d.index, d.name) for d in devices if d.parent_uuid is None]
         assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
@@ -283,7 +267,7 @@ def test_files_of_other_programs_are_refused_and_a_strange_environment_is_not(
         if changes:
             edit(path, *changes)
         with pytest.raises(BadInput) as caught:
-            played(path)
+            opened(replay=str(path))
         said.append(str(caught.value).replace(f"{tmp_path}/", ""))
 
     other = tmp_path / "x.csv"

@@ -1,8 +1,9 @@
-"""What every GpuReader promises; each implementation brings a bench that can break its devices."""
+"""What every GpuReader promises, each with a bench that can break its devices; and what every Clock does."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from rooms.devices import AmdReader, NvidiaSmiReader, NvmlReader, ReplayReader, SimulatedDevice, SimulatedReader
 from rooms.model import METRICS, Reading
-from rooms.root import DeviceUnreadable, GpuReader, SystemClock
+from rooms.root import Clock, DeviceUnreadable, GpuReader, SystemClock
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml
@@ -199,3 +200,26 @@ def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(ben
             assert re.search(r"\w", str(reason))
     unlisted.close(), reader.close()
     bench.open().close()
+
+
+@pytest.mark.parametrize("kind", [SystemClock, HandClock])
+def test_time_goes_forward_by_what_was_slept_in_whole_milliseconds_of_this_century(kind: type[Clock]) -> None:
+    clock = kind()
+    assert type(clock.now_ms()) is int
+    assert 1_600_000_000_000 < clock.now_ms() < 5_000_000_000_000
+    seen = []
+    for seconds in (0.02, 0, -1, -0.5, *[0.0002] * 20):
+        seen.append((clock.now_ms(), clock.monotonic_s()))
+        clock.sleep(seconds)
+    assert seen == sorted(seen)
+    assert seen[1][0] - seen[0][0] >= 19 and seen[1][1] - seen[0][1] >= 0.0199
+
+
+def test_the_system_clock_tells_utc_and_a_step_of_the_system_time_does_not_reorder_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SystemClock()
+    before_ms, wall_s = clock.now_ms(), time.time()
+    assert abs(before_ms - wall_s * 1000) < 500
+    monkeypatch.setattr(time, "time", lambda: wall_s - 3600)
+    assert clock.now_ms() >= before_ms
