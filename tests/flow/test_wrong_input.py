@@ -17,41 +17,7 @@ from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site
 from support.behaviour import FixedSite
 from support.pages import Pages
 
-CPU = "--engine demo --cpu-workers 1 --no-emit-gpu-telemetry"  # ON_CPU
-RUN = "run good.csv --out x"
-CASES = {
-    "usage": [
-        "dance", "merge --loud", "run m.csv --grace 5", "report july --markdown", "demo extra", f"{RUN} --retries few",
-        "serve --port x", "serve --port 70000", "monitor --interval 0", "monitor a b", "submit good.csv -- --out y",
-        "submit good.csv -- --shard 0/2", "submit good.csv -- other.csv", "plan good.csv -- --tasks 3", "guide cooking",
-    ],
-    "settings": [
-        "check --config run.cutt=false", "record --out r.sqlite --config run.live_mode=fast", "run good.csv",
-        "run good.csv --config wrong.toml --config run.grace_s=-1 --out x", f"{RUN} --engine fax --interval 0", "merge",
-        "gpus --simulate 0", "export --config no.toml", RUN + " --cpu-workers 1 --command 'x {input} {output} {gpu}'",
-        f"{RUN} {CPU} --engine-arg=--volume=11", f"{RUN} --engine demo --simulate script.toml",
-        f"{RUN} --engine hawkears --simulate 1 --hawkears-python /no/python",
-    ],
-    "sources": [
-        *(f"run {source} {CPU} --out x"
-          for source in ("no.csv", "empty.csv", "latin.csv", "silence", "mistakes.csv", "latin")),
-        f"run good.csv {CPU} --out good.csv",
-    ],
-    "results": [
-        "merge nowhere", "report nowhere", "report good.csv", "monitor nowhere", "monitor good.csv", "monitor audio",
-        "report july --markdown - --prometheus -", "demo --out good.csv", "record --out r.xls", "record --out no/r.csv",
-        "record", "monitor july --simulate 2", "serve nowhere --port 0", "serve july --simulate 1 --port 0",
-        "serve --simulate 1 --host 0.0.0.0 --port 0 --json", "export nowhere --out y",
-    ],
-    "environment": [
-        f"{RUN} {CPU} --config run.live_mode=local", f"{RUN} {CPU}", "serve --simulate 1 --port 0",
-        "serve --simulate 1 --port 0",
-    ],
-}  # fmt: skip
-ENVIRONMENTS = [
-    {"TMPDIR": "/nowhere"}, {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "first"}, {"BADCJOBS_POLL_S": "soon"},
-    {"BADCJOBS_TOKEN": "my secret"},
-]  # fmt: skip
+CASES = Path(__file__).parents[1] / "data" / "wrong_commands.txt"
 FILES = {
     "empty.csv": b"", "latin.csv": MANIFEST_HEADER.encode() + b"\nrec\xff,c0,x.wav,0,1,0,,\n", "silence/notes.txt": b"",
     "script.toml": b"[[device]]\nspeed = 1\n", "july/run.toml": b"",
@@ -80,13 +46,17 @@ def place() -> Iterator[FixedSite]:
 
 def test_every_wrong_command_is_answered(place: FixedSite, pages: Pages) -> None:
     before, said = {*place.folder.rglob("*")}, {}
-    for name, commands in CASES.items():
-        answers, envs = [], ENVIRONMENTS if name == "environment" else ()
-        for line, done in zip(commands, place.badcjobs_each([*map(shlex.split, commands)], envs), strict=True):
-            assert (done.stdout, "Traceback" in done.stderr) == ("", False)
-            words = OF_OTHERS.sub("", place.plain(done.stderr))
-            answers.append(f"$ badcjobs {line}\nexit code {done.exit_code}\n{words}")
-        said[f"{name}.txt"] = re.sub("TOKEN=[0-9a-f]{32}", "TOKEN=32-HEX-DIGITS", "\n".join(answers))
+    for case in CASES.read_text().split("=== ")[1:]:
+        name, *lines = case.splitlines()
+        envs, commands = zip(*(line.split("badcjobs ", 1) for line in lines), strict=True)
+        changes = [dict(word.split("=") for word in shlex.split(env)) for env in envs]
+        answers = place.badcjobs_each([*map(shlex.split, commands)], changes)
+        assert {(done.stdout, "Traceback" in done.stderr) for done in answers} == {("", False)}
+        text = "\n".join(
+            f"$ {line}\nexit code {done.exit_code}\n{OF_OTHERS.sub('', place.plain(done.stderr))}"
+            for line, done in zip(lines, answers, strict=True)
+        )
+        said[name] = re.sub("TOKEN=[0-9a-f]{32}", "TOKEN=32-HEX-DIGITS", text)
     pages(said)
     left = {path for path in {*place.folder.rglob("*")} - before if place.folder / "said" not in path.parents}
     assert {path for path in left if "cache" not in path.parts} == set(), "a refused command has left something"

@@ -20,65 +20,10 @@ from rooms.planning import project_text
 from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
 from support.pages import Pages
 
-RUN = {"source": ["m.csv"]}
-# name → (badcjobs.toml, values of --config, options)
-CASES: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "defaults": ("", [], RUN),
-    "no source": ("", [], {}),
-    "no source, empty": ("", [], {"source": []}),
-    "file": ('[run]\nengine = "demo"\nretries = 7\ninterval = 5\nengine_arg = ["--burn-s=1"]\n', [], RUN),
-    "option over file": ("[run]\nretries = 7\nresume = true\n", [],
-                         {**RUN, "retries": 0, "resume": False, "interval": None}),
-    "key over file, option over both": ('[run]\ngrace_s = 5\nretries = 7\n', ["run.grace_s=60", "run.retries=3"],
-                                        {**RUN, "retries": 1}),
-    "paths start at the file": ('site = "./s.toml"\n[run]\nsource = ["a.csv", "/b"]\nroot = "audio"\nout = "runs"\n'
-                                'hawkears_python = "python3"\nsimulate = 3\n', ["run.hawkears_root=models"], {}),
-    "paths, not names": ('[run]\nhawkears_python = "env/bin/python"\nsimulate = "s.toml"\n', [], RUN),
-    "command": ("", [], {**RUN, "command": "x {input} {output}"}),
-    "command without one": ("", [], {**RUN, "engine": "command"}),
-    "empty command": ("", [], {**RUN, "command": ""}),
-    "command and another engine": ("", [], {**RUN, "engine": "demo", "command": "x"}),
-    "overlap without length": ("[run]\noverlap = 3\n", [], RUN),
-    "overlap too long": ("", [], {**RUN, "chunk_length": 5.0, "overlap": 4.5}),
-    "longest overlap": ("", [], {**RUN, "chunk_length": 5.0, "overlap": 4.0}),
-    "negative overlap": ("", [], {**RUN, "chunk_length": 5.0, "overlap": -1.0}),
-    **{f"chunk of {one} s": ("", [], {**RUN, "chunk_length": one}) for one in (0.9, 1.0, 86400.0, 86401.0)},
-    "failed chunks need resume": ("", ["run.retry_failed=false"], {**RUN, "resume": False}),
-    "failed chunks": ("", ["run.retry_failed=false"], RUN),
-    "values as text": ("", ["run.stage=always", "run.cut=auto", "run.root=a = 3"], RUN),
-    "values as TOML": ("", ['run.stage="never"', "run.engine_arg=['-x', 'y=z']", "run.cut=true", "run.root="], RUN),
-    "a date is a text": ("", ["run.root=2026-07-01"], RUN),
-    "empty out": ('[run]\nout = "runs/x"\n', [], {**RUN, "out": ""}), "empty key": ("", ["run.out=''"], RUN),
-    **{f"stop after {one}": ("", [f"run.stop_after={one}"], RUN)
-       for one in ("90", '"90"', "01:30:00", "1-0:00:00", "", "'abc'", "-5", "'1:2:3:4'", "'1:60:00'")},
-    **{f"workers {one}": ("", [], {**RUN, "workers_per_gpu": one}) for one in ("auto", "1", "64", "65", "0", "٣")},
-    **{f"simulate {one}": ("", [], {**RUN, "simulate": one}) for one in ("1", "0", "-3", "tape.sqlite")},
-    "too few": ("", [], {**RUN, "max_gpus": 0}),
-    "several wrong options": ("", [], {"interval": -1.0, "retries": -1}),
-    "not UTF-8": ("", [], {**RUN, "root": "caf\udce9"}),
-    "not UTF-8 in a list": ("", [], {**RUN, "engine_arg": ["ok", "caf\udce9"]}),
-    "mistakes of a file": ('speed = 1\n[run]\nretrys = 3\nretries = "x"\nengine = "fast"\nxyzzy = 1\n"in" = 2\n'
-                           '[submit]\ntime = "soon"\nmem = "much"\n', [], RUN),
-    "a text for a list": ('[run]\nsource = "m.csv"\n', [], {}),
-    "a date": ("[run]\nroot = 2026-07-01\n", [], RUN),
-    "outside its table": ("retries = 3\n", [], RUN), "a table nobody knows": ("[runs]\nretries = 3\n", [], RUN),
-    "in another table": ("[run]\ntasks = 3\n", [], RUN), "no table": ("run = 3\nalerts = 4\n", [], RUN),
-    "shard in a file": ('[run]\nshard = "0/2"\n', ["run.shard=0/2"], RUN), "shard": ("", [], {**RUN, "shard": "0/2"}),
-    "unknown keys": ("", ["run.grace=5", "grace_s=5", "runs.retries=5", "alerts.idle=3", "recording.patterns=[]",
-                          "xyzzy=1"], RUN),
-    "a key without a value": ("", ["run.grace_s"], RUN), "a table as a key": ("", ["run=1"], RUN),
-    "two files": ("", ["a.toml", "run.grace_s=3", "b/c=d.toml"], RUN), "no such file": ("", ["gone.toml"], RUN),
-    "no TOML": ("", ["bad.toml"], RUN), "Latin-1": ("", ["latin.toml"], RUN), "a folder": ("", ["."], RUN),
-    "alerts": ("[alerts]\nidle_s = 60\ntemperature_c = 70\n",
-               ["alerts.temperature_c=75", "recordings.patterns=['{location}/*']"], RUN),
-    "wrong alerts": ("[alerts]\nidle_s = 0\nmemory_percent = 101\npower_percent = 100\nmin_interval_s = -1\n"
-                     "command = ''\nenergy_percent = nan\n", ["alerts.temperature_c=0", "recordings.patterns=3"], RUN),
-    "wrong kinds of alerts": ("[alerts]\nidle_s = true\nmin_interval_s = 'x'\nheat = 3\ncommand = \"a 'b\"\n"
-                              "[recordings]\npatterns = ['a', '{location}']\n", [], RUN),
-    "alerts off": ("[alerts]\nmin_interval_s = 0\nidle_s = 1\ncommand = 'say --token xyzzy'\n", [], RUN),
-    "hook is no text": ("[alerts]\ncommand = 3\n", ["recordings.patterns=[1]"], RUN),
-    "a run.toml": ('written_by = "x"\n[run]\nretries = 3\n[array]\nfirst = 0\n', [], RUN),
-}  # fmt: skip
+CASES = (Path(__file__).parents[2] / "data" / "settings_cases.txt").read_text().split("=== ")[1:]
+GIVEN = re.compile(
+    r"(?m)^(config|options) (.*)\n"
+)  # a value of --config; options, beside a source; the rest is the file
 
 
 def plain(text: str, folder: Path) -> str:
@@ -96,10 +41,12 @@ def test_what_files_keys_and_options_together_mean(tmp_path: Path, pages: Pages)
     (tmp_path / "bad.toml").write_text("[run\n")
     (tmp_path / "latin.toml").write_bytes(b'[run]\nroot = "caf\xe9"\n')
     said: dict[str, list[str]] = {"right.txt": [], "wrong.txt": []}
-    for name, (text, words, options) in CASES.items():
-        (tmp_path / NAME).write_text(text)
+    for case in CASES:
+        name, _, text = case.partition("\n")
+        (tmp_path / NAME).write_text(GIVEN.sub("", text))
+        options = {"source": ["m.csv"], **json.loads(dict(GIVEN.findall(text)).get("options", "{}"))}
         try:
-            project = Project.read(words, tmp_path)
+            project = Project.read([word for kind, word in GIVEN.findall(text) if kind == "config"], tmp_path)
             answer = changed(project.make(RunSettings, options, "run"))
             said["right.txt"].append(f"{name}\n{answer}" + (f"\n    site {project.site}" if project.site else ""))
         except BadInput as error:
