@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.badcjobs_program import Site
-from support.order_of_tests import by_folder, runs_against_the_clock
 from support.pages import Pages
 
+# The longest first, so that no worker of the suite ends alone with it; whether a test watches real processes.
+RINGS = {"slurm": True, "flow": True, "faults": True, "contract": True, "unit": False, "browser": True}
 MOST_RETRIES = 2  # of a run: more than that is not a busy machine, but a test that is not steady
 
 
@@ -34,9 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first; give a second try to those that watch real processes."""
-    items.sort(key=by_folder)
-    for item in filter(runs_against_the_clock, items):
-        item.add_marker(pytest.mark.flaky(reruns=1))
+    rings = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
+    items.sort(key=lambda item: [*RINGS].index(rings[item]))
+    for item in items:
+        if RINGS[rings[item]]:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

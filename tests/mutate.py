@@ -3,7 +3,7 @@
     python tests/mutate.py badcjobs/workers/retry.py badcjobs/store/merge.py -n 20 --seed 7
     python tests/mutate.py badcjobs/report/*.py -n 30 -- tests/unit/report tests/flow/test_behaviour_pack.py
 
-Without tests after ``--``, those of the file's room and the behaviour pack are run. Prints every change that nothing
+Without tests after ``--``, those of the files' rooms and the behaviour pack are run. Prints every change that nothing
 noticed, and the share that was caught.
 """
 
@@ -18,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 OTHER = {
@@ -42,7 +44,7 @@ class Mutation:
     end: int
     text: str
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         old = self.path.read_bytes()[self.start : self.end].decode()
         return f"{self.path.relative_to(REPOSITORY)}:{self.line}: {' '.join(old.split())[:90]}  →  {self.text[:90]}"
 
@@ -50,24 +52,20 @@ class Mutation:
 def mutations(path: Path) -> list[Mutation]:
     """Return every change that we know of for a file."""
     source = path.read_bytes()
-    tree = ast.parse(source)
-    offsets = [0]
-    for line in source.splitlines(keepends=True):
-        offsets.append(offsets[-1] + len(line))
+    lines = source.splitlines(keepends=True)
+    offsets = [0, *accumulate(map(len, lines))]
 
-    def place(node: ast.expr | ast.stmt) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
+    def place(node: Any) -> tuple[int, int]:
         return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
 
-    def text_of(node: ast.expr | ast.stmt) -> str:
-        start, end = place(node)
-        return source[start:end].decode()
+    def text_of(node: ast.AST) -> str:
+        return source[slice(*place(node))].decode()
 
-    found = []
-    for node in working_nodes(tree):
-        for target, text in changes(node, text_of):
-            found.append(Mutation(path, target.lineno, *place(target), text))
-    return found
+    nodes = working_nodes(ast.parse(source))
+    return [
+        Mutation(path, target.lineno, *place(target), text)
+        for node in nodes for target, text in changes(node, text_of)
+    ]  # fmt: skip
 
 
 def working_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -92,12 +90,12 @@ def is_speech(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in SPEECH
 
 
-def changes(node: ast.AST, text_of) -> Iterator[tuple[ast.expr | ast.stmt, str]]:  # type: ignore[no-untyped-def]
+def changes(node: ast.AST, text_of: Callable[[ast.AST], str]) -> Iterator[tuple[Any, str]]:
     """Return what a node may become."""
     match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OTHER:
-            yield node, f"({text_of(left)} {OTHER[type(op)]} {text_of(right)})"
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OTHER and not is_text(left, right):
+        case ast.Compare(left=left, ops=[op], comparators=[right]) | ast.BinOp(left=left, op=op, right=right) if type(
+            op
+        ) in OTHER and not (isinstance(node, ast.BinOp) and is_text(left, right)):
             yield node, f"({text_of(left)} {OTHER[type(op)]} {text_of(right)})"
         case ast.BoolOp(op=op, values=values):
             other = " or " if isinstance(op, ast.And) else " and "
@@ -126,74 +124,65 @@ def changes(node: ast.AST, text_of) -> Iterator[tuple[ast.expr | ast.stmt, str]]
 
 def is_text(*nodes: ast.expr) -> bool:
     """Return whether an operand is a text or a list, for which the other operator is only a crash."""
-    return any(isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple)) for node in nodes) or any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) for node in nodes
-    )
+    kinds = (ast.JoinedStr, ast.List, ast.Tuple)
+    return any(isinstance(node, kinds) or isinstance(getattr(node, "value", None), str) for node in nodes)
 
 
-class Copy:
-    """A copy of the repository, by hard links, of which one file at a time is different."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.chmod(0o755)  # some tests work as the user nobody
-        self._folder = folder / "repository"
-        kept_back = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".*_cache", "node_modules")
-        shutil.copytree(REPOSITORY, self._folder, copy_function=os.link, ignore=kept_back)
-
-    def run(self, tests: list[str], timeout_s: float | None) -> bool:
-        """Return whether the tests pass."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        env = {**os.environ, "PYTHONPATH": str(self._folder)}
-        try:
-            done = subprocess.run(
-                [*command, "--tb=no", *tests], cwd=self._folder, env=env, capture_output=True, timeout=timeout_s
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
-
-    def is_noticed(self, mutation: Mutation, tests: list[str], timeout_s: float) -> bool:
-        source = mutation.path.read_bytes()
-        changed = self._folder / mutation.path.relative_to(REPOSITORY)
-        changed.unlink()
-        changed.write_bytes(source[: mutation.start] + mutation.text.encode() + source[mutation.end :])
-        try:
-            return not self.run(tests, timeout_s)
-        finally:
-            changed.write_bytes(source)
+def make_copy(folder: Path) -> Path:
+    """Copy the repository by hard links."""
+    folder.chmod(0o755)  # some tests work as the user nobody
+    kept_back = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".*_cache", "node_modules")
+    return Path(shutil.copytree(REPOSITORY, folder / "repository", copy_function=os.link, ignore=kept_back))
 
 
-def tests_of(path: Path) -> list[str]:
-    room = REPOSITORY / "tests" / "unit" / path.parent.name
-    own = room if room.is_dir() else REPOSITORY / "tests" / "unit" / "root"
-    return [str(own.relative_to(REPOSITORY)), "tests/flow/test_behaviour_pack.py"]
+def passes(copy: Path, tests: list[str], timeout_s: float | None = None) -> bool:
+    """Return whether the tests pass in a copy."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    try:
+        return subprocess.run(words, cwd=copy, env=env, capture_output=True, timeout=timeout_s).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def is_noticed(copy: Path, mutation: Mutation, tests: list[str], timeout_s: float) -> bool:
+    source = mutation.path.read_bytes()
+    changed = copy / mutation.path.relative_to(REPOSITORY)
+    changed.unlink()
+    changed.write_bytes(source[: mutation.start] + mutation.text.encode() + source[mutation.end :])
+    try:
+        return not passes(copy, tests, timeout_s)
+    finally:
+        changed.write_bytes(source)
+
+
+def tests_of(path: Path) -> str:
+    room = f"tests/unit/{path.resolve().parent.name}"
+    return room if (REPOSITORY / room).is_dir() else "tests/unit/root"
 
 
 def main() -> int:
-    own = sys.argv[1:]
-    tests = own[own.index("--") + 1 :] if "--" in own else []
+    words = [*sys.argv[1:], "--"]
+    before, after = words[: words.index("--")], words[words.index("--") + 1 : -1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="product files to change")
     parser.add_argument("-n", type=int, default=20, help="how many changes to try (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses other places")
-    args = parser.parse_args(own[: own.index("--")] if "--" in own else own)
+    args = parser.parse_args(before)
+    tests = after or [*sorted({*map(tests_of, args.files)}), "tests/flow/test_behaviour_pack.py"]
     every = [mutation for path in args.files for mutation in mutations(path.resolve())]
     chosen = random.Random(args.seed).sample(every, min(args.n, len(every)))
-    clean_s: dict[tuple[str, ...], float] = {}
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        copy = Copy(Path(folder))
+        copy, started_s = make_copy(Path(folder)), time.monotonic()
+        if not passes(copy, tests):
+            print(f"the tests fail without any change: {' '.join(tests)}")
+            return 2
+        timeout_s = 60 + 5 * (time.monotonic() - started_s)
         for number, mutation in enumerate(chosen, 1):
-            asked = tests or tests_of(mutation.path)
-            if tuple(asked) not in clean_s:
-                started_s = time.monotonic()
-                if not copy.run(asked, None):
-                    print(f"the tests fail without any change: {' '.join(asked)}")
-                    return 2
-                clean_s[tuple(asked)] = time.monotonic() - started_s
-            if not copy.is_noticed(mutation, asked, 60 + 5 * clean_s[tuple(asked)]):
+            if not is_noticed(copy, mutation, tests, timeout_s):
                 survivors += 1
-                print(f"SURVIVED  {mutation.describe()}", flush=True)
+                print(f"SURVIVED  {mutation}", flush=True)
             if number % 10 == 0:
                 print(f"  … {number} of {len(chosen)} tried, {number - survivors} caught", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} caught ({1 - survivors / len(chosen):.0%})")

@@ -33,9 +33,7 @@ from rooms.workers import (
     StreamSession,
 )
 from support.audio import make_wav
-from support.fake_hawkears import NAMES, hear, make_fake_root
-from support.fake_hawkears1 import make_fake_hawkears1
-from support.fake_hawkears_package import fake_package_environ
+from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
 from support.pages import Pages
@@ -52,37 +50,7 @@ ENGINES = {
     "demo": "bad_audio", ONE: "exit_code", MANY: "no_output", "hawkears": "bad_audio", "hawkears1": "no_output",
     "demo behind": "bad_audio",
 }  # fmt: skip
-PROGRAM = r"""
-first=$1 second=$2 many=; shift 2
-case " $* " in *" many "*) many=$(grep -c "" "$first") ;; esac
-chunk="${BADCJOBS_CHUNK_ID--} ${BADCJOBS_RECORDING_ID--}"
-echo "${BADCJOBS_LEAN--} ${OMP_NUM_THREADS--} $chunk ${CUDA_VISIBLE_DEVICES--} ${many:-1}${*:+ $*}" >>"$RUNS"
-hear() {
-    sleep "$FAKE_HAWKEARS_S" || kill -KILL $$
-    word=$(head -c 30 "$1" | tr -d '\0' | sed -n 's/^#fake \([^ ]*\).*/\1/p')
-    if [ -z "$word" ] && [ "$(head -c 40 "$1" | tail -c 4)" != data ]; then
-        echo "cannot hear $1" >&2
-        [ "$many" ] && return
-        exit 1
-    fi
-    case $word in
-        SIG*) kill -s "${word#SIG}" $$ ;;
-        exit-3) exit 3 ;;
-        exit-memory) echo CUDA out of memory >&2; exit 1 ;;
-        exit-lost) echo no CUDA-capable device is detected >&2; exit 1 ;;
-        hang) sleep 300 ;;
-        leave) sleep 300 & echo $! >"$RUNS.left" ;;
-        talk) for _ in $(seq 25); do echo still at it >&2; sleep 0.1; done ;;
-        nothing) return ;;
-    esac
-    row=0.3,0.6,LOUD,0.9
-    [ "$word" = half ] && row='half a ro'
-    printf 'start_time,end_time,label,score\n%s\n' "$row" >"$2"
-}
-[ "$many" ] || hear "$first" "$second"
-[ "$many" ] && while IFS= read -r path; do name=${path##*/}; hear "$path" "$second/${name%.*}.csv"; done <"$first"
-exit 0
-"""
+DATA = Path(__file__).parents[1] / "data"
 
 
 class Place:
@@ -101,7 +69,6 @@ class Place:
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
         self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
         self.sessions: list[Session] = []
-        (folder / "listen.sh").write_text(PROGRAM)
         self.scratch = folder / "scratch" / "worker-0"
         self.scratch.mkdir(parents=True)
 
@@ -119,7 +86,7 @@ class Place:
             return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
         if kind == "hawkears1":
             return HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
-        return CommandEngine(start, f"sh {self.folder}/listen.sh {kind}", limit)
+        return CommandEngine(start, f"sh {DATA}/listen.sh {kind}", limit)
 
     def open(self, engine: Engine, plan: WorkerPlan = GPU) -> Session:
         self.sessions.append(engine.open(plan, self.scratch))
@@ -316,44 +283,6 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
 # --- the lines of a worker --------------------------------------------------------------------------------------------
 
 
-def say(event: str, **facts: object) -> str:
-    return "echo " + shlex.quote(json.dumps({"event": event, **facts}))
-
-
-def started(*ids: int) -> str:
-    return "; ".join([say("ready", threads=2, holds=4), *(say("started", id=one) for one in ids)])
-
-
-HEARD = {"detections": [[100, 600, "ROPT", 0.9, "Rock Ptarmigan"]], "audio_s": 29.5}
-ONE_DONE = f"{started(1)}; {say('done', id=1, **HEARD)}"
-BOTH = f"{ONE_DONE}; {say('started', id=2)}"
-ON_CUDA = {"device": "cuda", "threads": 1, "holds": 1, "versions": {"hawkears": "2.3", "torch": "2.4"}}
-# What a worker does that was given a chunk of 30 s and one of unknown length; "cuda": it must use its GPU.
-WORKERS = {
-    "all done": f"{BOTH}; {say('done', id=2, took_s=1.5, **HEARD)}",
-    "too short": f"{BOTH}; {say('done', id=2, audio_s=0.2, analysed=False, detections=[])}",
-    "not analysed": f"{started(1)}; {say('done', id=1, audio_s=0.2, analysed=False, detections=[])}",
-    "failed": f"{started(1, 2)}; {say('failed', id=1, error='Could not load recording')};"
-              f"{say('failed', id=2, error='x', error_class='no_program')}",
-    **{f"failed for good: {error}": f"{started(1)}; {say('failed', id=1, error=error)}; cat"
-       for error in ("no CUDA-capable device is detected", "device-side assert triggered", "MemoryError")},
-    "broken at the start": say("broken", error="RuntimeError: x"),
-    "broken later": f"{started(1)}; {say('broken', error='CUDA out of memory')}",
-    "not a line of ours": f"{started(1)}; echo Hello; cat",
-    "ended": "exit 0", "ended later": f"{started(2)}; exit 3", "killed": f"{started(1)}; kill -KILL $$",
-    "explained": f"{started(1)}; echo CUDA out of memory >&2; exit 1",
-    "explained by audio": f"{started(1)}; echo Could not load recording >&2; exit 1",
-    "said before a result": f"{started(1)}; echo CUDA out of memory >&2; {say('done', id=1, **HEARD)}; exit 1",
-    "cuda: on the CPU": f"{say('ready', device='cpu')}; cat", "cuda: does not say": f"{say('ready')}; cat",
-    "cuda: an old PyTorch": f"{say('ready', **ON_CUDA, name='V100')}; exit 1",
-    "cuda: another GPU": f"{say('ready', **ON_CUDA, uuid='GPU-2', models=3)}; exit 1",
-    "agreed on the CPU": f"{say('ready', **{**ON_CUDA, 'device': 'cpu'})}; exit 1",
-    "fewer threads": f"{BOTH}; {say('fewer', threads=1, error='no room')}; {say('done', id=2, **HEARD)}",
-    "interrupted": f"{started(1)}; sleep 0.1; {say('done', id=1, **HEARD)}; {say('bye')}; cat",
-    "interrupted, and ended": f"{started(1)}; sleep 0.1; {say('done', id=1, **HEARD)}; exit 3",
-}  # fmt: skip
-
-
 def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptureFixture, pages: Pages) -> None:
     batch = [Chunk("r", "a", "a.wav", "/a.wav", 0, 30_000), Chunk("r", "b", "b.wav", "/b.wav")]
     start, said = EngineStart((), place.environ, place.launchers[""], HandClock(9000)), list[str]()
@@ -363,10 +292,11 @@ def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptu
         return ()
 
     caplog.set_level("INFO", logger="badcjobs")
-    for name, script in WORKERS.items():
-        limit = HangTimeout(least_s=1)
+    words, *workers = (DATA / "worker_lines.txt").read_text().split("=== ")
+    for worker in workers:
+        (name, _, script), limit = worker.partition("\n"), HangTimeout(least_s=1)
         session = StreamSession(
-            start, ["sh", "-c", script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
+            start, ["sh", "-c", words + script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
             hang_timeout=limit, must_use_cuda=name.startswith("cuda"), pin="GPU-1",
         )  # fmt: skip
         place.sessions.append(session)

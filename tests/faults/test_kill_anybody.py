@@ -18,8 +18,7 @@ import psutil
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
-from support.fake_hawkears import hawkears_options
-from support.fake_hawkears_package import fake_package_environ
+from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
 

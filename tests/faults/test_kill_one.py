@@ -12,8 +12,7 @@ import psutil
 import pytest
 from rooms.workers import query_hawkears
 from support.badcjobs_program import NOT_LATE, Program, Site, array_task, rows
-from support.fake_hawkears import make_fake_root
-from support.fake_hawkears_package import fake_package_environ
+from support.fake_hawkears import fake_package_environ, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
 from support.waiting import wait_for
 

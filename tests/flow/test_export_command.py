@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.fake_hawkears1 import make_fake_hawkears1
+from support.fake_hawkears import make_fake_hawkears1
 from support.pages import Pages, tree
 from support.task_files import TaskFile, add_host_samples, make_job
 from support.waiting import wait_for

@@ -18,8 +18,7 @@ from rooms.workers import read_probes, to_toml
 from support.audio import make_wav
 from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
 from support.brief import without_hints
-from support.fake_hawkears import install_fake_hawkears, make_fake_root
-from support.fake_hawkears_package import fake_package_environ
+from support.fake_hawkears import fake_package_environ, install_fake_hawkears, make_fake_root
 from support.pages import Pages
 from support.slow_files import slow_files, somebody_waits
 from support.source_files import write_files

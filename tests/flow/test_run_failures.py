@@ -12,8 +12,7 @@ from pathlib import Path
 
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows
-from support.fake_hawkears import hawkears_options
-from support.fake_hawkears_package import fake_package_environ
+from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.pages import Pages
 from support.waiting import wait_for
 

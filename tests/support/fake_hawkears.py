@@ -1,18 +1,22 @@
-"""What the stand-ins of HawkEars 1 and 2 have in common: how they hear, misbehave, and are installed.
+"""Stand-ins for HawkEars 2, the package in fake_hawkears_package, and for HawkEars 1's analyze.py: no models, all lies.
 
-A file that begins with ``#fake WORD`` makes it misbehave at that recording; the environment sets its pace:
-FAKE_HAWKEARS_START_S (before the device line), FAKE_HAWKEARS_S (per recording), FAKE_HAWKEARS_CUDA=0 (a GPU that
-PyTorch cannot use), FAKE_HAWKEARS_OOM=load, FAKE_HAWKEARS_NO_TORCH=1. FAKE_HAWKEARS_ROOM_S is how many seconds of
-audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud; with
-FAKE_HAWKEARS_ONCE, a file that marks the first time, it misbehaves only once.
+Written from the outside of the real ones: the same names, shapes, options and files. A file that begins with ``#fake
+WORD`` makes it misbehave at that recording; the environment sets its pace: FAKE_HAWKEARS_START_S (before the device
+line), FAKE_HAWKEARS_S (per recording), FAKE_HAWKEARS_CUDA=0 (a GPU that PyTorch cannot use), FAKE_HAWKEARS_OOM=load,
+FAKE_HAWKEARS_NO_TORCH=1, FAKE_HAWKEARS_SHAPE=other|none (an inner shape that we do not know, or no API at all).
+FAKE_HAWKEARS_LOADS names a file that gets a line for each time that models are loaded. FAKE_HAWKEARS_ROOM_S is how many
+seconds of audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud;
+with FAKE_HAWKEARS_ONCE, a file that marks the first time, it misbehaves only once.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import signal
 import sys
+import threading
 import time
 import wave
 import zlib
@@ -32,12 +36,17 @@ ERRORS = {
 }
 
 
+def fake_package_environ() -> dict[str, str]:
+    """Return the variables with which any Python has this HawkEars, and the ears below."""
+    package = Path(__file__).with_name("fake_hawkears_package")
+    return {"PYTHONPATH": os.pathsep.join([str(package), str(package.parents[1])])}
+
+
 def install_fake_hawkears(folder: Path) -> Path:
     """Write a ``hawkears`` as pip does, and the Python that its first line names; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    package = Path(__file__).with_name("fake_hawkears_package")
     python, program = folder / "python-of-hawkears", folder / "hawkears"
-    paths = shlex.quote(f"{package}:{package.parents[1]}")
+    paths = shlex.quote(fake_package_environ()["PYTHONPATH"])
     python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {shlex.quote(sys.executable)} "$@"\n')
     program.write_text(f"#!{python}\n")
     for path in (python, program):
@@ -59,6 +68,16 @@ def hawkears_options(folder: Path, *args: str) -> tuple[object, ...]:
         make_fake_root(root)
     engine = ("--engine", "hawkears", "--hawkears-python", sys.executable, "--hawkears-root", root)
     return (*engine, *(f"--engine-arg={arg}" for arg in args))
+
+
+def make_fake_hawkears1(folder: Path) -> Path:
+    """Make a folder in which ``python analyze.py`` is the stand-in of version 1."""
+    (folder / "data" / "ckpt").mkdir(parents=True)
+    (folder / "data" / "ckpt" / "model0.ckpt").touch()
+    tests = str(Path(__file__).parents[1])
+    program = f"import sys\nsys.path.insert(0, {tests!r})\nfrom support.fake_hawkears import main\nmain()\n"
+    (folder / "analyze.py").write_text(program)
+    return folder
 
 
 def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]]:
@@ -103,3 +122,60 @@ def hear_loud(path: Path, window_s: float = 0.25) -> list[tuple[float, float, st
     is_loud = [False, *(max(samples[at : at + window]) > 8000 for at in range(0, len(samples), window)), False]
     edges = [n * window_s for n in range(len(is_loud) - 1) if is_loud[n] != is_loud[n + 1]]
     return [(start_s, end_s, "ROPT", 0.9) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]
+
+
+# --- HawkEars 1 -------------------------------------------------------------------------------------------------------
+
+HEADER = "filename,start_time,end_time,class_name,class_code,score\n"
+
+
+def log(text: str) -> None:
+    print(f"12:00:00.000 {text}", file=sys.stderr, flush=True)
+
+
+def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -> None:
+    """Write the labels of a recording; an exception ends its thread, and nobody else notices."""
+    log(f"Thread {number}: Analyzing {path}")
+    audio_s = 0.0
+    if not path.read_bytes().startswith(b"#fake "):
+        try:
+            with wave.open(str(path)) as audio:
+                audio_s = audio.getnframes() / audio.getframerate()
+        except (wave.Error, EOFError) as error:
+            log(f"Caught exception in audio load of {path}: {error}")
+            return
+    found = listen(path, audio_s, threads)
+    labels = [f"{start:.2f}\t{end:.2f}\t{code};{score:.3f}\n" for start, end, code, score in found]
+    (out / f"{path.stem}_HawkEars.txt").write_text("".join(labels))
+    for start, end, code, score in found:
+        rows.append(f"{path.name},{start:.3f},{end:.3f},{NAMES.get(code, code)},{code},{score:.3f}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="analyze.py")
+    for name in ("-i", "-o", "--merge", "--min_score", "--rtype", "--region", "--date"):
+        parser.add_argument(name)
+    parser.add_argument("--threads", type=int, default=3)
+    options = parser.parse_args()
+    log("Initializing")
+    out = Path(options.o)
+    out.mkdir(parents=True, exist_ok=True)
+    cuda = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and os.environ.get("FAKE_HAWKEARS_CUDA") != "0"
+    log("Using CUDA" if cuda else "Using CPU")
+    if options.region and options.region not in KNOWN_REGIONS:
+        log("Error: no eBird county found matching given region")
+        return
+    paths, rows = sorted(Path(options.i).iterdir()), list[str]()
+    lanes = max(1, min(options.threads, len(paths)))
+
+    def work(number: int) -> None:
+        for path in paths[number::lanes]:
+            analyze(number + 1, path, out, options.threads, rows)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (out / "HawkEars_labels.csv").write_text(HEADER + "".join(sorted(rows)))
+    log("Elapsed time = 0m 1s")

@@ -20,8 +20,7 @@ from rooms.model import Chunk, Device, WorkerPlan
 from rooms.root import BadcjobsError, RunSettings, SubprocessLauncher, SystemClock
 from rooms.sources import NoDecoder
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine, classify, hawkears_environment
-from support.fake_hawkears import install_fake_hawkears, make_fake_root
-from support.fake_hawkears1 import make_fake_hawkears1
+from support.fake_hawkears import install_fake_hawkears, make_fake_hawkears1, make_fake_root
 from support.pages import Pages
 
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
