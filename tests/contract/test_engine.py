@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from rooms.workers import (
     StreamSession,
 )
 from support.audio import make_wav
-from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
+from support.fake_hawkears import CODES, NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
 from support.pages import Pages
@@ -51,6 +52,7 @@ ENGINES = {
     "demo behind": "bad_audio",
 }  # fmt: skip
 DATA = Path(__file__).parents[1] / "data"
+ON_CUDA = {"device": "cuda", "name": "Tesla V100"}
 
 
 class Place:
@@ -69,6 +71,8 @@ class Place:
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
         self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
         self.sessions: list[Session] = []
+        # Threads that outlive what they feed: a process dies with the thread that has started it.
+        self.pool = ThreadPoolExecutor(4)
         self.scratch = folder / "scratch" / "worker-0"
         self.scratch.mkdir(parents=True)
 
@@ -137,14 +141,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
     for session in place.sessions:
         session.kill()
         session.close()
+    place.pool.shutdown()
     assert place.environs() == {}, "something is still running"
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads that outlive what they feed: a process dies with the thread that has started it."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def chunk(path: Path, end_ms: int | None = None) -> Chunk:
@@ -165,11 +163,11 @@ def classes(results: dict[str, ChunkResult]) -> dict[str, str | None]:
 class Feeding:
     """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
 
-    def __init__(self, pool: ThreadPoolExecutor, session: Session, batch: Sequence[Chunk]) -> None:
+    def __init__(self, place: Place, session: Session, batch: Sequence[Chunk]) -> None:
         self.started: list[str] = []
         self.results: list[ChunkResult] = []
         self.broken: SessionBroken | None = None
-        self._done = pool.submit(self._feed, session, batch)
+        self._done = place.pool.submit(self._feed, session, batch)
 
     def _feed(self, session: Session, batch: Sequence[Chunk]) -> None:
         try:
@@ -232,11 +230,9 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
-    pool: ThreadPoolExecutor, place: Place, kind: str
-) -> None:
+def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(place: Place, kind: str) -> None:
     session, few = place.open(place.engine(kind, slow_s=0.1)), [place.good("a", 1), place.good("b", 1)]
-    feeding = Feeding(pool, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
+    feeding = Feeding(place, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
     environ = next(iter(wait_for(place.environs, "a worker").values()))
     assert (environ["CUDA_VISIBLE_DEVICES"], environ["BADCJOBS_DEVICE_UUID"]) == ("GPU-1", "GPU-1")
     assert (environ["CUDA_DEVICE_ORDER"], environ["SLURM_JOB_ID"]) == ("PCI_BUS_ID", "4821")
@@ -253,12 +249,12 @@ def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(
-    pool: ThreadPoolExecutor, place: Place, kind: str
+    place: Place, kind: str
 ) -> None:
     batch = [place.good(name, 1) for name in "abc"]
     for outside in (False, True):
         session = place.open(place.engine(kind, slow_s=60), CPU)
-        feeding = Feeding(pool, session, batch)
+        feeding = Feeding(place, session, batch)
         wait_for(lambda feeding=feeding: feeding.started and place.environs(), "a chunk in progress")  # type: ignore[misc]
         if outside:
             for process in place.environs():
@@ -276,7 +272,7 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
         assert place.environs() == {}
     early = place.open(place.engine(kind, slow_s=60))
     early.kill()
-    assert not any(result.ok for result in Feeding(pool, early, batch).end().results)
+    assert not any(result.ok for result in Feeding(place, early, batch).end().results)
     assert place.process(place.engine(kind), batch[:1])["a"].ok
 
 
@@ -324,33 +320,35 @@ def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptu
 def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_signals(place: Place) -> None:
     """The lines between us and the worker program: its own docstring promises them."""
     batch = [place.good(name) for name in "abcdefgh"]
-    with subprocess.Popen(
-        [sys.executable, str(WORKER), str(place.folder), "--threads", "2", "--models", "2"],
-        env={**place.environ, "CUDA_VISIBLE_DEVICES": "GPU-8f1c", "FAKE_HAWKEARS_S": "0.3"}, cwd=place.root,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as worker:  # fmt: skip
-        assert worker.stdin is not None and worker.stdout is not None
-        orders = [json.dumps({"id": number, "audio": one.audio_path}) for number, one in enumerate(batch)]
-        worker.stdin.write("\n".join(orders) + "\n")
-        worker.stdin.flush()
-        ready, *begun = [json.loads(worker.stdout.readline()) for _ in range(3)]
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-            worker.send_signal(signum)
-        out, said = worker.communicate('{"stop": true}\n', timeout=60)
-    assert ready.pop("versions").keys() == {"hawkears", "torch", "python"}
-    where = {"device": "cuda", "uuid": "GPU-8f1c", "name": "Tesla V100"}
-    assert ready == {"event": "ready", "threads": 2, "models": 2, "holds": 4, **where}
-    assert sorted(map(str, begun)) == ["{'event': 'started', 'id': 0}", "{'event': 'started', 'id': 1}"]
-    *done, bye = map(json.loads, out.splitlines())
-    assert (worker.returncode, bye, sorted(event["id"] for event in done)) == (0, {"event": "bye"}, [0, 1])
-    for event in done:
-        heard = hear(Path(batch[event["id"]].audio_path).read_bytes())
-        assert event["detections"] == [
-            [round(start_s * 1000), round(end_s * 1000), code, round(score, 3), NAMES.get(code)]
-            for start_s, end_s, code, score in heard
-        ]
-        assert (event["audio_s"], event["analysed"]) == (3.0, True) and event["took_s"] >= event["predict_s"] >= 0.3
-    assert "HawkEars prints what it likes" in said, "not between our lines"
+    orders = [json.dumps({"id": number, "audio": one.audio_path}) for number, one in enumerate(batch)]
+    cpu = {"device": "cpu", "uuid": None, "name": platform.processor() or platform.machine()}
+    for visible, where in {"": cpu, **{uuid: {**ON_CUDA, "uuid": uuid} for uuid in ("MIG-5", "GPU-8f1c")}}.items():
+        with subprocess.Popen(
+            [sys.executable, str(WORKER), str(place.folder), "--threads", "2", "--models", "2"], cwd=place.root,
+            env={**place.environ, "CUDA_VISIBLE_DEVICES": visible, "FAKE_HAWKEARS_S": "0.3"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as worker:  # fmt: skip
+            assert worker.stdin is not None and worker.stdout is not None
+            worker.stdin.write("\n".join(orders) + "\n")
+            worker.stdin.flush()
+            ready, *begun = [json.loads(worker.stdout.readline()) for _ in range(3)]
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+                worker.send_signal(signum)
+            # It is told to stop, or its input ends.
+            out, said = worker.communicate('{"stop": true}\n' if visible else None, timeout=60)
+        known = {"hawkears": "2.3.0", "torch": "2.9.0+stand.in", "python": platform.python_version()}
+        assert ready == {"event": "ready", "threads": 2, "models": 2, "holds": 4, **where, "versions": known}
+        assert sorted(map(str, begun)) == ["{'event': 'started', 'id': 0}", "{'event': 'started', 'id': 1}"]
+        *done, bye = map(json.loads, out.splitlines())
+        assert (worker.returncode, bye, sorted(event["id"] for event in done)) == (0, {"event": "bye"}, [0, 1])
+        for event in done:
+            heard = hear(Path(batch[event["id"]].audio_path).read_bytes())
+            assert event["detections"] == [
+                [round(start_s * 1000), round(end_s * 1000), code, round(score, 3), NAMES.get(code)]
+                for start_s, end_s, code, score in heard
+            ]
+            assert (event["audio_s"], event["analysed"]) == (3.0, True) and event["took_s"] >= event["predict_s"] >= 0.3
+        assert "HawkEars prints what it likes" in said, "not between our lines"
 
 
 def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) -> None:
@@ -360,7 +358,7 @@ def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) 
         chunk(Path("/no/such/gone.wav")), replace(chunk(place.folder), recording_id="folder", chunk_id="folder"),
         place.good("crumb", 0.2), place.good("crumb of 30 s", 0.2, 30_000), place.good("half a second", 0.4, 500),
         place.good("longer", 3, 2_500), place.good("shorter", 3, 3_500), place.fake("quiet", "silence"),
-        place.good("z"),
+        place.fake("unheard", "skip"), place.fake("long", "long"), place.fake("stuck", "stuck"), place.good("z"),
     ]  # fmt: skip
     events = list(place.open(place.engine("hawkears", "--threads", "1")).process(batch))
     assert [type(one) for one in events] == [ChunkStarted, ChunkResult] * len(batch)
@@ -369,12 +367,17 @@ def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) 
     assert {name: error_class for name, error_class in classes(results).items() if error_class} == {
         "bad": "bad_audio", "empty": "bad_audio", "gone": "bad_audio", "folder": "bad_audio",
         "crumb of 30 s": "bad_audio", "oom": "out_of_memory", "error": "engine_error", "full": "no_space",
+        "unheard": "engine_error", "long": "engine_error", "stuck": "engine_error",
     }  # fmt: skip
     assert all(result.charged for result in results.values())
     assert "0.20 s of audio instead of 30.00 s" in (results["crumb of 30 s"].error or "")
     assert [results[name].audio_s for name in ("a", "longer", "shorter")] == [3.0, 2.5, 3.5], "what was promised counts"
     assert results["crumb"].detections == results["quiet"].detections == () != results["z"].detections
-    assert len(place.loads.read_text().splitlines()) == 1, "the models were loaded once"
+    assert len(results["long"].error or "") < 2300 and "gave no result" in (results["unheard"].error or "")
+    # The models were loaded once, and again after one that they could not forget; memory is freed when it is short.
+    log = (place.scratch / "hawkears.log").read_text()
+    assert len(place.loads.read_text().splitlines()) == log.count("heuristics loaded") == 2
+    assert log.count("memory freed") == 1
 
 
 def test_where_only_some_threads_find_room_the_others_do_all(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -392,6 +395,8 @@ def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place:
             heard = hear(Path(result.chunk.audio_path).read_bytes())
             kept = [code for _, _, code, score in heard if code not in absent and score >= least]
             assert [d.label for d in result.detections] == kept, options
+    other = place.process(place.engine("hawkears", "--label", "alt_code"), [place.good("a")])["a"].detections
+    assert {d.label: d.label_name for d in other}.items() <= {code.lower(): NAMES.get(code) for code in CODES}.items()
 
 
 def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place: Place) -> None:
@@ -406,7 +411,7 @@ def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(plac
     assert told(limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60") == ("hang", True)
     assert told(FAKE_HAWKEARS_CUDA="0") == ("ran_on_cpu", True)
     assert told(FAKE_HAWKEARS_OOM="load") == ("out_of_memory", True)
-    for wrong in ({"FAKE_HAWKEARS_NO_TORCH": "1"}, {"FAKE_HAWKEARS_SHAPE": "other"}):
+    for wrong in ({"FAKE_HAWKEARS_NO_TORCH": "1"}, {"FAKE_HAWKEARS_SHAPE": "other"}, {"FAKE_HAWKEARS_SHAPE": "deaf"}):
         assert told(**wrong) == ("configuration", True)
     assert (told("--region", "XX-YY"), told("--threads", "many")) == (("configuration", False), ("configuration", True))
     for path in (place.root / "data" / "ckpt").iterdir():
@@ -451,10 +456,14 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place: Place, pages
 
 
 def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place: Place) -> None:
-    batch = [place.good("a"), place.file("bad", b"no audio"), place.good("b"), place.fake("quiet", "silence")]
+    long = f"it's a {'b' * 44}"
+    batch = [place.good("a"), place.file("bad", b"no audio"), place.good(long), place.fake("quiet", "silence")]
     results = place.process(place.engine("hawkears1"), batch)
-    assert classes(results) == {"a": None, "b": None, "bad": "no_output", "quiet": None}
+    assert classes(results) == {"a": None, "bad": "no_output", long: None, "quiet": None}
     assert f"Caught exception in audio load of {batch[1].audio_path}" in (results["bad"].error or "")
+    assert sorted(place.loads.read_text().splitlines()) == [
+        "c000000~a.wav", "c000001~bad.wav", f"c000002~it_s_a_{'b' * 43}.wav", "c000003~quiet.wav"
+    ], "a date in a name can still be found"  # fmt: skip
     for one in (batch[0], batch[2]):
         heard = hear(Path(one.audio_path).read_bytes())
         assert sorted((d.start_ms, d.label, d.score, d.label_name) for d in results[one.chunk_id].detections) == sorted(

@@ -1,12 +1,11 @@
 """Stand-ins for HawkEars 2, the package in fake_hawkears_package, and for HawkEars 1's analyze.py: no models, all lies.
 
 Written from the outside of the real ones: the same names, shapes, options and files. A file that begins with ``#fake
-WORD`` makes it misbehave at that recording; the environment sets its pace: FAKE_HAWKEARS_START_S (before the device
-line), FAKE_HAWKEARS_S (per recording), FAKE_HAWKEARS_CUDA=0 (a GPU that PyTorch cannot use), FAKE_HAWKEARS_OOM=load,
-FAKE_HAWKEARS_NO_TORCH=1, FAKE_HAWKEARS_SHAPE=other|none (an inner shape that we do not know, or no API at all).
-FAKE_HAWKEARS_LOADS names a file that gets a line for each time that models are loaded. FAKE_HAWKEARS_ROOM_S is how many
-seconds of audio times threads fit into its memory; with FAKE_HAWKEARS_EARS=loud it hears what is loud, when it is loud;
-with FAKE_HAWKEARS_ONCE, a file that marks the first time, it misbehaves only once.
+WORD`` makes it misbehave at that recording. The environment sets the rest, each with FAKE_HAWKEARS_ before it:
+START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1,
+OOM=load; SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file
+that gets a line for each time that models are loaded, or of version 1 each file; ROOM_S, how many seconds of audio
+times threads fit into its memory; EARS=loud: it hears what is loud; ONCE, a file that marks the only misbehaviour.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ ERRORS = {
     "traceback": RuntimeError("Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
     "assert": RuntimeError("CUDA error: device-side assert triggered"),
     "lost": RuntimeError("CUDA error: no CUDA-capable device is detected"),
+    "long": RuntimeError("no " * 9000),
+    "stuck": RuntimeError("the audio cannot be reset"),
     "full": OSError(28, "No space left on device"),
 }
 
@@ -80,7 +81,7 @@ def make_fake_hawkears1(folder: Path) -> Path:
     return folder
 
 
-def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]]:
+def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]] | None:
     """Take the time that a recording takes, do what it asks for, and return detections (start, end, code, score)."""
     content = path.read_bytes()
     word = content[6:].split()[0].decode() if content.startswith(b"#fake ") else ""
@@ -90,6 +91,8 @@ def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float,
         if once:
             Path(once).touch()
         misbehave(word)
+    if word == "skip":
+        return None
     if audio_s * threads > float(os.environ.get("FAKE_HAWKEARS_ROOM_S", "inf")):
         raise ERRORS["oom"]
     if os.environ.get("FAKE_HAWKEARS_EARS") == "loud":
@@ -136,6 +139,9 @@ def log(text: str) -> None:
 def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -> None:
     """Write the labels of a recording; an exception ends its thread, and nobody else notices."""
     log(f"Thread {number}: Analyzing {path}")
+    if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
+        with Path(loads).open("a") as file:
+            file.write(f"{path.name}\n")
     audio_s = 0.0
     if not path.read_bytes().startswith(b"#fake "):
         try:
@@ -144,7 +150,7 @@ def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -
         except (wave.Error, EOFError) as error:
             log(f"Caught exception in audio load of {path}: {error}")
             return
-    found = listen(path, audio_s, threads)
+    found = listen(path, audio_s, threads) or []
     labels = [f"{start:.2f}\t{end:.2f}\t{code};{score:.3f}\n" for start, end, code, score in found]
     (out / f"{path.stem}_HawkEars.txt").write_text("".join(labels))
     for start, end, code, score in found:

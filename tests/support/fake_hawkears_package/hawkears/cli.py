@@ -38,6 +38,7 @@ def analyze(
     min_score: float | None = None,
     num_threads: int | None = None,
     max_models: int | None = None,
+    label: str | None = None,
     quiet: bool = False,
     *,
     recording_callback: Callable[[Any], None] | None = None,
@@ -56,6 +57,7 @@ def analyze(
     cfg = SimpleNamespace(
         infer=SimpleNamespace(num_threads=num_threads or 3, max_models=max_models or len(models)),
         min_score=min_score or 0.0,
+        label=label or "code",
         hawkears=SimpleNamespace(region=region, latitude=lat, longitude=lon),
     )
     try:
@@ -82,7 +84,7 @@ def _analyze_cmd(**options: Any) -> None:
 
 def _main(args: list[str], prog_name: str, standalone_mode: bool) -> None:
     parser = _Parser(add_help=False, allow_abbrev=False)
-    for name in ("--region", "--date"):
+    for name in ("--region", "--date", "--label"):
         parser.add_argument(name)
     for name in ("--lat", "--lon", "--min_score"):
         parser.add_argument(name, type=float)
