@@ -26,9 +26,8 @@ try:
     from rooms.live import UiState, draw, open_run_view
     from rooms.root import SystemClock
     from support.browser import Browser, Page
-    from support.live_server import LiveServer
-    from support.mid_run import write_mid_run
-    from support.synthetic_job import write_job, write_source
+    from support.live_run import LiveServer
+    from support.synthetic_job import write_job, write_mid_run, write_source
 except ModuleNotFoundError as error:
     sys.exit(f"pictures: there is no package {error.name} here\n  try: {sys.executable} -m pip install -e '.[test]'")
 

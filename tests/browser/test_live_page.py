@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser, Page
-from support.live_run import write_live_run
-from support.live_server import LiveServer
+from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 
 LIVE = "document.body?.dataset.state === 'live' && document.querySelectorAll('.card').length > 0"

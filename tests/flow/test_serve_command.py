@@ -18,8 +18,7 @@ import pytest
 from rooms.report import METRIC_BY_NAME
 from support import needs
 from support.badcjobs_program import Site, assert_refused
-from support.live_run import write_live_run
-from support.live_server import LiveServer
+from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 from support.waiting import wait_for
 

@@ -1,13 +1,21 @@
-"""A run in the middle of its work, as its folder looks: tasks that run, that are done, that failed, that wait."""
+"""A run in the middle of its work, as its folder looks; and a real ``badcjobs serve`` that shows it, on a free port."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import httpx
 from support.many_tasks import CHUNKS, DEVICES, write_tasks
 from support.task_files import START_MS
 
@@ -19,6 +27,12 @@ _TIMES = {
     "device_total": ("first_at_ms", "last_at_ms"),
     "device_stretch": ("from_ms", "to_ms"),
 }
+_BEGIN = """INSERT INTO attempt (task_id, attempt_id, recording_id, chunk_id, try_number, device_id, started_at_ms)
+            SELECT task_id, 100000 + rowid, recording_id, chunk_id, 1,
+                   (SELECT device_id FROM device WHERE device_index = c.rowid % ?), ?
+            FROM chunk c WHERE status = 'pending' ORDER BY rowid LIMIT ?"""
+_WARN = """INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83,
+           'device 2 is at 86 °C, above 83 °C' FROM device WHERE device_index = 2"""
 
 
 def write_live_run(folder: Path, tasks: int, *, now_ms: int, waiting: int = 0, seconds: int = SECONDS) -> list[Path]:
@@ -60,18 +74,74 @@ def _tell(db: sqlite3.Connection, index: int, chance: random.Random, now_ms: int
         return
     db.execute("UPDATE task SET ended_at_ms = NULL, exit_code = NULL, verdict = NULL")
     db.execute("DELETE FROM attempt WHERE attempt_id > ?", (CHUNKS - left,))
-    db.execute(
-        """INSERT INTO attempt (task_id, attempt_id, recording_id, chunk_id, try_number, device_id, started_at_ms)
-           SELECT task_id, 100000 + rowid, recording_id, chunk_id, 1,
-                  (SELECT device_id FROM device WHERE device_index = c.rowid % ?), ?
-           FROM chunk c WHERE status = 'pending' ORDER BY rowid LIMIT ?""",
-        (DEVICES, now_ms - 20_000, DEVICES),
-    )
+    db.execute(_BEGIN, (DEVICES, now_ms - 20_000, DEVICES))
     if kind == _SILENT:
         _move(db, -1000 * _SILENCE_S)
     if kind == 2:
-        db.execute(
-            """INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83,
-               'device 2 is at 86 °C, above 83 °C' FROM device WHERE device_index = 2""",
-            (now_ms - 190_000,),
-        )
+        db.execute(_WARN, (now_ms - 190_000,))
+
+
+class LiveServer:
+    """Runs for the length of a block; ``get`` asks it."""
+
+    def __init__(
+        self, folder: Path, *args: object, env: dict[str, str] | None = None, interval_s: float | None = None
+    ) -> None:
+        kept = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
+        environ = {name: os.environ[name] for name in kept if name in os.environ}
+        environ |= {} if interval_s is None else {"BADCJOBS_POLL_S": str(interval_s)}
+        environ |= {"LANG": "C.UTF-8", **(env or {})}
+        words = [sys.executable, "-m", "badcjobs", "serve", *map(str, args), "--port", "0", "--json"]
+        self._said = folder / f"serve-{time.monotonic_ns()}.stderr"
+        with self._said.open("wb") as stderr:
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": stderr}
+            self._process = subprocess.Popen(words, env=environ, cwd=folder, text=True, **pipes)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"it never became ready; it said:\n{self.stderr}"
+        self.ready: dict[str, Any] = json.loads(line)
+        self.url = str(self.ready["url"]).rstrip("/")
+        self.pid = self._process.pid
+        # No certificates to load: that takes longer than all tests.
+        self._client = httpx.Client(timeout=30, verify=False)
+
+    @property
+    def stderr(self) -> str:
+        return self._said.read_text(errors="replace")
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        self._client.cookies.clear()
+        return self._client.get(self.url + path, **more)
+
+    def events(self, last_id: str | None = None, timeout_s: float = 60) -> Iterator[tuple[str, str, Any]]:
+        """Yield id, name and data of one event after the other."""
+        headers = {} if last_id is None else {"Last-Event-ID": last_id}
+        event: dict[str, str] = {}
+        with self._client.stream("GET", self.url + "/api/events", headers=headers, timeout=timeout_s) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                elif "event" in event:
+                    yield event.get("id", ""), event["event"], json.loads(event["data"])
+                    event = {}
+
+    def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self._process.send_signal(signum)
+        return self._process.wait(40)
+
+    def __enter__(self) -> LiveServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._client.close()
+            if self._process.poll() is None:
+                self.end()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()

@@ -7,6 +7,7 @@ recordings and a later start.
 from __future__ import annotations
 
 import heapq
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -15,14 +16,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rooms.model import ArrayShape, TaskKey, stable_id
+from rooms.model import ArrayShape, Submitted, TaskKey, stable_id
 from rooms.root import FrozenRun
-from rooms.store import TABLES, columns_of, move_into_place, prepare_seal
+from rooms.store import TABLES, Record, columns_of, move_into_place, prepare_seal, write_record
 from support.story import JOB_ID, Card, Play, Story, write_story
+from support.task_files import START_MS
 
 DEVICES, CHUNKS, NODES = 4, 100, 44
 SLOW_NODE = "gpu17"
 TIME_LIMIT_S = 5400
+_SILENT, _SILENCE_S = 22, 1500  # every so many tasks at work one has published nothing for a while
 _OF_TIME = ("at_ms", "from_ms", "to_ms")
 _SPECIES = (
     "OVEN Ovenbird, WTSP White-throated Sparrow, REVI Red-eyed Vireo, HETH Hermit Thrush, SWTH Swainson's Thrush, "
@@ -108,6 +111,27 @@ def write_source(folder: Path, tasks: int, *, chunks: int = CHUNKS) -> None:
     manifest.write_text("\n".join(rows) + "\n")
     frozen = FrozenRun({"source": (str(manifest),), "engine": "hawkears"}, ArrayShape(0, 1, tasks))
     (folder / "run.toml").write_text(frozen.to_toml("0.7.0"))
+
+
+def write_mid_run(folder: Path, tasks: int, *, now_ms: int, share: float = 0.55, chunks: int = CHUNKS) -> None:
+    """Write the folder of the job as it looks when this share of its time is over, which is now."""
+    (folder / "tasks").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as local:
+        templates, plan = Templates(Path(local)), list(schedule(tasks, chunks))
+        at_s = share * max(one.end_s for one in plan)
+        old = [one for one in plan if one.begin_s + _SILENCE_S < at_s < one.end_s]
+        silent = {one.key for one in old[len(old) // 3 :: _SILENT]}
+        for one in (one for one in plan if one.begin_s < at_s):
+            story, late_s = one.story, _SILENCE_S if one.key in silent else 0
+            ran_s, now_s = at_s - late_s - one.begin_s, now_ms / 1000 - late_s
+            if at_s - late_s < one.end_s:
+                story = replace(story, killed_s=None, slurm_state=None, under_way_s=round(max(60, ran_s)))
+            path = templates.write(story, one.key, now_s - START_MS / 1000 - ran_s, folder / "tasks")
+            os.utime(path, (now_s,) * 2)
+    write_source(folder, tasks, chunks=chunks)
+    job = Submitted(JOB_ID, None, tuple(range(tasks)))
+    begun_ms = now_ms - round(1000 * at_s) - 60_000
+    write_record(folder, Record("slurm", job, ("run", "june.csv"), tasks * chunks, begun_ms))
 
 
 class Templates:

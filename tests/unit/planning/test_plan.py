@@ -19,8 +19,8 @@ from rooms.root import BadInput, PlanSettings, SubmitSettings
 from rooms.sources import Surveyor, read_header
 from rooms.store import JobFacts, StateTime, TaskFacts
 from support.brief import line, literal
+from support.facts import TASK, device
 from support.pages import Pages
-from support.summaries import TASK, device
 
 CASES = Path(__file__).parents[2] / "data" / "plan_cases.txt"
 HOUR_S, HOUR_MS = 3600, 3_600_000

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rooms.model import CHARTED, ChartData, Envelope, Stretches
 from rooms.report import STATES, as_parts, choose, curve, draw, find_runs, make_histogram, over_all, page, summarize
 from support.behaviour import page_text, pretty
+from support.facts import HOUR_MS, JOB, NASTY, START_MS, TASK, device
 from support.pages import Pages
-from support.summaries import HOUR_MS, JOB, NASTY, START_MS, TASK, device
 
 NAN = math.nan
 LETTERS = {"w": "working", "f": "failed", "l": "lost", "s": "start_up", "a": "waiting", "i": "idle"}

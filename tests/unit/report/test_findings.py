@@ -1,11 +1,13 @@
-"""What is found in a job, at each threshold and just below it, from the facts in data/finding_facts.txt.
+"""What is found in a job: at each threshold, and in jobs of which the cause is known.
 
-A line there is a name and what the job has: tasks and devices, each with what differs from the usual ones below. The
-pages say what is found: after each ``##`` a rule, then each of its lines. Neighbouring numbers must differ.
+A line in data/finding_facts.txt is a name and what the job has: tasks and devices, each with what differs from the
+usual ones below. The pages say what is found: after each ``##`` a rule, then each of its lines.
 """
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +17,18 @@ import pytest
 from rooms import store
 from rooms.cli import read_topic
 from rooms.model import MemoryHeld
-from rooms.report import Finding, find, list_findings, summarize
+from rooms.report import KINDS, Finding, find, list_findings, summarize
+from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from rooms.workers import Ramp, plan_start
-from support.facts import Lines, make_device, spent
+from support import story
+from support.facts import START_MS, Lines, calls, make_device, spent
 from support.pages import Pages
+from support.story import Story
 
-FILE = Path(__file__).parents[2] / "data" / "finding_facts.txt"
-TOPICS = dict(block.split("\n", 1) for block in FILE.read_text().split("=== ")[1:])
-START_MS, HOUR_S, GIB = 1_800_000_000_000, 3600.0, 2**30
+DATA = Path(__file__).parents[2] / "data"
+TOPICS = dict(block.split("\n", 1) for block in (DATA / "finding_facts.txt").read_text().split("=== ")[1:])
+HOUR_S, GIB = 3600.0, 2**30
 END_MS = START_MS + 3_600_000
 TASK = TaskFacts(
     "1_0.r0.gpu1", "1", 0, 0, "gpu1", None, "done", 0, 1, 1, START_MS, END_MS, 500, 0, 0, 1e6,
@@ -35,8 +40,6 @@ TASKS = {
     "silent": replace(UNENDED, pending=9, heard_at_ms=END_MS, silent_after_s=120.0),
 }  # fmt: skip
 WORK = DeviceWork(2, 500, 0, 0, 1e6, 14.0, 16.0, 20.0, END_MS)
-
-
 DEVICE = DeviceFacts(
     TASK.name, "gpu1", 0, "GPU-1", "0", "Tesla V100", "nvml", 32 * GIB, 3600, 4 * GIB, 60, 200.0, None, None,
     HOUR_S, 0.0, work=WORK, states=spent(0.9, working=HOUR_S),
@@ -200,3 +203,80 @@ def test_what_the_ramp_says_is_understood() -> None:
 def test_the_guide_says_what_each_kind_of_finding_says(pages: Pages) -> None:
     assert list_findings() in read_topic("report")
     pages({"kinds.txt": list_findings()})
+
+
+# --- jobs of which the cause is known, because they were written that way ---------------------------------------------
+
+OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
+UGLY = re.compile(
+    r"\b(?:None|nan|inf)\b| -\d|\b1 (?:chunks|tasks|devices|GPUs|nodes|workers|tries|gaps|alerts|processes)\b"
+)
+OPTION = re.compile(
+    r"#SBATCH --(mem=\d+G|time=\d+:\d\d:00|cpus-per-task=\d+|gpus-per-node=\d+|array=0-\d+|exclude=[\w,.\[\]-]+"
+    r"|signal=B:USR1@\d+)|[^#…]*"
+)
+
+
+def told_by(usual: Story, copies: int | None = None, **values: Any) -> list[Story]:
+    """Return tasks that differ in this from a usual one: ``chunks='158*3600'``, ``fails='5,77 bad_audio'``."""
+    if "chunks" in values:
+        runs = (part.split("*") for part in values["chunks"].split())
+        values["chunks"] = [float(seconds) for many, seconds in runs for _ in range(int(many))]
+    if "fails" in values:
+        places, *errors = values["fails"].split()
+        numbers = range(*map(int, places.split(":"))) if ":" in places else map(int, places.split(","))
+        values["fails"] = dict.fromkeys(numbers, tuple(errors))
+    if "hopeless" in values:
+        values["hopeless"] = dict.fromkeys(values["fails"], values["hopeless"])
+    if "card" in values:
+        values["card"] = getattr(story, values["card"])
+    one = replace(usual, **values)
+    if copies is None:
+        return [one]
+    return [replace(one, index=n, node=f"gpu{n:02d}", seed=one.seed + 31 * n, started_s=0.7 * n) for n in range(copies)]
+
+
+def diagnose(line: str, usual: Mapping[str, Story]) -> tuple[Finding, ...]:
+    """Write the task databases of a job, merge them, and look at it, a year later unless it is ``seen`` before."""
+    missing, seen_s = (), 365 * 86400.0
+    with tempfile.TemporaryDirectory(dir=story.IN_MEMORY) as name:
+        for word, args, values in calls(line):
+            if word == "seen":
+                seen_s = args[0]
+            elif word == "missing":
+                missing = args
+            else:
+                for task in told_by(usual[word], **values):
+                    story.write_story(Path(name), task)
+        store.merge(store.MergeOrder([Path(name)], Path(name) / "job.sqlite"), SystemClock())
+        facts = store.read_job(Path(name) / "job.sqlite")
+    return find(summarize(facts, tuple(missing), now_ms=START_MS + round(1000 * seen_s)))
+
+
+def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_something_to_do() -> None:
+    """In data/labelled_jobs.txt: which findings are made and (?) may be made, then such jobs; nothing else is found."""
+    first, *blocks = (DATA / "labelled_jobs.txt").read_text().split("=== ")[1:]
+    usual, misses, labelled = {"story": Story()}, {}, set[str]()
+    for line in first.splitlines()[1:]:
+        name, _, rest = line.partition(": ")
+        [(base, _, values)] = calls(rest)
+        [usual[name]] = told_by(usual[base], **values)
+    for label, line in ((block.splitlines()[0], line) for block in blocks for line in block.splitlines()[1:]):
+        words = [] if label.startswith("nothing") else label.split()
+        wanted, allowed = [one for one in words if one[0] != "?"], {one.lstrip("?") for one in words}
+        name, _, rest = line.partition(": ")
+        found = diagnose(rest, usual)
+        kinds = [finding.kind for finding in found]
+        of_low_busy = [[kind for kind in those if kind in OF_LOW_BUSY][:1] for those in (wanted, kinds)]
+        if of_low_busy[0] != of_low_busy[1] or not {*wanted} <= {*kinds} <= allowed:
+            misses[name] = f"wanted {label}, found {kinds}"
+        labelled |= {*wanted}
+        for finding in found:
+            texts = (finding.sentence, *finding.evidence, finding.advice, *finding.lines, *finding.subjects)
+            assert finding.sentence.endswith(".") and finding.advice.endswith("."), name
+            assert any(re.search(r"\d", line) for line in finding.evidence), name
+            for text in texts:
+                assert text and text.isprintable() and len(text) < 260 and not UGLY.search(text), text
+            assert all(OPTION.fullmatch(line) for line in finding.lines), finding.lines
+    assert misses == {}
+    assert labelled == set(KINDS), "each kind of finding has a labelled job"

@@ -1,10 +1,15 @@
-"""A job in all forms of its report: one job whole, then what is different in each form where one fact is different."""
+"""A job in all forms of its report: one job whole, then what is different in each form where one fact is different.
+
+Then two jobs side by side; and what the guide says of all this.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
+import shutil
+import subprocess
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,20 +19,22 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import report, store
-from rooms.model import CutShort, Reading
-from rooms.report import Summary, find, job_samples, markdown, page, prometheus_text, summarize, summary_text
-from rooms.store import AlertFacts, Completeness, FailedChunk, GapFacts, JobFacts, StateTime
-from support.behaviour import page_text
-from support.facts import Lines
+from rooms.cli import read_topic
+from rooms.model import CutShort, NameGaps, Reading
+from rooms.report import Summary, job_samples, markdown, page, prometheus_text, summarize, summary_text
+from rooms.store import AlertFacts, Completeness, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
+from support import needs
+from support.behaviour import page_text, pretty
+from support.facts import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, Lines, calls, device
 from support.pages import Pages
-from support.summaries import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, device
 
+DATA = Path(__file__).parents[2] / "data"
 END_MS = START_MS + HOUR_MS
 DONE = replace(TASK, verdict="done", exit_code=0, pending=0, failed=0)
 WELL = replace(JOB, tasks=(DONE,), chunks={"done": 100}, failed=(), alerts=())
 HEARD = replace(TASK, heard_at_ms=END_MS, silent_after_s=120.0)
 HOT = AlertFacts("thermal", "warning", 2, 1, 100.0, 87.0, 83.0, "GPU 0 is at 84 °C")
-FILE = Path(__file__).parents[2] / "data" / "report_facts.txt"
+EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
 def whole(job: JobFacts = JOB, missing: tuple[int, ...] = (3,), **proof: Any) -> Summary:
@@ -81,7 +88,6 @@ def test_every_form_of_a_job(pages: Pages) -> None:
 
 
 def test_an_empty_job_and_one_of_everything_that_is_not_known(pages: Pages) -> None:
-    empty = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
     dark = replace(
         device(), index=None, uuid=None, name=None, memory_total_bytes=None, memory_peak_bytes=None, samples=0,
         temperature_max_c=None, power_mean_w=None, energy_counter_j=None, energy_integrated_j=None, gap_s=0.0,
@@ -90,8 +96,8 @@ def test_an_empty_job_and_one_of_everything_that_is_not_known(pages: Pages) -> N
     )  # fmt: skip
     odd = replace(dark, power_mean_w=math.nan, spark=(math.inf, 1.0), reading=Reading(power_w=-math.inf))
     task = replace(TASK, verdict="done", done=0, failed=0, pending=0, audio_s=0.0, last_sign_ms=START_MS, engine=None)
-    unknown = replace(empty, tasks=(task,), devices=(dark, replace(dark, token="1")))
-    jobs = {"empty": summarize(empty), "unknown": summarize(unknown)}
+    unknown = replace(EMPTY, tasks=(task,), devices=(dark, replace(dark, token="1")))
+    jobs = {"empty": summarize(EMPTY), "unknown": summarize(unknown)}
     pages({f"{name}/{form}": write(job) for name, job in jobs.items() for form, write in FORMS.items()})
     (found,) = summarize(replace(unknown, devices=(odd,))).to_dict()["devices"]
     assert (found["power_mean_w"], found["spark"], found["last"]) == (None, (None, 1.0), {"power_w": None})
@@ -111,15 +117,18 @@ def long_lists(many: int) -> JobFacts:
 
 
 # Where one fact is different; after ``===`` what it is compared with.
-TOPICS = dict(block.split("\n", 1) for block in FILE.read_text().split("=== ")[1:])
+TOPICS = dict(block.split("\n", 1) for block in (DATA / "report_facts.txt").read_text().split("=== ")[1:])
+
+
+def like(usual: JobFacts) -> Callable[[Any, Any], JobFacts]:
+    """Return what makes a job that has other tasks or devices than the usual one."""
+    return lambda tasks, devices: replace(
+        usual, tasks=tuple(tasks or usual.tasks), devices=tuple(devices or usual.devices))  # fmt: skip
 
 
 def of_lines(topic: str, usual: JobFacts = JOB, findings: tuple[Any, ...] = (), **proof: Any) -> dict[str, Summary]:
-    def job(tasks: Any, devices: Any) -> JobFacts:
-        return replace(usual, tasks=tuple(tasks or usual.tasks), devices=tuple(devices or usual.devices))
-
     tasks, devices = {"task": TASK, "ended": DONE, "heard": HEARD}, {"first": device(), "second": device(1)}
-    facts = Lines(tasks, devices, job, PROOF, **proof)
+    facts = Lines(tasks, devices, like(usual), PROOF, **proof)
     named = (line.partition(": ") for line in TOPICS[topic].splitlines())
     return {name: replace(facts.read(line), findings=findings) for name, _, line in named}
 
@@ -218,7 +227,8 @@ def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> N
     said = []
     for name, summary in cases.items():
         text = page_text(page(summary, "july")).partition("\nStragglers\n")[2].partition("\nFailed chunks\n")[0]
-        found = [one for finding in find(summary) if finding.kind == "straggler_device" for one in finding.subjects]
+        slow = (finding for finding in report.find(summary) if finding.kind == "straggler_device")
+        found = [one for finding in slow for one in finding.subjects]
         assert all(one in text for one in found)
         said.append(f"## {name}\n{text}")
     pages({"stragglers.txt": "\n".join(said)})
@@ -227,26 +237,18 @@ def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> N
 # --- words and tables -------------------------------------------------------------------------------------------------
 
 
-def test_how_numbers_are_written(pages: Pages) -> None:
-    minute, hour = 60_000, 3600
-    inputs: dict[str, list[tuple[Any, ...]]] = {
-        "spark": [((0, 12.4, 12.5, 99.9, 100, None, -5),)],
-        "share_words": [(None,), (0,), (0.49,), (0.5,), (99.6,)],
-        "memory": [(None,), (2**30 - 1,), (2**30,), (5 << 20,)],
-        "durations": [([9.94, 59.94],), ([59.95],), ([0.2, 100],), ([3599.4],), ([3599.6],), ([72 * hour],), ([],),
-                      ([0, 29, 30, 90, 2 * hour, 1000 * hour],)],
-        "energies": [([None],), ([0],), ([5.7e-05],), ([0.01],), ([9.99],), ([10.0],), ([999.9],),
-                     ([0.001, None, 90, 1000],)],
-        "natural": [("gpu10.9",)],
-        "index_ranges": [([],), ([3],), ([7, 3],), ([3, 4],), ([0, 1, 2, 5, 7, 8, 9],), ([1, 3, 5, 9], 2),
-                         ([1, 3, 5], 1)],
-        "indices": [(range(1000),), (range(0, 20, 2),), (range(0, 22, 2),)],
-        "number": [(None,), (0.155, 2), (2.675, 2), (1234567.5, 0), (0.0994, 1), (0.1, 1), (0, 1), (0.0001, 1),
-                   (0.00009, 1), (-0.00009, 1), (math.inf, 1)],
-        "three": [(1.25, 2, 3, 1), (None, 1, 2), (1, 2, None)],
-        "period": [(START_MS, START_MS + ms) for ms in (10 * minute - 1, 10 * minute, 1440 * minute)],
-    }  # fmt: skip
-    said = [f"{name}{given_} → {getattr(report, name)(*given_)}" for name, those in inputs.items() for given_ in those]
+def test_how_numbers_and_changes_are_written(pages: Pages) -> None:
+    """A change (much, fast, long) has its direction; percentages differ by the points that are shown."""
+
+    def write(name: str, *args: Any, **more: Any) -> str:
+        if hasattr(report, name):
+            return str(getattr(report, name)(*args))
+        this, other, better = args
+        return str(report.change_words(this, other, getattr(report, name.upper()), better, **more))
+
+    said = [f"{name}({', '.join(map(repr, args))}{', points' * len(more)}) → {write(name, *args, **more)}"
+            for line in (DATA / "report_numbers.txt").read_text().splitlines()
+            for name, args, more in calls(line)]  # fmt: skip
     pages({"numbers.txt": "\n".join(said)})
 
 
@@ -299,3 +301,157 @@ def test_the_last_lines_of_merge_and_run(pages: Pages) -> None:
         "removed.txt": report.removal_text(["a"], left_files[:20]),
         "removed-more.txt": report.removal_text(["a", "b"], left_files),
     })  # fmt: skip
+
+
+# --- two jobs side by side --------------------------------------------------------------------------------------------
+
+HALF = {state: replace(time, total_s=time.total_s / 2) for state, time in device().states.items()}
+FOUR = replace(
+    JOB, tasks=(replace(TASK, devices=4, last_sign_ms=START_MS + HOUR_MS // 2),),
+    devices=tuple(replace(device(n), states=HALF) for n in range(4)),
+    last_settings={**JOB.last_settings, "workers_per_gpu": "auto", "out": "june", "alerts": {"idle_s": 600.0}},
+)  # fmt: skip
+
+
+def measured(share: float) -> JobFacts:
+    """Return the job with twice the energy, measured for a share of the time."""
+    devices = []
+    for one in JOB.devices:
+        states = {name: replace(time, measured_s=share * time.total_s) for name, time in one.states.items()}
+        devices.append(replace(one, energy_counter_j=None, energy_integrated_j=2 * 734_400.0, states=states))
+    return replace(JOB, devices=tuple(devices))
+
+
+def idle(percent: float) -> JobFacts:
+    """Return the job with so much idle time."""
+    times = {"working": StateTime(36 * (100 - percent), 0.0), "idle": StateTime(36 * percent, 0.0)}
+    return replace(JOB, devices=tuple(replace(one, states=times) for one in JOB.devices))
+
+
+def slower() -> JobFacts:
+    cost = replace(JOB.cost, gpu_s_mean=162.0, energy_j_mean=37_800.0)
+    return replace(JOB, durations={3 * ms: many for ms, many in JOB.durations.items()}, cost=cost)
+
+
+PAIRED = Lines({"task": TASK}, {"first": device(), "second": device(1)}, like(JOB), PROOF, large={
+    "measured": measured, "idle": idle, "slower": slower, "empty": lambda: EMPTY})  # fmt: skip
+
+
+def pair(this: JobFacts | Summary, other: JobFacts | Summary = JOB, *titles: str) -> report.Comparison:
+    ours, theirs = (one if isinstance(one, Summary) else summarize(one) for one in (this, other))
+    return report.compare(ours, *(titles[:1] or ("a",)), theirs, *(titles[1:] or ("b",)))
+
+
+def pairs() -> dict[str, report.Comparison]:
+    """Of a line in data/compare_facts.txt the first job is compared with the usual one, or with that after ``//``."""
+    found = {}
+    for line in (DATA / "compare_facts.txt").read_text().splitlines():
+        name, _, facts = line.partition(": ")
+        this, _, other = facts.partition(" // ")
+        found[name] = pair(PAIRED.read(this), PAIRED.read(other or "job()"))
+    command = f"badcjobs merge {'/scratch' * 20}/june"
+    cut = replace(summarize(JOB), cut_short=CutShort("a submit was cut short here", "badcjobs submit m.csv"))
+    return {
+        **found, "cut short": pair(cut),
+        "out of date": pair(JOB, replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))),
+        "names of 20 letters": pair(JOB, JOB, "a" * 20, "b" * 20), "names of 21": pair(JOB, JOB, "a" * 21, "b" * 21),
+        "names that end alike": pair(JOB, JOB, "july-2027-with-four-gpus", "june-2027-with-four-gpus"),
+        "nasty names": pair(JOB, JOB, "/scratch/lab/" + "long/" * 30, NASTY),
+    }  # fmt: skip
+
+
+def test_two_jobs_side_by_side(pages: Pages) -> None:
+    two = pair(FOUR, JOB, "four", "two")
+    pages({"compare.txt": report.comparison_text(two), "compare.md": report.comparison_markdown(two),
+           "compare.json": pretty(two.to_dict())})  # fmt: skip
+
+
+def test_what_is_said_of_other_pairs(pages: Pages) -> None:
+    usual, said, notebook = report.comparison_text(pair(JOB)).splitlines(), [], []
+    for name, comparison in pairs().items():
+        text = report.comparison_text(comparison).splitlines()
+        assert max(map(len, text[3:])) <= 100 or name == "out of date", name
+        assert all(line.isprintable() for line in text)
+        lines = list(difflib.unified_diff(usual, text, n=0, lineterm=""))[2:]
+        said += [f"## {name}", *(line for line in lines if line.startswith("+"))]
+        if name in ("out of date", "cut short", "no settings", "nasty names"):
+            notebook += [f"## {name}", *report.comparison_markdown(comparison).splitlines()[:6], "…"]
+    pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
+
+
+# --- what is documented -----------------------------------------------------------------------------------------------
+
+SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None, 0, None))),
+                  cut_short=CutShort("a", "b"))  # fmt: skip
+
+
+def words_of(page: str, heading: str) -> list[str]:
+    """Return the words that a section explains: before the first two spaces of its indented lines."""
+    section = re.split(r"^#+ ", page.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return [line[4:].split("  ")[0] for line in section.splitlines() if re.match(r" {4}\S", line)]
+
+
+def test_the_guide_lists_every_key_headline_and_state() -> None:
+    listed, part = dict[str, set[str]](), ""
+    for line in report.list_keys().splitlines():
+        part = line[4:21].strip() or part
+        listed.setdefault(part, set()).update(line[22:].replace(",", " ").split())
+    document: dict[str, Any] = SUMMARY.to_dict()
+    parts = {
+        "(top level)": [document], "states": list(document["states"].values()),
+        "chunk_s, metrics": [document["chunk_s"]],
+        "--compare": [report.compare(SUMMARY, "a", SUMMARY, "b").to_dict()],
+        "figures": report.compare(SUMMARY, "a", SUMMARY, "b").to_dict()["figures"],
+        **{name: value if isinstance(value, (list, tuple)) else [value]
+           for name, value in document.items() if name in listed and name != "states"},
+    }  # fmt: skip
+    assert parts.keys() == listed.keys()
+    for name, rows in parts.items():
+        assert rows and all(set(row) == listed[name] for row in rows), name
+    guide = read_topic("report")
+    assert report.list_keys() in guide and f"`version` is {report.SUMMARY_VERSION}" in guide
+    assert words_of(guide, "The summary, line by line") == [name for name, _ in report.HEADLINES]
+    assert words_of(guide, "What the GPUs did") == list(report.STATE_WORDS.values())
+
+
+def promtool(text: str) -> subprocess.CompletedProcess[str]:
+    """Ask promtool; what it says of style is an exit code of 3."""
+    if shutil.which("promtool") is None:
+        needs.missing("promtool", "promtool (Debian package prometheus) is not installed")
+    return subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_promtool_is_content_with_every_metric_and_with_a_job_whatever_it_is_called() -> None:
+    samples = [(metric.name, 1.5, dict.fromkeys(metric.labels, "x")) for metric in report.METRICS]
+    for text in (prometheus_text(samples), prometheus_text(job_samples(SUMMARY, NASTY))):
+        done = promtool(text)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert promtool('badcjobs_chunks{run="a"b"} 1\n').returncode != 0
+    assert promtool("# HELP badcjobs_x_total x\n# TYPE badcjobs_x_total gauge\nbadcjobs_x_total 1\n").returncode != 0
+
+
+def test_every_metric_is_named_after_the_rules_in_the_guide_and_said_once() -> None:
+    guide = read_topic("live")
+    for metric in report.METRICS:
+        assert re.fullmatch(r"badcjobs_[a-z]+(_[a-z]+)*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == report.COUNTER), metric.name
+        row = rf"^    {metric.name} +{re.escape(metric.help)} \({re.escape(metric.unit)}[,)]"
+        assert re.search(row, guide, re.MULTILINE), metric.name
+    names = {name for name, _, _ in job_samples(SUMMARY, "july")}
+    assert names == {metric.name for metric in report.METRICS if metric.where != report.SERVED}
+    slices = [replace(device(), uuid=f"MIG-{n}", token=f"MIG-{n}") for n in range(3)]
+    unread = [replace(device(), uuid=None, index=None, token=str(n)) for n in range(3)]
+    text = prometheus_text(job_samples(summarize(replace(JOB, devices=(*slices, *unread))), "july"))
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series)) > 100
+
+
+def test_a_value_that_is_not_known_is_left_out_with_its_head() -> None:
+    named = {"run": 'a"b\\c\nd', "state": ""}
+    for value, labels, said in (
+        (2, named, ['badcjobs_chunks{run="a\\"b\\\\c\\nd"} 2']), (2.0, {}, ["badcjobs_chunks 2"]),
+        (2.5, {}, ["badcjobs_chunks 2.5"]), (2**53 - 1.0, {}, ["badcjobs_chunks 9007199254740991"]),
+        (2.0**53, {}, ["badcjobs_chunks 9007199254740992.0"]), (None, {}, []), (math.nan, {}, []), (math.inf, {}, []),
+    ):  # fmt: skip
+        text = prometheus_text([("badcjobs_chunks", value, labels)])
+        assert text.splitlines()[2:] == said and bool(text) == bool(said)
