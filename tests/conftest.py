@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Hypothesis tries the same examples in every run, so that a change is judged by itself alone. To look for new ones,
     give ``--hypothesis-profile default``.
     """
+    os.environ["TZ"] = "UTC"  # of the times on pages
+    time.tzset()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,17 +15,36 @@ from pathlib import Path
 import pytest
 from rooms.report import ASSETS, summarize_database, write_page
 from rooms.report import page as make_page
-from rooms.root import SystemClock
-from rooms.store import MergeOrder, merge
 from support.browser import Browser, BrowserError, Page
-from support.task_files import TaskFile
+from support.synthetic_job import write_job
+from support.task_files import TaskFile, merge_run
 
 DEVICES = 4 * 26
 CHARTS = ("timeline", "utilization_percent", "memory_used_bytes", "temperature_c", "power_w", "histogram")
 READY = "document.documentElement.dataset.ready === 'yes'"
-
 LOOK = Path(__file__).with_name("look.js").read_text()
 TIMES = "span('time')"
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+def write_report(database: Path, path: Path) -> str:
+    """Write the page of a job and return its address."""
+    write_page(summarize_database(database), path, database)
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a job of 26 tasks on 104 devices: one node is slow, chunks fail, a recorder dies."""
+    folder = tmp_path_factory.mktemp("june")
+    write_job(folder, 26, chunks=24)
+    merge_run(folder)
+    return folder / "job.sqlite"
+
+
+@pytest.fixture(scope="module")
+def report(job: Path) -> str:
+    return write_report(job, job.with_name("report.html"))
 
 
 def open_report(browser: Browser, url: str, **size: int) -> Page:
@@ -79,13 +101,27 @@ def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(b
     page.close()
 
 
-def test_text_from_files_stays_text_wherever_it_is_shown(browser: Browser, hostile_report: str) -> None:
-    page = open_report(browser, hostile_report)
+def test_text_from_files_stays_text_wherever_it_is_shown(browser: Browser, job: Path, tmp_path: Path) -> None:
+    """In this job every text that comes from a file would like to be a script."""
+    folder = tmp_path / "<script>window.hacked = 1"
+    folder.mkdir()
+    database = Path(shutil.copy(job, folder))
+    with closing(sqlite3.connect(database)) as db, db:
+        for change in (
+            "task SET name = name || ?, node = node || ?", "device SET name = ?, uuid = uuid || ?",
+            "chunk SET error = ? || error, error_class = ? WHERE status = 'poison'",
+            "detection SET label = label || ?, label_name = ?", "gap SET reason = ?, metric = ?",
+            "task_meta SET value = json_object('source', ?, 'engine_arg', ?) WHERE key = 'settings'",
+            "source_file SET status = 'skipped', reason = ?, path = path || ?",
+        ):  # fmt: skip
+            db.execute(f"UPDATE {change}", (HOSTILE, HOSTILE))
+    hostile = write_report(database, folder / "<img src=x>.html")
+    page = open_report(browser, hostile)
     tooltip(page, "power_w", across=0.3)
     assert "<script>window.hacked" in tooltip(page, "timeline", across=0.3)
     assert page.evaluate("document.body.innerText").count("<script>window.hacked = 1</script>") > 20
     assert (page.count("main img"), page.evaluate("window.hacked")) == (0, None)
-    assert (page.errors, page.requests) == ([], [hostile_report])
+    assert (page.errors, page.requests) == ([], [hostile])
     page.close()
 
 
@@ -274,9 +310,8 @@ def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read
     browser: Browser, tmp_path: Path
 ) -> None:
     TaskFile(tmp_path, states={"a": "done", "b": "failed"}, samples=0).write()
-    merge(MergeOrder([tmp_path], tmp_path / "job.sqlite"), SystemClock())
-    write_page(summarize_database(tmp_path / "job.sqlite"), tmp_path / "report.html", tmp_path / "job.sqlite")
-    bare = open_report(browser, (tmp_path / "report.html").as_uri())
+    merge_run(tmp_path)
+    bare = open_report(browser, write_report(tmp_path / "job.sqlite", tmp_path / "report.html"))
     bare.wait_for("painted('timeline') > 500")
     assert "There are no readings" in bare.texts("#load")[0]
     # One device in one task: there is nothing to choose from.

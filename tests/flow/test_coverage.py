@@ -6,29 +6,17 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
 from support.badcjobs_program import Site, rows
+from support.databases import change
 
 SECONDS = float(os.environ.get("BADCJOBS_TEST_COVERAGE_S", "3"))
-START_MS = 2000
-INTERVAL_MS = 500
-
-
-@contextmanager
-def busy_machine() -> Iterator[None]:
-    """Let two processes per core compute as fast as they can."""
-    with ExitStack() as stack:
-        for _ in range(2 * len(os.sched_getaffinity(0))):
-            burning = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            stack.callback(burning.kill)
-        yield
+START_MS, INTERVAL_MS = 2000, 500
 
 
 def covered_ms(database: Path, device: int) -> tuple[int, int]:
@@ -41,9 +29,8 @@ def covered_ms(database: Path, device: int) -> tuple[int, int]:
     sampled = [at for (at,) in rows(database, "SELECT at_ms FROM sample WHERE device_id = ? ORDER BY at_ms", device)]
     stretches = [(one, next_) for one, next_ in pairwise([*sampled, ended_ms]) if next_ - one <= 1.5 * INTERVAL_MS]
     stretches += [(began_ms, first) for first in sampled[:1] if first - began_ms <= START_MS]
-    stretches += rows(
-        database, "SELECT from_ms, to_ms FROM gap WHERE (device_id IS NULL OR device_id = ?) AND metric IS NULL", device
-    )
+    of_device = "(device_id IS NULL OR device_id = ?) AND metric IS NULL"
+    stretches += rows(database, f"SELECT from_ms, to_ms FROM gap WHERE {of_device}", device)
     covered, reached = 0, began_ms
     for from_ms, to_ms in sorted(stretches):
         covered += max(0, min(to_ms, ended_ms) - max(from_ms, reached))
@@ -54,7 +41,10 @@ def covered_ms(database: Path, device: int) -> tuple[int, int]:
 def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_gaps(site: Site) -> None:
     out = site.folder / "recording.sqlite"
     words = ("--simulate", 2, "--interval", INTERVAL_MS / 1000, "--duration", SECONDS)
-    with busy_machine():
+    with ExitStack() as stack:
+        for _ in range(2 * len(os.sched_getaffinity(0))):  # two processes per core compute as fast as they can
+            burning = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(burning.kill)
         done = site.badcjobs("record", "--out", out, *words, timeout_s=SECONDS + 60)
     assert done.exit_code == 0, done.stderr
     devices = [device for (device,) in rows(out, "SELECT device_id FROM device")]
@@ -65,8 +55,8 @@ def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_g
         assert all_ms >= 1000 * SECONDS
         assert covered >= 0.99 * all_ms
     assert rows(out, "SELECT count(*) FROM gap WHERE length(reason) <= 5") == [(0,)]
-    with closing(sqlite3.connect(out)) as db, db:  # the measure itself: what was taken away is not covered
-        db.execute("DELETE FROM sample WHERE at_ms - (SELECT min(at_ms) FROM sample) > 900")
-        db.execute("DELETE FROM gap")
+    # The measure itself: what was taken away is not covered.
+    change(out, "DELETE FROM sample WHERE at_ms - (SELECT min(at_ms) FROM sample) > 900")
+    change(out, "DELETE FROM gap")
     covered, all_ms = covered_ms(out, devices[0])
     assert covered < 0.6 * all_ms

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
 from support.brief import without_hints
 from support.pages import Pages
+from support.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,14 @@ def july(shared_site: Site) -> Path:
 
 
 def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: Path, shared_site: Site) -> None:
-    files = [shared_site.folder / name for name in ("a.html", "a.md", "a.prom")]
+    names = {"--html": "a.html", "--markdown": "a.md", "--prometheus": "a.prom"}
+    files = [shared_site.folder / name for name in names.values()]
     files[2].write_text("what was here before\n")
-    names = ("--html", "--markdown", "--prometheus")
-    options = [word for pair in zip(names, files, strict=True) for word in pair]
     with files[2].open() as reader:
-        together = shared_site.badcjobs("report", july, *options, "--json")
+        together = shared_site.badcjobs("report", july, *(word for pair in names.items() for word in pair), "--json")
         assert reader.read() == "what was here before\n", "a reader who had it open sees the old file to its end"
     assert together.exit_code == 0, together.stderr
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    document = json.loads(together.stdout, parse_constant=refuse)
+    document = json.loads(together.stdout, parse_constant=pytest.fail)
     states = document["states"].values()
     assert {"working", "start_up"} <= set(document["states"])
     assert sum(state["gpu_hours"] for state in states) == pytest.approx(document["gpu_hours"], rel=0.01)
@@ -50,10 +45,8 @@ def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: 
     for device in document["devices"]:
         assert sum(device["state_energy_j"].values()) == pytest.approx(device["energy_j"], rel=0.01)
         assert sum(device["state_s"].values()) == pytest.approx(document["wall_s"], rel=0.01)
-    cost = document["chunk_cost"]
-    assert cost["gpu_s_mean"] * cost["tries"] == pytest.approx(
-        document["states"]["working"]["gpu_hours"] * 3600, rel=0.01
-    )
+    cost, working_s = document["chunk_cost"], document["states"]["working"]["gpu_hours"] * 3600
+    assert cost["gpu_s_mean"] * cost["tries"] == pytest.approx(working_s, rel=0.01)
     (task,) = (july / "tasks").glob("*.sqlite")
     cpu = shared_site.folder / "cpu"
     *printed, alone, compared, itself = shared_site.badcjobs_each(
@@ -75,25 +68,12 @@ def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: 
 
 
 def test_colours_are_for_terminals_whose_users_want_them(july: Path, shared_site: Site) -> None:
+    argv = [sys.executable, "-m", "badcjobs", "report", str(july)]
     for changes, wanted in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
-        ours, theirs = pty.openpty()
-        env = shared_site.environ({"TERM": "xterm", **changes})
-        argv = [sys.executable, "-m", "badcjobs", "report", str(july)]
-        with subprocess.Popen(argv, stdout=theirs, env=env, cwd=shared_site.folder):
-            os.close(theirs)
-            said = read_all(ours)
-        assert ("\x1b[32mall done\x1b[0m" in said, "\x1b" in said) == (wanted, wanted), changes
-
-
-def read_all(terminal: int) -> str:
-    said = b""
-    try:
-        while block := os.read(terminal, 65536):
-            said += block
-    except OSError:
-        pass  # Linux says so at the end of a terminal
-    os.close(terminal)
-    return said.decode()
+        with closing(Terminal(argv, shared_site.environ({"TERM": "xterm", **changes}), shared_site.folder)) as terminal:
+            assert terminal.end() == 0
+        said = terminal.raw
+        assert (b"\x1b[32mall done\x1b[0m" in said, b"\x1b" in said) == (wanted, wanted), changes
 
 
 def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large_is_one(

@@ -132,15 +132,6 @@ def _rounded(value: Any) -> Any:
     return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def key_paths(document: Any, place: str = "") -> str:
-    """Return the names and types of a document, a line each, without its values."""
-    if isinstance(document, dict):
-        return "".join(key_paths(one, f"{place}.{key}") for key, one in document.items())
-    if isinstance(document, (list, tuple)):
-        return "".join(dict.fromkeys(key_paths(one, f"{place}[]") for one in document)) or f"{place}[]\n"
-    return f"{place.lstrip('.')}: {type(document).__name__}\n"
-
-
 def tables(database: Path) -> str:
     """Return the rows of every table and view, sorted; of a long one the first, the last and a checksum of all."""
     if not database.exists():

@@ -1,10 +1,4 @@
-"""A real Chromium without a window, spoken to over a pipe in its own protocol: no driver, no port, no package.
-
-with Browser() as browser:
-    page = browser.open(path.as_uri())
-    assert page.evaluate("document.title") == "june – badcjobs"
-    assert page.errors == []
-"""
+"""A real Chromium without a window, spoken to over a pipe in its own protocol: no driver, no port, no package."""
 
 from __future__ import annotations
 
@@ -25,14 +19,11 @@ from support.needs import missing
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Chromium's own calls home are switched off, so that every request that is seen is the page's.
-_FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-default-apps", "--disable-extensions", "--no-first-run", "--no-default-browser-check",
-    "--disable-dev-shm-usage", "--hide-scrollbars", "--force-device-scale-factor=1", "--mute-audio",
-    "--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows",
-    "--disable-background-timer-throttling",
-    "--remote-debugging-pipe",
-)  # fmt: skip
+_OFF = ("gpu", "background-networking", "component-update", "sync", "default-apps", "extensions", "dev-shm-usage",
+        "renderer-backgrounding", "backgrounding-occluded-windows", "background-timer-throttling")  # fmt: skip
+_FLAGS = ("--headless=new", "--no-sandbox", "--no-first-run", "--no-default-browser-check", "--hide-scrollbars",
+          "--force-device-scale-factor=1", "--mute-audio", "--remote-debugging-pipe",
+          *(f"--disable-{name}" for name in _OFF))  # fmt: skip
 
 
 def chromium() -> str:
@@ -85,9 +76,7 @@ class Browser:
             self._process.wait()
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def open(
-        self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, ready: str | None = None
-    ) -> Page:
+    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, ready: str = "true") -> Page:
         """Open a page in a tab of its own, and wait until it has loaded and ``ready`` (a JavaScript test) is true."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -99,8 +88,7 @@ class Browser:
         page.prefer(dark=dark)
         page.call("Page.navigate", url=url)
         page.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
-        if ready is not None:
-            page.wait_for(ready)
+        page.wait_for(ready)
         return page
 
     def call(self, method: str, session: str | None = None, timeout_s: float = 60.0, **values: Any) -> dict[str, Any]:
@@ -139,6 +127,11 @@ class Browser:
             page.note(message["method"], message["params"])
 
 
+def _thrown(answer: dict[str, Any]) -> str:
+    details = answer["exceptionDetails"]
+    return str(details.get("exception", {}).get("description") or details["text"])
+
+
 class Page:
     """One tab; ``errors`` and ``requests`` have all that it said and asked for."""
 
@@ -149,7 +142,6 @@ class Page:
         self.requests: list[str] = []
 
     def call(self, method: str, **values: Any) -> dict[str, Any]:
-        """Call one method of the protocol on this tab."""
         return self._browser.call(method, self._session, **values)
 
     def note(self, method: str, values: dict[str, Any]) -> None:
@@ -157,8 +149,7 @@ class Page:
         if method == "Network.requestWillBeSent":
             self.requests.append(values["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            details = values["exceptionDetails"]
-            self.errors.append(details.get("exception", {}).get("description") or details["text"])
+            self.errors.append(_thrown(values))
         elif method == "Runtime.consoleAPICalled" and values["type"] in ("error", "warning", "assert"):
             self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in values["args"]))
         elif method == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
@@ -168,8 +159,7 @@ class Page:
         """Return the value of an expression in the page; a promise is waited for."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
-            details = answer["exceptionDetails"]
-            raise BrowserError(details.get("exception", {}).get("description") or details["text"])
+            raise BrowserError(_thrown(answer))
         return answer["result"].get("value")
 
     def wait_for(self, script: str, timeout_s: float = 30.0) -> Any:
@@ -182,7 +172,6 @@ class Page:
         return value
 
     def resize(self, width: int, height: int) -> None:
-        """Give the tab another size."""
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
@@ -192,7 +181,6 @@ class Page:
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def point_at(self, x: float, y: float) -> None:
-        """Move the mouse there."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 3, y=y)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
@@ -214,7 +202,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **values)
 
     def texts(self, selector: str) -> list[str]:
-        """Return the text of each element."""
         return list(self.evaluate(f"[...document.querySelectorAll({selector!r})].map((one) => one.textContent)"))
 
     def count(self, selector: str) -> int:
@@ -237,9 +224,7 @@ class Page:
         )
         return box["x"] + box["width"] * across, box["y"] + box["height"] * down
 
-    def screenshot(
-        self, path: Path, *, whole: bool = True, area: tuple[float, float, float, float] | None = None
-    ) -> None:
+    def screenshot(self, path: Path, *, whole: bool = True, area: tuple[float, ...] | None = None) -> None:
         """Write a picture of the whole page, of what is in sight, or of an area (x, y, width, height)."""
         clip = {"clip": dict(zip(("x", "y", "width", "height", "scale"), (*area, 1), strict=True))} if area else {}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
@@ -250,5 +235,4 @@ class Page:
         return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True)["data"])
 
     def close(self) -> None:
-        """Close the tab."""
         self.call("Page.close")

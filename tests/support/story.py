@@ -209,9 +209,8 @@ class Play:
         is_cut = end_s >= self._cut_s
         last = error is not None and number == len(errors) and chunk in story.hopeless
         spent = (gpu_s * share, cpu_s * share)
-        self.attempts.append(
-            Attempt(chunk, worker, device, number, now_s, None if is_cut else end_s, error, *spent, last)
-        )
+        heard_s = None if is_cut else end_s
+        self.attempts.append(Attempt(chunk, worker, device, number, now_s, heard_s, error, *spent, last))
         if error is not None and not last and not is_cut:
             self._queue.insert(0, (chunk, number + (error != "gpu_lost")))
         return end_s, error
@@ -265,11 +264,9 @@ class _Task:
         self._chance = random.Random(story.seed + 7919)
         card, uuid = story.card, "MIG" if story.card.is_slice else "GPU"
         watts = None if card.is_slice else card.limit_w
-        self._devices = [
-            model.Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", card.name, "nvml", card.memory_gib * GIB, watts,
-                   slowdown_c=card.slowdown_c)
-            for n in range(story.devices)
-        ]  # fmt: skip
+        kind = (card.name, "nvml", card.memory_gib * GIB, watts)
+        self._devices = [model.Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", *kind, slowdown_c=card.slowdown_c)
+                         for n in range(story.devices)]  # fmt: skip
         self._ids: list[int] = []
         self._watts = [card.idle_w] * story.devices
 
@@ -295,12 +292,9 @@ class _Task:
 
     def write_work(self, writer: TaskWriter) -> None:
         story, play = self._story, self.play
-        workers = [
-            writer.worker_started(
-                device_id=self._id(life.device), pid=100 + n, engine="hawkears", at_ms=self.at(life.start_s)
-            )
-            for n, life in enumerate(play.lives)
-        ]
+        born = [(self._id(life.device), self.at(life.start_s)) for life in play.lives]
+        workers = [writer.worker_started(device_id=device, pid=100 + n, engine="hawkears", at_ms=at_ms)
+                   for n, (device, at_ms) in enumerate(born)]  # fmt: skip
         for attempt in sorted(play.attempts, key=lambda a: a.start_s):
             self._write_attempt(writer, attempt, workers[attempt.worker])
         for worker, life in zip(workers, play.lives, strict=True):
@@ -323,10 +317,8 @@ class _Task:
         error = None if error_class is None else _ERRORS[error_class]
         status = "done" if error is None else self._story.hopeless[attempt.chunk] if attempt.last else "pending"
         heard = tuple(self._heard()) if error is None else ()
-        result = model.ChunkResult(
-            chunk, begin_ms, self.at(attempt.end_s), heard, chunk.audio_s, error_class, error,
-            charged=error_class != "gpu_lost",
-        )  # fmt: skip
+        ended = (self.at(attempt.end_s), heard, chunk.audio_s, error_class, error)
+        result = model.ChunkResult(chunk, begin_ms, *ended, charged=error_class != "gpu_lost")
         writer.attempt_ended(result, status=status, **by)
 
     def _heard(self) -> Iterator[model.Detection]:
@@ -345,10 +337,8 @@ class _Task:
 
     def write_telemetry(self, telemetry: TelemetryWriter) -> None:
         story, play = self._story, self.play
-        followed = [
-            Followed(i, one.uuid, one.index, one.memory_total_bytes, one.power_limit_w, one.slowdown_c)
-            for i, one in zip(self._ids, self._devices, strict=True)
-        ]
+        followed = [Followed(i, one.uuid, one.index, one.memory_total_bytes, one.power_limit_w, one.slowdown_c)
+                    for i, one in zip(self._ids, self._devices, strict=True)]  # fmt: skip
         alerts = AlertBook(telemetry, followed, model.AlertLimits())
         loads = [play.density(device, "gpu_s") for device in range(story.devices)]
         cores, energy = play.density(None, "cpu_s"), [1e6] * story.devices
@@ -370,11 +360,9 @@ class _Task:
             if from_s < play.end_s:
                 telemetry.open_gap(self._id(who), None, self.at(from_s), self.at(min(to_s, play.end_s)), reason)
         for who, from_s, to_s, gib in story.foreign:
-            telemetry.put(
-                "process",
-                {"device_id": self._ids[who], "pid": 4711, "name": "python", "user": "somebody", "ours": 0,
-                 "first_at_ms": self.at(from_s), "last_at_ms": self.at(to_s), "memory_peak_bytes": round(gib * GIB)}
-            )  # fmt: skip
+            process = {"device_id": self._ids[who], "pid": 4711, "name": "python", "user": "somebody", "ours": 0}
+            times = {"first_at_ms": self.at(from_s), "last_at_ms": self.at(to_s)}
+            telemetry.put("process", {**process, **times, "memory_peak_bytes": round(gib * GIB)})
 
     def _reading(self, n: int, at_s: float, load: float, energy_j: list[float]) -> Reading:
         story, card, chance = self._story, self._story.card, self._chance
@@ -388,17 +376,14 @@ class _Task:
         memory_gib = min(0.98 * card.memory_gib, 0.3 + held + (1.7 * placed if warm else 0.0))
         percent = min(100.0, 100 * load * chance.uniform(0.93, 1.03))
         told = not card.is_slice
+        faults = ((who, what) for when, (who, what) in story.faults.items() if when <= at_s < when + story.tick_s)
         return Reading(
             utilization_percent=(0 if percent < 6 else round(percent)) if told else None,
-            busy_percent=percent if told else None,
-            memory_used_bytes=round(memory_gib * GIB),
+            busy_percent=percent if told else None, memory_used_bytes=round(memory_gib * GIB),
             temperature_c=round(36 + 32 * load + chance.uniform(-2, 2) + (15 if hot & _THERMAL else 0)),
             power_w=round(watts, 1) if told else None,
             energy_j=round(energy_j[n], 3) if round(at_s) % 10 == 0 else None,
             sm_clock_mhz=round(card.clock_mhz * (0.55 if hot and n in story.slowness else 0.94 if load else 0.2)),
-            throttle_reasons=hot if load else 0x1,
-            ecc_errors=3 if at_s >= story.ecc.get(n, math.inf) else 0,
-            faults=tuple(
-                what for when, (who, what) in story.faults.items() if who == n and when <= at_s < when + story.tick_s
-            ),
-        )
+            throttle_reasons=hot if load else 0x1, ecc_errors=3 if at_s >= story.ecc.get(n, math.inf) else 0,
+            faults=tuple(what for who, what in faults if who == n),
+        )  # fmt: skip

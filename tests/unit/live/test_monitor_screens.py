@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
 from support.pages import Pages
 from support.task_files import START_MS
 
+DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 600_000
 GIB = 2**30
 
@@ -170,31 +173,18 @@ def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int
 def test_all_of_the_help_can_be_read_by_scrolling(width: int) -> None:
     whole = [line.plain.rstrip() for line in draw(FRAME, UiState(page=HELP), width=width).lines]
     ui, read = UiState(page=HELP), list[str]()
-    for _ in whole:
+    while len(read) < len(whole):
         page = draw(FRAME, ui, width=width, height=10)
         lines = [line.plain.rstrip() for line in page.lines[:-1]]
+        assert lines == whole[ui.scroll : ui.scroll + 9]
         read += lines[-1:] if read else lines
         ui = press(ui, "down", rows=page.rows, names=list(page.names))
-        if ui.scroll == len(whole) - 9:
-            break
-    last = [line.plain.rstrip() for line in draw(FRAME, ui, width=width, height=10).lines[:-1]]
-    assert [*read, last[-1]] == whole
+    assert read == whole
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
-UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, ESC = "\x1b[A", "\x1bOB", "\x1b[5~", "\x1b[6~", "\x1b[H", "\x1b[4~", "\x1b"
-TYPED = {
-    "": ["", "j", f"{DOWN}j", "jjjjk", f"{END}j", "G", f"G{PAGE_UP}", "Gg", f"{PAGE_DOWN}", f"{PAGE_DOWN}{PAGE_UP}k",
-         "\x06", "\x06\x02", f"jj{HOME}", f"j{UP}{UP}", "x", "\x1b[1;5Cj\x00é", "q", "\x03", "\x04"],
-    "open": ["j\r", "j\n", f"j{ESC}[C", "\rq", "\rx", f"\r{ESC}", "\r\x7f", "\r\x08", f"\r{ESC}[D", "\r\r", "\rjjj",
-             "\rjk", f"\r{PAGE_DOWN}", "\rG", "jj\rG\x1b", "d\r", "d\r\x1b", "djjj\r"],
-    "sort": ["s", "ss", "sss", "ssss", "sssss", "ssssss", "r", "rr", "js", "jr", "ds", "dss", "dsss", "dssss", "dsssss",
-             "dssssss", "sd", "sdd", "rd", "\t", "\t\t", "jd"],
-    "filter": ["/", "/gpu", "/q7\r", "/q\x03", "/ab\x7fc", f"/a{ESC}", f"/a\r{ESC}", "j/a", "/a\x7f\x7f", f"/a{UP}",
-               "/" + "x" * 70, "/鳥 é", "j/\x1b"],
-    "help": ["?", "?x", "d?x", "?j", "j?j", f"j?{ESC}", "?q", "?G"],
-}  # fmt: skip
+TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())
 
 
 def after(keys: str, ui: UiState, height: int = 14) -> UiState:
@@ -209,11 +199,11 @@ def test_what_each_key_does(pages: Pages) -> None:
         values = {one.name: getattr(ui, one.name) for one in fields(ui) if getattr(ui, one.name) != one.default}
         return f"{keys!r:<28} {height:>2}  {', '.join(f'{name}={value!r}' for name, value in values.items())}"
 
-    said = {f"{name or 'move'}.txt": "\n".join(line(keys, after(keys, UiState(), height), height) for keys in some
-                                               for height in (14, 60)) for name, some in TYPED.items()}  # fmt: skip
-    start = UiState.at_start(of_run=False)
-    machine = ("", "d", "\t", "s", "?x", "/a\r", "rr")
-    said["machine.txt"] = "\n".join(line(keys, after(keys, start), 14) for keys in machine)
+    said = {}
+    for name, some in TYPED.items():
+        start, heights = UiState.at_start(of_run=name != "machine"), (14,) if name == "machine" else (14, 60)
+        lines = [line(keys, after(keys, start, height), height) for keys in literal_eval(some) for height in heights]
+        said[f"{name}.txt"] = "\n".join(lines)
     typed = ("q\x1b[A\x1bOB\r\x7f/", "\x1b", "\x1b\x1b[B", "\x1bOH\x1b[8~ ")
     pages({**said, "names.txt": "\n".join(f"{one!r} {live.parse_keys(one)}" for one in typed)})
     assert press(UiState(line=50), "up", rows=2, names=["a", "b", "c"]).line == 1, "there were more lines before"

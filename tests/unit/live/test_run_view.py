@@ -1,91 +1,82 @@
-"""Run folders, and what a look at them shows: each scene is a folder, its page the monitor's text and the figures."""
+"""Run folders, and what a look at them shows: the page of a scene is the monitor's text and the figures.
+
+Then /metrics of a run that goes on: the same names, labels and values as in the file of a report.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms.live import DEVICES, Snapshot, UiState, as_plain_text, open_machine_view, open_run_view
+from rooms.live import DEVICES, Snapshot, UiState, as_plain_text, open_machine_view, open_run, open_run_view
 from rooms.model import StandIn, Submitted
-from rooms.report import state_of, summarize_database
-from rooms.root import BadcjobsError, NotHere
+from rooms.report import METRICS, SERVED, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
+from rooms.root import BadcjobsError, Clock, NotHere, SystemClock
 from rooms.store import MergeOrder, Record, emulation_lock, file_in, merge, read_job, write_intent, write_record
+from support.databases import change
+from support.facts import calls, moments
 from support.hand_clock import HandClock
 from support.pages import Pages
 from support.powerless import powerless_folder
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, merge_run
 
+DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 10_000
-HALF = {"a": "done", "b": "done", "c": "failed", "d": "pending"}
-DONE, LEFT = {"a": "done", "b": "done"}, {"a": "done", "b": "pending"}
-ARRAY = "[array]\nfirst = 0\nstep = 1\ncount = {}\n"
+STATES = {"d": "done", "f": "failed", "p": "pending", "s": "skipped"}
 
 
-def task(index: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"index": index, **changes}
+def parse_states(text: str) -> dict[str, str]:
+    """Return the states of chunks: ``a:d b*3:p`` is a, which is done, and b0 to b2, which are pending."""
+    found = {}
+    for name, letter in (word.split(":") for word in text.split()):
+        stem, _, many = name.partition("*")
+        names = [f"{stem}{n}" for n in range(int(many))] if many else [name]
+        found |= dict.fromkeys(names, STATES[letter])
+    return found
 
 
-def run(index: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"index": index, "states": HALF, "ended_at_ms": None, "samples": 11, **changes}
-
-
-def running(folder: Path, **changes: Any) -> TaskFile:
-    return TaskFile(folder, **run(**changes))
-
-
-def pending(many: int, *done: str) -> dict[str, str]:
-    return dict.fromkeys(done, "done") | {f"p{n}": "pending" for n in range(many)}
+def running(folder: Path, index: int = 0, states: str = "a:d b:d c:f d:p", **changes: Any) -> TaskFile:
+    return TaskFile(folder, index, states=parse_states(states), **{"ended_at_ms": None, "samples": 11, **changes})
 
 
 def record(*indices: int, job: str = "4821", chunks: int | None = None, at_s: float = 0) -> Record:
     return Record("slurm", Submitted(job, None, indices), (), chunks, START_MS + round(1000 * at_s))
 
 
-def change(folder: Path, sql: str, *values: object, where: str = "*.sqlite") -> None:
+# --- scenes -----------------------------------------------------------------------------------------------------------
+
+
+def write_task(folder: Path, index: int = 0, *, runs: bool, states: str = "a:d b:d c:f d:p", **values: Any) -> None:
+    """Write a task as it was published for the last time."""
+    made = (running(folder, index, states, **values) if runs else
+            TaskFile(folder, index, states=parse_states(states), **values))  # fmt: skip
+    os.utime(made.write(), ((made.ended_at_ms or made.started_at_ms + 1000 * made.samples - 1000) / 1000,) * 2)
+
+
+def sql(folder: Path, statement: str, *values: object, where: str = "*.sqlite") -> None:
     for path in (folder / "tasks").glob(where):
-        with closing(sqlite3.connect(path)) as db, db:
-            db.execute(sql, values)
+        change(path, statement, *values)
         os.utime(path, (NOW_MS / 1000,) * 2)
 
 
-@dataclass
-class Scene:
-    """A run folder: its tasks, its run.toml ("": none), what is done to it then, and when it is looked at."""
-
-    tasks: Sequence[Mapping[str, Any]]
-    array: str | None = None  # of run.toml; None: there is no such file
-    then: Callable[[Path], object] = lambda folder: None
-    after_s: float = 10
-    target: str = ""
-    devices: bool = False  # their page is shown, too
-    ends: bool = False  # what the report expects is told, too
-
-    def play(self, folder: Path) -> Snapshot:
-        folder.mkdir(exist_ok=True)
-        for values in self.tasks:
-            made = TaskFile(folder, **values)
-            path = made.write()
-            os.utime(path, ((made.ended_at_ms or made.started_at_ms + 1000 * made.samples - 1000) / 1000,) * 2)
-        if self.array is not None:
-            (folder / "tasks").mkdir(exist_ok=True)
-            (folder / "run.toml").write_text(f'[run]\nsource = ["/data/m.csv"]\nengine = "demo"\n{self.array}')
-        self.then(folder)
-        return open_run_view(folder / self.target, HandClock(START_MS + round(1000 * self.after_s))).look()
-
-
 def begin_chunk(folder: Path) -> None:
-    change(folder, "UPDATE attempt SET ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'c'")
+    sql(folder, "UPDATE attempt SET ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'c'")
     for kind, ended in (("thermal", None), ("memory", NOW_MS)):
-        sql = "INSERT INTO alert SELECT task_id, device_id, ?, 'warning', ?, ?, 90, 83, 'too much' FROM device"
-        change(folder, f"{sql} WHERE device_index = 1", kind, START_MS, ended)
+        alert = "INSERT INTO alert SELECT task_id, device_id, ?, 'warning', ?, ?, 90, 83, 'too much' FROM device"
+        sql(folder, f"{alert} WHERE device_index = 1", kind, START_MS, ended)
+
+
+def idle(folder: Path) -> None:
+    at_end = "at_ms = (SELECT max(at_ms) FROM sample)"
+    sql(folder, f"UPDATE sample SET utilization_percent = 0, power_w = 60 WHERE {at_end}")
 
 
 def tell_ends(folder: Path) -> None:
@@ -105,110 +96,52 @@ def merge_and_lose_one(folder: Path) -> None:
     next((folder / "tasks").glob("*_0.*")).unlink()
 
 
-def two_divisions(folder: Path) -> None:
-    change(folder, "UPDATE task SET shard_index = array_index, shard_count = 2", where="4821*")
+def frozen(folder: Path, count: int = 0, first: int = 0, step: int = 1, source: object = "/data/m.csv") -> None:
+    array = f"[array]\nfirst = {first}\nstep = {step}\ncount = {count}\n" if count else ""
+    (folder / "tasks").mkdir(exist_ok=True)
+    (folder / "run.toml").write_text(f'[run]\nsource = ["{source}"]\nengine = "demo"\n{array}')
 
 
-IDLE = "UPDATE sample SET utilization_percent = 0, power_w = 60 WHERE at_ms = (SELECT max(at_ms) FROM sample)"
-WHOLE = {f"{index}{n}": "skipped" for index in range(2) for n in range(3)} | {"0x": "done", "1x": "pending"}
-PARTS = [task(index, states={f"{index}a": "done"}, shard=(index, 4)) for index in range(3)]
-HOURS_MS = START_MS + 9_000_000
-SCENES = {
-    # a task that runs, and its silence
-    "running": Scene([run(devices=2)], then=begin_chunk, devices=True),
-    "not-silent-yet": Scene([run()], after_s=130),
-    "silent": Scene([run()], after_s=130.001, devices=True),
-    "verdicts": Scene(
-        [task(n, states=HALF, verdict=one) for n, one in enumerate(("done", "failed", "stopped", "killed"))],
-        after_s=10**6),
-    "ends-told-by-slurm": Scene([run(n, states={f"{n}": "pending"}) for n in range(5)], then=tell_ends),
-    "end-told-by-slurm-of-one-file": Scene([run()], then=tell_ends, target="tasks/4821_0.r0.gpu1.sqlite"),
-    # many tasks
-    "newest-attempt": Scene([task(states=LEFT, verdict="stopped"), run(restart=1, node="gpu2", samples=20,
-                            states={"a": "skipped", "b": "pending"}, started_at_ms=START_MS + 20_000)], after_s=30),
-    "array-waits": Scene([run(4)], "[array]\nfirst = 2\nstep = 2\ncount = 3\n"),
-    "submitted": Scene([run()], then=lambda out: write_record(out, record(0, 1, chunks=40))),
-    "fewer-submitted-than-listed": Scene([run()], then=lambda out: write_record(out, record(0, 1, chunks=3))),
-    "parts-not-listed": Scene([run(shard=(0, 3))], ARRAY.format(3)),
-    "parts-counted": Scene([run(shard=(0, 3))], ARRAY.format(3),
-                           lambda out: write_record(out, record(0, 1, 2, chunks=12))),
-    "submitted-again": Scene(
-        [task(0, states={"a": "failed"}, verdict="failed"), task(1, states={"b": "done"})], after_s=70,
-        then=lambda out: write_record(out, record(0, 1, job="4900", at_s=60))),
-    "submitted-before-its-end": Scene([task(0, states={"a": "failed"}, verdict="failed")], after_s=70,
-                                      then=lambda out: write_record(out, record(0, job="4900", at_s=10))),
-    "two-divisions": Scene([*(task(n, states={f"{n}{m}": "done" for m in range(3)} | {f"{n}x": "pending"},
-                                   verdict="stopped") for n in range(2)),
-                            run(job_id="local1", states=WHOLE, shard=(0, 1))], then=two_divisions),
-    "slowest-task": Scene([run(states=pending(1, "a")), run(1, states=pending(9, "c"))]),
-    "nothing-done-yet": Scene(
-        [run(states=pending(9, "a")), *(run(n, states={f"{n}{m}": "pending" for m in range(10)}) for n in range(1, 5)),
-         run(5, states={})], ends=True),
-    "slow-and-nothing-done": Scene(
-        [run(states=pending(9, "a")), run(1, states={f"q{n}": "pending" for n in range(10)}, samples=101,
-                                            started_at_ms=START_MS - 90_000)], ends=True),
-    "as-those-before": Scene([task(states=DONE, started_at_ms=START_MS - 10_000),
-                              run(1, states=pending(3), samples=6, started_at_ms=NOW_MS - 5000)], ends=True),
-    "longer-chunks-left": Scene([run(states=pending(1, "a"))], ends=True,
-                                then=lambda out: change(out, "UPDATE chunk SET audio_s = 90 WHERE status = 'pending'")),
-    "unreadable": Scene([run()], then=damage),
-    "nothing-yet": Scene([], then=lambda out: out.mkdir(exist_ok=True)),
-    "array-not-begun": Scene([], ARRAY.format(4)),
-    # a run that has ended
-    "ended": Scene([task(states=DONE), task(1, states={"c": "done"}, started_at_ms=HOURS_MS,
-                                            ended_at_ms=HOURS_MS + 10_000, chunk_ended_at_ms=HOURS_MS + 5_000)],
-                   after_s=10_000),
-    "idle-at-the-end": Scene([task(states=DONE, samples=9)], then=lambda out: change(out, IDLE), devices=True),
-    "idle-and-at-work": Scene([run(samples=9)], then=lambda out: change(out, IDLE), devices=True),
-    "devices-by-job-and-index": Scene(
-        [task(n, job_id=job, devices=2, states={f"{n}": "done"}, started_at_ms=START_MS + 1000 * s,
-              ended_at_ms=START_MS + 1000 * s + 10_000)
-         for job, n, s in (("998", 2, 0), ("998", 10, 900), ("1002", 1, 300))], after_s=10_000, devices=True),
-    "from-the-job-database": Scene([task(states={"a": "done"}), task(1, states={"b": "done"})],
-                                   then=merge_and_lose_one),
-    "job-database": Scene([run(), task(1, states={"z": "done"})], then=merge_and_lose_one, target="job.sqlite"),
-    "tasks-folder": Scene([run(), task(1, states={"z": "done"})], target="tasks"),
-    # work is left
-    "left": Scene([task(states=LEFT, verdict="stopped", job_id="local1")], "", after_s=99),
-    "left-of-an-array": Scene([task(states=DONE, verdict="stopped"),
-                               task(1, states={"c": "pending"}, verdict="stopped")], ARRAY.format(4)),
-    "left-and-silent": Scene([run(states=LEFT, samples=3)], "", after_s=9999),
-    "parts-without-a-task": Scene([task(states=DONE, job_id="local1", shard=(0, 8))], ""),
-    "parts-of-one-file": Scene([task(states=DONE, job_id="local1", shard=(0, 8))], "",
-                               target="tasks/local1_0.r0.gpu1.sqlite"),
-    "part-done-twice": Scene([*PARTS, task(job_id="local1", states={"2a": "done"}, shard=(2, 4))]),
-    "all-parts-done": Scene([*PARTS, task(job_id="local1", states={"3a": "done"}, shard=(3, 4))]),
-    "died-before-its-list": Scene([task(states=DONE, shard=(0, 2)), task(1, states={}, verdict="killed")],
-                                  ARRAY.format(2)),
-    "list-of-manifests": Scene([task(states=DONE, shard=(0, 1))], ARRAY.format(4)),
-    "parts-left": Scene([task(states=LEFT, shard=(0, 8), verdict="stopped")]),
-    "parts-left-and-counted": Scene([task(states=LEFT, shard=(0, 8), verdict="stopped")],
-                                    then=lambda out: write_record(out, record(0, chunks=19, at_s=-1))),
-    "empty-part": Scene([task(states={}, shard=(0, 8))]),
-    "failed-for-good": Scene([task(states={"a": "done", "b": "failed"})], ""),
-    "done-before": Scene([task(states={"a": "skipped"})], ""),
-    # a submit that was cut short
-    **{f"cut-short-{name}": Scene([task(states=states, verdict="done" if states == DONE else "stopped")],
-                                  then=lambda out: write_intent(out, out / "job.sh", record(0, job="", chunks=2)))
-       for name, states in (("left", LEFT), ("failed", {"a": "done", "b": "failed"}), ("done", DONE))},
+ACTIONS: dict[str, Callable[..., object]] = {
+    **{action.__name__: action for action in (sql, begin_chunk, idle, tell_ends, damage, merge_and_lose_one, frozen)},
+    "task": partial(write_task, runs=False), "run": partial(write_task, runs=True),
+    "submitted": lambda out, *indices, **more: write_record(out, record(*indices, **more)),
+    "cut_short": lambda out: write_intent(out, out / "job.sh", record(0, job="", chunks=2)),
 }  # fmt: skip
 
 
+def play(line: str, folder: Path) -> tuple[str, Snapshot]:
+    """Make a run folder, as a line in data/run_scenes.txt says, and return what a look shows, as text too."""
+    after_s, target, asked = 10.0, "", set()
+    folder.mkdir(exist_ok=True)
+    for name, args, values in calls(line):
+        if name in ACTIONS:
+            ACTIONS[name](folder, *args, **moments(values))
+        elif name == "after":
+            after_s = args[0]
+        elif name == "target":
+            target = args[0]
+        else:
+            asked.add(name)
+    frame = open_run_view(folder / target, HandClock(START_MS + round(1000 * after_s))).look()
+    said = page_of(frame, folder, devices="devices" in asked)
+    if asked & {"ends", "believed"}:
+        merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
+    if "ends" in asked:
+        end_at_ms = summarize_database(folder / "job.sqlite", now_ms=NOW_MS).outlook.end_at_ms or 0
+        said += f"\nthe report expects the end {(end_at_ms - NOW_MS) / 1000:g} s later"
+    if "believed" in asked:
+        reported = [state_of(one, NOW_MS) for one in read_job(folder / "job.sqlite").tasks]
+        assert sorted(reported) == sorted(one.state for one in frame.tasks), "monitor and report believe the same"
+    return said, frame
+
+
+SCENES = dict(line.split(": ", 1) for line in (DATA / "run_scenes.txt").read_text().splitlines() if line[:2] != "==")
+
+
 def test_what_a_look_at_a_run_shows(tmp_path: Path, pages: Pages) -> None:
-    said = {}
-    for name, scene in SCENES.items():
-        folder = tmp_path / name
-        frame = scene.play(folder)
-        said[f"{name}.txt"] = page_of(frame, folder, devices=scene.devices)
-        if scene.ends or name == "ends-told-by-slurm":
-            merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
-        if scene.ends:
-            end_at_ms = summarize_database(folder / "job.sqlite", now_ms=NOW_MS).outlook.end_at_ms or 0
-            said[f"{name}.txt"] += f"\nthe report expects the end {(end_at_ms - NOW_MS) / 1000:g} s later"
-        elif name == "ends-told-by-slurm":
-            reported = [state_of(one, NOW_MS) for one in read_job(folder / "job.sqlite").tasks]
-            assert sorted(reported) == sorted(one.state for one in frame.tasks), "monitor and report believe the same"
-    pages(said)
+    usual = {name: line for name, line in SCENES.items() if not name.startswith("emulated-")}
+    pages({f"{name}.txt": play(line, tmp_path / name)[0] for name, line in usual.items()})
 
 
 def page_of(frame: Snapshot, folder: Path, *, devices: bool = False) -> str:
@@ -234,26 +167,22 @@ def in_seconds(key: str, value: Any) -> Any:
 def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_that_has_ended(
     tmp_path: Path, pages: Pages
 ) -> None:
-    submit = ("badcjobs", "submit", "m.csv")
-    scenes = {
-        "nothing": Scene([]), "frozen": Scene([], ARRAY.format(4)),
-        "stopped": Scene([task(states=LEFT, verdict="stopped", job_id="1794")], ARRAY.format(4)),
-        "running": Scene([run(states=LEFT, job_id="1794")], ARRAY.format(4)),
-        "silent": Scene([run(states=LEFT, job_id="1794")], ARRAY.format(4), after_s=9999),
-    }  # fmt: skip
-    said = {}
-    for name, scene in scenes.items():
+    said, since = {}, record(0, 1, 2, 3, chunks=8, at_s=60)
+    for full_name, line in SCENES.items():
+        _, emulated, name = full_name.rpartition("emulated-")
+        if not emulated:
+            continue
         folder = tmp_path / name
         folder.mkdir()
-        with emulation_lock(folder, submit):
+        with emulation_lock(folder, ("badcjobs", "submit", "m.csv")):
             (folder / "logs" / "1794.json").write_text('{"tasks": []}')
-            said[f"{name}-lives.txt"] = page_of(scene.play(folder), folder)
-        said[f"{name}-over.txt"] = page_of(scene.play(folder), folder)
-        write_record(folder, record(0, 1, 2, 3, chunks=8, at_s=60))
-        said[f"{name}-submitted-since.txt"] = page_of(scene.play(folder), folder)
+            said[f"{name}-lives.txt"], _ = play(line, folder)
+        said[f"{name}-over.txt"], _ = play(line, folder)
+        write_record(folder, since)
+        said[f"{name}-submitted-since.txt"], _ = play(line, folder)
         file_in(folder).unlink()
-        write_intent(folder, folder / "job.sh", record(0, 1, 2, 3, chunks=8, at_s=60))
-        said[f"{name}-perhaps-submitted.txt"] = page_of(scene.play(folder), folder)
+        write_intent(folder, folder / "job.sh", since)
+        said[f"{name}-perhaps-submitted.txt"], _ = play(line, folder)
     pages(said)
 
 
@@ -273,7 +202,7 @@ def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path: Path)
     assert (broken.tasks[0].done, len(broken.remarks)) == (2, 1)
     path.write_bytes(whole)
     assert view.look().remarks == ()
-    for made in (running(tmp_path / "new", states=dict.fromkeys(HALF, "done")),
+    for made in (running(tmp_path / "new", states="a:d b:d c:d d:d"),
                  TaskFile(tmp_path / "new", index=1, states={"x": "done"})):  # fmt: skip
         made.write().replace(tmp_path / "tasks" / made.path.name)
     assert [task.done for task in view.look().tasks] == [4, 0], "one that has ended is not looked at for a minute"
@@ -305,7 +234,7 @@ def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not
         tasks = running(tmp_path, index=index).write().parent
     os.mkfifo(tasks / "4821_7.r0.gpu1.sqlite")
     (tasks / "4821_8.r0.gpu1.sqlite").symlink_to("4821_7.r0.gpu1.sqlite")
-    (tmp_path / "run.toml").write_text(f"[run]\n{ARRAY.format(4)}")
+    frozen(tmp_path, 4)
     view = open_run_view(tmp_path, HandClock(NOW_MS))
     looks = [view.look(patience_s=0.0) for _ in range(3)]
     assert [(len(one.tasks), one.unread, one.remarks) for one in looks] == [(1, 2, ()), (2, 1, ()), (4, 0, ())]
@@ -364,3 +293,101 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path: Path
     pages(said)
     with pytest.raises(NotHere, match="no GPU"):
         open_machine_view({"PATH": str(tmp_path)}, HandClock(), hostname="node1")
+
+
+# --- /metrics ---------------------------------------------------------------------------------------------------------
+
+NOW = SystemClock()
+OF_A_READING = {m.name for m in METRICS if m.of in ("reading", "host")}
+
+
+def series(text: str) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def names(found: dict[str, float]) -> set[str]:
+    return {name.partition("{")[0] for name in found}
+
+
+def served(folder: Path, clock: Clock = NOW) -> dict[str, float]:
+    source = open_run(folder, clock)
+    return series(source.prometheus(source.look()))
+
+
+def reported(folder: Path, clock: Clock = NOW) -> dict[str, float]:
+    merge_run(folder)
+    summary = summarize_database(folder / "job.sqlite", now_ms=clock.now_ms())
+    return series(prometheus_text(job_samples(summary, folder.name)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Write a run of which one task has failed and was followed by another, one was stopped and one goes on."""
+    folder = tmp_path / "july"
+    manifest = tmp_path / "manifest.csv"
+    rows = "".join(f"rec,{name},{name}.wav,0,30000\n" for name in "abcdefgh")
+    manifest.write_text(f"recording_id,chunk_id,source_path,start_ms,end_ms\n{rows}")
+    TaskFile(folder, index=0, states={"a": "done", "b": "failed"}, verdict="failed", gaps=[(1000, 3000, "x")]).write()
+    TaskFile(folder, index=1, states={"c": "done", "d": "pending"}, verdict="stopped", devices=2).write()
+    now_ms = NOW.now_ms()
+    states = {"e": "done", "f": "done", "g": "pending", "h": "pending"}
+    goes_on = TaskFile(folder, index=2, states=states, ended_at_ms=None, samples=30, started_at_ms=now_ms - 30_000,
+                       chunk_ended_at_ms=now_ms - 2_000).write()  # fmt: skip
+    alert = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, ?, 90, 83, 'hot' FROM device"
+    for ended_at_ms in (None, now_ms):
+        change(goes_on, alert, START_MS, ended_at_ms)
+    frozen(folder, 3, source=manifest)
+    return folder
+
+
+def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run: Path) -> None:
+    elsewhere = OF_A_READING | {metric.name for metric in METRICS if metric.where == TEXTFILE}
+    for hours_later, alerts in ((0, 1), (1, 0)):
+        clock = HandClock(NOW.now_ms() + hours_later * 3_600_000)
+        live, file = served(run, clock), reported(run, clock)
+        known = {name: value for name, value in file.items() if name.partition("{")[0] not in elsewhere}
+        assert len(known) > 80 and {name: live.get(name) for name in known} == pytest.approx(known)
+        state, end = "silent" if hours_later else "running", "badcjobs_predicted_end_timestamp_seconds"
+        assert live[f'badcjobs_tasks{{run="july",verdict="{state}"}}'] == 1
+        assert live['badcjobs_alerts_open{run="july",kind="thermal",severity="warning"}'] == alerts
+        assert [end in names(one) for one in (live, file)] == [not hours_later] * 2
+        assert any("host" in name for name in names(live)) == (not hours_later)
+        assert len(open_run_view(run, clock).look().alerts) == alerts
+
+
+def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run: Path) -> None:
+    first = 'badcjobs_%s{run="july"}'
+    of_source, pending = first % "source_rows", 'badcjobs_chunks{run="july",state="pending"}'
+    with (run.parent / "manifest.csv").open("a") as manifest:
+        manifest.writelines(f"rec,{name},{name}.wav,0,30000\n" for name in "ijkl")
+    job = Submitted("4821", None, (0, 1, 2, 3))
+    write_record(run, Record("slurm", job, (), chunks=12, submitted_at_ms=START_MS))
+    for told in (served(run), reported(run)):
+        assert (told[of_source], told[pending]) == (12, 3)
+    assert served(run)[first % "audio_left_seconds"] == pytest.approx(reported(run)[first % "audio_left_seconds"])
+
+
+def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
+    live, file = names(served(run)), names(reported(run))
+    # What these devices never said: no device of this run has a temperature, a clock, or was ever slowed down.
+    silent = {m.name for m in METRICS} - live - file
+    assert silent == {
+        "badcjobs_gpu_busy_percent", "badcjobs_gpu_memory_utilization_percent", "badcjobs_gpu_memory_used_bytes",
+        "badcjobs_gpu_temperature_celsius", "badcjobs_gpu_sm_clock_hertz", "badcjobs_gpu_memory_clock_hertz",
+        "badcjobs_gpu_throttled_samples_total",
+    }  # fmt: skip
+    for metric in METRICS:
+        if metric.name not in silent:
+            assert (metric.name in live) == (metric.where != TEXTFILE), metric.name
+            assert (metric.name in file) == (metric.where != SERVED), metric.name
+
+
+def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path: Path) -> None:
+    left, now_ms = list[float](), NOW.now_ms()
+    for parts in (1, 4):
+        running(tmp_path / f"{parts}", 0, "a:d b:d c:p", shard=(0, parts), samples=30, started_at_ms=now_ms - 30_000,
+                chunk_ended_at_ms=now_ms - 1000).write()  # fmt: skip
+        found = served(tmp_path / f"{parts}", HandClock(now_ms))
+        left += [value for name, value in found.items() if name.startswith("badcjobs_left_gpu_seconds")]
+    assert left[1] == pytest.approx(10 * left[0], rel=0.01)  # 10 of 12 chunks, not 1 of 3

@@ -47,33 +47,27 @@ def drawn(script: str) -> str:
 
 
 def models(value: Any, place: str) -> Iterator[str]:
-    if isinstance(value, list):
-        for one in value:
-            yield from models(one, place)
-    elif isinstance(value, dict) and value.get("type") == "object":
-        attributes = {
-            k: v for k, v in value.get("attributes", {}).items() if not k.startswith(("nonsel", "muted", "sel"))
-        }
-        simple = {key: plain(one) for key, one in attributes.items()}
-        said = ", ".join(f"{key}={one}" for key, one in sorted(simple.items()) if one is not None)
-        if said:
-            yield f"{place}{value['name']}: {said}"
-        for one in (attributes[key] for key in sorted(attributes)):
-            yield from models(one, f"{place}  ")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, dict) and one.get("type") == "object":
+            given = {k: v for k, v in sorted(one.get("attributes", {}).items()) if not re.match("nonsel|muted|sel", k)}
+            said = ", ".join(
+                f"{key}={text}" for key, text in zip(given, map(plain, given.values()), strict=True) if text is not None
+            )
+            yield from [f"{place}{one['name']}: {said}"] if said else []
+            for inner in given.values():
+                yield from models(inner, f"{place}  ")
 
 
 def plain(value: Any) -> Any:
     """Return a number, a text, or the columns of a table; None: a model, which is told by itself."""
-    if isinstance(value, dict) and value.get("type") == "map":
+    if not isinstance(value, dict):
+        return None if isinstance(value, list) and value and isinstance(value[0], dict) else value
+    if value.get("type") == "map":
         return {key: plain(one) for key, one in value["entries"]}
-    if isinstance(value, dict) and value.get("type") == "ndarray":
+    if value.get("type") == "ndarray":
         data = gzip.decompress(base64.b64decode(value["array"]["data"]))
         return np.frombuffer(data, TYPES[value["dtype"]]).round(6).tolist()
-    if isinstance(value, dict) and set(value) <= {"type", "value", "field"}:
-        return value.get("value", value.get("field"))
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return None
-    return None if isinstance(value, dict) else value
+    return value.get("value", value.get("field")) if set(value) <= {"type", "value", "field"} else None
 
 
 def unpacked(data: Any) -> dict[str, Any]:
@@ -104,9 +98,8 @@ def data_of(**changes: Any) -> ChartData:
 def test_what_is_drawn_and_sent_to_the_page(pages: Pages) -> None:
     third = replace(device(2), node="gpu10", power_limit_w=250.0)
     charts = draw(summarize(replace(JOB, devices=(device(), device(1), third))), data_of())
-    probed, places = as_parts(
-        {"speed": curve("speed", "× real time", "0.0", [(30.0, 5.0), (600.0, 9.0)], 8.0, (60.0, 900.0))}
-    )
+    speed = curve("speed", "× real time", "0.0", [(30.0, 5.0), (600.0, 9.0)], 8.0, (60.0, 900.0))
+    probed, places = as_parts({"speed": speed})
     assert list(places) == ["speed"] and list(charts.places) == ["timeline", *CHARTED, "histogram"]
     pages({
         "figures.txt": drawn(charts.script), "curve.txt": drawn(probed), "data.json": pretty(unpacked(charts.data)),
@@ -161,10 +154,10 @@ def test_the_page_with_charts(pages: Pages) -> None:
     sections = re.findall(r'<section id="(\w+)"', html)
     assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 14
     assert len(html.encode()) < 1_668_000
-    text = re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", page_text(html))
     frame = re.sub(r"<table.*?</table>", "<table>", ours[ours.index("<body>") :], flags=re.DOTALL)
     frame = re.sub(r'<script type="app.*', "", frame, flags=re.DOTALL).replace("><", ">\n<")
-    pages({"page.txt": text, "frame.html": re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", frame)})
+    said = {"page.txt": page_text(html), "frame.html": frame}
+    pages({name: re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", text) for name, text in said.items()})
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------

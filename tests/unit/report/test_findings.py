@@ -125,14 +125,10 @@ def cores(busy: float, gpus: int, cpus: int = 8) -> JobFacts:
     return job(replace(TASK, devices=gpus, cpus=cpus, cpu_mean_cores=float(cpus), workers=3 * gpus), devices=devices)
 
 
-def memory_of(asked_gib: float, peak_gib: float) -> JobFacts:
-    return job(replace(TASK, memory_limit_bytes=round(asked_gib * GIB), memory_peak_bytes=round(peak_gib * GIB)))
-
-
 FACTS = Lines(
     TASKS, DEVICES, lambda tasks, devices: job(*tasks, devices=devices or [DEVICE]),
     store.Completeness(None, None, 9, 0, 0, 0, 9, 0), large={made.__name__: made for made in (
-        hot_nodes, peers, without_readings, busy_job, uneven, starts, cores, memory_of)},
+        hot_nodes, peers, without_readings, busy_job, uneven, starts, cores)},
 )  # fmt: skip
 
 

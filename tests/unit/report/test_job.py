@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rooms.root import BadInput, DatabaseProblem, FrozenRun, RunSettings
 from rooms.sources import Shard
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
 from support.damage import garbage_page, page_with
+from support.facts import calls
 from support.hand_clock import HandClock
 from support.pages import Pages
 from support.powerless import powerless_folder
@@ -152,10 +153,7 @@ def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path: 
 
 # --- is it complete? --------------------------------------------------------------------------------------------------
 
-FOUR = ArrayShape(0, 1, 4)
 STATES = {"d": "done", "f": "failed", "x": "poison", "p": "pending", "s": "skipped"}
-# array index, or the number of a job outside Slurm → a letter for the state of each row
-Tasks = Mapping[int | str, str]
 
 
 def manifest(path: Path, rows: int | Sequence[str], prefix: str = "c") -> Path:
@@ -168,7 +166,7 @@ def manifest(path: Path, rows: int | Sequence[str], prefix: str = "c") -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder: run.toml and task databases, merged."""
+    """A run folder: run.toml and task databases, merged; and what may become of it then."""
 
     folder: Path
     source: Path
@@ -180,14 +178,22 @@ class Run:
         (self.folder / "run.toml").write_text(FrozenRun.of(wanted, self.shape, self.folder).to_toml("0.1.0"))
         return self
 
-    def tasks(self, states: Tasks, shards: int | None = None, prefix: str = "c", job_id: str = "4821") -> Run:
-        """Write task databases; a space is a row that the task does not have."""
-        for key, letters in states.items():
-            index, number = (key, job_id) if isinstance(key, int) else (0, key)
-            chunks = {f"{prefix}{n}": STATES[letter] for n, letter in enumerate(letters) if letter != " "}
-            shard = None if shards is None else (index, shards)
-            TaskFile(self.folder, index=index, states=chunks, job_id=number, samples=0, devices=0, shard=shard).write()
+    def task(self, key: int | str, letters: str, shards: int | None = None, prefix: str = "c", job_id: str = "4821",
+             ) -> Run:  # fmt: skip
+        """Write a task by its array index, or by the number of a job outside Slurm: a letter for the state of each row.
+
+        A space is a row that the task does not have.
+        """
+        index, number = (key, job_id) if isinstance(key, int) else (0, key)
+        chunks = {f"{prefix}{n}": STATES[letter] for n, letter in enumerate(letters) if letter != " "}
+        shard = None if shards is None else (index, shards)
+        TaskFile(self.folder, index=index, states=chunks, job_id=number, samples=0, devices=0, shard=shard).write()
         return self
+
+    def deal(self, letters: str, *without: int) -> None:
+        """Write four tasks, each of which has every fourth row."""
+        for index in {*range(4)} - {*without}:
+            self.task(index, "".join(x if row % 4 == index else " " for row, x in enumerate(letters)))
 
     def merge(self, *others: Path, target: Path | None = None) -> Path:
         target = target or self.folder / "job.sqlite"
@@ -199,11 +205,33 @@ class Run:
         shutil.copytree(self.folder, folder / "run")
         return Run(folder / "run", shutil.copy(self.source, folder / self.source.name), self.shape).freeze()
 
+    def rows(self, names: str) -> None:
+        manifest(self.source, names.split())
 
-def deal(letters: str, *without: int) -> dict[int | str, str]:
-    """Return the states of rows as four tasks have them: each every fourth."""
-    every = {n: "".join(x if row % 4 == n else " " for row, x in enumerate(letters)) for n in range(4)}
-    return {n: of_task for n, of_task in every.items() if n not in without}
+    def mistake(self) -> None:
+        self.source.write_text(self.source.read_text() + "rec,cut")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).write_text(text)
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def record(self, job_id: str = "4821", *, asked: bool = True) -> None:
+        """Leave what submit leaves of a job of Slurm."""
+        words = ("run", str(self.source), f"--out={self.folder}", "--engine=demo")
+        options = asked_of(ArrayOrder(self.folder, ("run",), tasks=4, cpus=2, mem="4G", account="st-pi-1"))
+        submitted = Submitted(job_id, None, (0, 1, 2, 3))
+        write_record(self.folder, Record("slurm", submitted, words, 8, START_MS, options if asked else None))
+
+    def emulate(self) -> None:
+        """Leave what a stopped emulation leaves; only one of its tasks has a log."""
+        notes = {0: ("CANCELLED", "exit code 75"), 2: ("FAILED", "exit code 1 after 0 s"), 3: ("PENDING", None)}
+        rows = [{"index": n, "state": state, "log": str(self.folder / "logs" / f"4821_{n}.out"), "note": note}
+                for n, (state, note) in notes.items()]  # fmt: skip
+        self.write("logs/4821.json", json.dumps({"tasks": rows}))
+        self.write("logs/4821_2.out", "")
 
 
 def told(job: Path, folder: Path) -> str:
@@ -220,111 +248,33 @@ def told(job: Path, folder: Path) -> str:
     return text.replace(str(folder), "")
 
 
-def runs(folder: Path) -> dict[str, Run]:
-    """Return merged runs: most of an array of four tasks, of a source of eight rows."""
-    listed = [manifest(folder / f"{name}.csv", 3, name) for name in ("dawn", "noon", "dusk")]
-    lines = folder / "manifests.txt"
-    lines.write_text("".join(f"{path}\n" for path in listed))
-    (folder / "audio").mkdir()
-    for name in ("a.wav", "b.flac", "b.wav", "notes.txt"):
-        (folder / "audio" / name).touch()
-
-    def run(name: str, states: Tasks, shape: ArrayShape | None = FOUR, shards: int | None = None,
-            source: Path | None = None, prefix: str = "c") -> Run:  # fmt: skip
-        place = folder / f"run of {name}"
-        place.mkdir()
-        made = Run(place / "run", source or manifest(place / "m.csv", 8), shape).freeze()
-        made.tasks(states, shards, prefix).merge()
-        return made
-
-    done, some = deal("dddddddd"), deal("dpdfdddd", 2)
-    made = {
-        "done": run("done", done), "missing": run("missing", some),
-        "all states": run("all states", deal("dpfsddxd")), "failed": run("failed", deal("ddfxdddd")),
-        "outside the array": run("outside the array", {**deal("dddddddd", 2), "local1-1": "  d   f"}),
-        "all of it outside": run("all of it outside", {0: done[0], "local1-1": "sdssssss"}, shards=1),
-        "a part of a share": run("a part of a share", {**done, 1: " d"}),
-        "every second index": run("every second index", {1: "d", 5: "  p"}, ArrayShape(1, 2, 3)),
-        "two tasks per index": run("two tasks per index", {0: "d", 1: "  d"}, ArrayShape(0, 1, 3), 6),
-        "other shares": run("other shares", {0: done[0]}, shards=4).tasks({1: " p"}, 8),
-        "more indices than rows": run("more indices than rows", done, ArrayShape(0, 1, 12)),
-        "alone": run("alone", {"local1-1": "dp"}, None),
-        "manifests": run("manifests", {1: "ddd"}, ArrayShape(1, 1, 3), source=lines, prefix="dawn"),
-        "more manifests than tasks": run(
-            "more manifests than tasks", {1: "ddd"}, ArrayShape(1, 1, 1), source=lines, prefix="dawn"),
-        "audio": run("audio", {"local1-1": "d"}, None, source=folder / "audio"),
-    }  # fmt: skip
-    made["manifests"].tasks({3: "dpd"}, prefix="dusk")
-    for name in ("other shares", "manifests"):
-        made[name].merge()
-    return made
-
-
-def record(run: Run, job_id: str = "4821", *, asked: bool = True) -> None:
-    """Leave what submit leaves of a job of Slurm."""
-    words = ("run", str(run.source), f"--out={run.folder}", "--engine=demo")
-    options = asked_of(ArrayOrder(run.folder, ("run",), tasks=4, cpus=2, mem="4G", account="st-pi-1"))
-    submitted = Submitted(job_id, None, (0, 1, 2, 3))
-    write_record(run.folder, Record("slurm", submitted, words, 8, START_MS, options if asked else None))
-
-
-def submit(run: Run) -> None:
-    record(run)
-    write("logs/4821_2_0_log.out")(run)
-
-
-def emulate(run: Run) -> None:
-    """Leave what a stopped emulation leaves; only one of its tasks has a log."""
-    notes = {0: ("CANCELLED", "exit code 75"), 2: ("FAILED", "exit code 1 after 0 s"), 3: ("PENDING", None)}
-    rows = [{"index": n, "state": state, "log": str(run.folder / "logs" / f"4821_{n}.out"), "note": note}
-            for n, (state, note) in notes.items()]  # fmt: skip
-    for name, text in {"4821.json": json.dumps({"tasks": rows}), "4821_2.out": ""}.items():
-        write(f"logs/{name}", text)(run)
-
-
-def rows_are(*rows: str) -> Callable[[Run], object]:
-    return lambda run: manifest(run.source, rows)
-
-
-def write(name: str, text: str = "") -> Callable[[Run], object]:
-    return lambda run: ((run.folder / name).parent.mkdir(exist_ok=True), (run.folder / name).write_text(text))
-
-
-EIGHT = [f"c{n}" for n in range(8)]
-# What becomes of a run after its merge: the name of the run, and of the change.
-CHANGES: dict[tuple[str, str], Callable[[Run], object]] = {
-    ("done", "rows were added"): rows_are(*EIGHT, *(f"n{n}" for n in range(9))),
-    ("done", "rows were renamed"): rows_are(*EIGHT[:6], "x1", "x2"),
-    ("done", "rows were taken out"): rows_are(*EIGHT[:5]),
-    ("done", "a row is repeated"): rows_are(*EIGHT, "c3"),
-    ("done", "the source is gone"): lambda run: run.source.unlink(),
-    ("done", "the source has a mistake"): lambda run: run.source.write_text(run.source.read_text() + "rec,cut"),
-    ("done", "a new task database"): lambda run: run.tasks({9: "d"}, prefix="x"),
-    ("missing", "the source is gone"): lambda run: run.source.unlink(),
-    ("missing", "run.toml is gone"): lambda run: (run.folder / "run.toml").unlink(),
-    ("missing", "run.toml is cut"): write("run.toml", "[run"),
-    ("missing", "run.toml has no source"): write("run.toml", "[run]\nengine = 'demo'"),
-    ("missing", "run.toml has a source that is none"): write("run.toml", "[run]\nsource = 'm.csv'"),
-    ("missing", "it was submitted"): submit,
-    ("missing", "another job was submitted"): lambda run: record(run, "4000"),
-    ("missing", "submitted by an earlier version"): lambda run: record(run, asked=False),
-    ("missing", "the record was edited"): write("submitted.json", "{"),
-    ("missing", "it was emulated"): emulate,
-    ("missing", "its last task has a database now"): lambda run: run.tasks({2: "  d   d"}),
-    ("outside the array", "the source is gone"): lambda run: run.source.unlink(),
-    ("alone", "one more row"): rows_are(*EIGHT, "c8"),
-}
-
-
 def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path: Path, pages: Pages) -> None:
-    made = runs(tmp_path)
-    said = {name: told(run.folder / "job.sqlite", tmp_path) for name, run in made.items()}
-    for n, ((name, what), change) in enumerate(CHANGES.items()):
-        (tmp_path / f"changed{n}").mkdir()
-        run = made[name].copy(tmp_path / f"changed{n}")
-        change(run)
-        said[f"{name}; {what}"] = told(run.folder / "job.sqlite", run.source.parent)
-    pages({"proofs.txt": "\n".join(f"## {name}\n{text}" for name, text in said.items())})
+    """Runs of data/proofs.txt, most of an array of four tasks, of a source of eight rows; then each with a change."""
+    listed = [manifest(tmp_path / f"{name}.csv", 3, name) for name in ("dawn", "noon", "dusk")]
+    (tmp_path / "manifests.txt").write_text("".join(f"{path}\n" for path in listed))
+    (tmp_path / "audio").mkdir()
+    for name in ("a.wav", "b.flac", "b.wav", "notes.txt"):
+        (tmp_path / "audio" / name).touch()
+    made, said = dict[str, Run](), []
+    for line in (Path(__file__).parents[2] / "data" / "proofs.txt").read_text().splitlines():
+        name, _, story = line.partition(": ")
+        told_of, known, actions = tmp_path, made.get(name.partition(";")[0]), list(calls(story))
+        place = tmp_path / (f"changed{len(said)}" if known else f"run of {name}")
+        place.mkdir()
+        if known is None:
+            given = {word: args for word, args, _ in actions}
+            source = tmp_path / given["source"][0] if "source" in given else manifest(place / "m.csv", 8)
+            shape = given.get("array", (0, 1, 4))
+            run = made[name] = Run(place / "run", source, ArrayShape(*shape) if shape else None).freeze()
+        else:
+            run = known.copy(place)
+            told_of = place
+        for word, args, values in actions:
+            if word not in ("array", "source"):
+                getattr(run, word)(*args, **values)
+        job = run.folder / "job.sqlite" if known else run.merge()
+        said.append(f"## {name}\n{told(job, told_of)}")
+    pages({"proofs.txt": "\n".join(said)})
 
 
 def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tmp_path: Path, pages: Pages) -> None:
@@ -332,11 +282,11 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
         Run(tmp_path / f"wave-{name}", manifest(tmp_path / f"{name}.csv", 4, name), ArrayShape(0, 1, 2)).freeze()
         for name in ("p", "q")
     )
-    first.tasks({0: "d d"}, prefix="p", job_id="p")
-    second.tasks({0: "d d"}, prefix="q", job_id="q")
+    first.task(0, "d d", prefix="p", job_id="p")
+    second.task(0, "d d", prefix="q", job_id="q")
     (tmp_path / "link").symlink_to(first.folder)
     said = {"above it": told(first.merge(target=tmp_path / "all.sqlite"), tmp_path)}
-    first.tasks({1: " d d"}, prefix="p", job_id="p")
+    first.task(1, " d d", prefix="p", job_id="p")
     one, other = sorted((first.folder / "tasks").iterdir())
     target = tmp_path / "two paths.sqlite"
     merge(MergeOrder([one, tmp_path / "link" / "tasks" / other.name], target), CLOCK)
@@ -344,7 +294,7 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
     (tmp_path / "both").mkdir()
     both = first.merge(second.folder, target=tmp_path / "both" / "job.sqlite")
     said["two waves"] = told(both, tmp_path)
-    second.tasks({1: " d d"}, prefix="q", job_id="q")
+    second.task(1, " d d", prefix="q", job_id="q")
     said["two waves, done"] = told(first.merge(second.folder, target=both), tmp_path)
     second.source.unlink()
     said["a source is gone"] = told(both, tmp_path)
@@ -358,8 +308,8 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
 def test_the_numbers_always_add_up(rows: str, strangers: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run", manifest(Path(folder) / "m.csv", len(rows))).freeze()
-        run.tasks({"local1-1": rows})
-        run.tasks({"local1-2": strangers}, prefix="s")
+        run.task("local1-1", rows)
+        run.task("local1-2", strangers, prefix="s")
         proof = summarize_database(run.merge()).completeness
     assert proof is not None
     counted = (proof.done, proof.failed, proof.poison, proof.pending, proof.elsewhere, proof.not_listed)
@@ -387,7 +337,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path / "run", manifest(tmp_path / "m.csv", 2)).freeze()
-    job = run.tasks({"local1-1": "dd"}).merge()
+    job = run.task("local1-1", "dd").merge()
     manifest(run.source, 20_001)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))

