@@ -41,6 +41,6 @@ def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path: Path) -
 
 
 def test_without_the_packages_of_the_tests_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "support.live_server", None)
+    monkeypatch.setitem(sys.modules, "support.live_run", None)
     with pytest.raises(SystemExit, match=r"pip install -e '\.\[test\]'"):
         runpy.run_path(str(BENCH / "pictures.py"))
