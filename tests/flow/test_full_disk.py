@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.badcjobs_program import Outcome, Program, Site, rows
-from support.small_disk import SmallDisk, small_disk
+from support.filesystems import SmallDisk, small_disk
 from support.waiting import wait_for
 
 CHUNKS = 20

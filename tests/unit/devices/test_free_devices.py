@@ -23,9 +23,9 @@ from rooms.devices import (
 )
 from rooms.model import Device, Reading
 from rooms.root import BadcjobsError, BadInput, NotHere
+from support.filesystems import powerless_folder
 from support.hand_clock import HandClock, ScriptedReader
 from support.pages import Pages
-from support.powerless import powerless_folder
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"

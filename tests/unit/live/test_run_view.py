@@ -27,6 +27,10 @@ from support.hand_clock import HandClock
 from support.pages import Pages
 from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile, merge_run
+from support.filesystems import powerless_folder
+from support.hand_clock import HandClock
+from support.pages import Pages
+from support.task_files import START_MS, TaskFile
 
 DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 10_000

@@ -29,10 +29,9 @@ from rooms.sources import Shard
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
 from support.damage import garbage_page, page_with
 from support.facts import calls
+from support.filesystems import largest_file, powerless_folder
 from support.hand_clock import HandClock
 from support.pages import Pages
-from support.powerless import powerless_folder
-from support.small_disk import largest_file
 from support.task_files import START_MS, TaskFile
 
 START_S, LATE_S = START_MS // 1000, START_MS // 1000 + 9 * 3600

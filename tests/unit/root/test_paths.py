@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rooms.model import TaskKey, stable_id
 from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
 from support.needs import missing
+from support.filesystems import powerless_folder
 from support.pages import Pages
-from support.powerless import powerless_folder
 
 ROOT = Path(__file__).parents[3]
 KEY = TaskKey("4821", 7, 0, "gpu3")

@@ -33,8 +33,8 @@ from rooms.sources import (
     survey_again,
 )
 from support.brief import line
+from support.filesystems import powerless_folder
 from support.pages import Pages
-from support.powerless import powerless_folder
 from support.source_files import read_cases, write_files
 
 

@@ -21,10 +21,9 @@ from rooms.root import DatabaseProblem, SystemClock
 from rooms.store import MergeOutcome, columns_of, merge_lock, remove_merged_files
 from rooms.telemetry import TelemetryWriter
 from support.databases import change, names_in, query, unseal
+from support.filesystems import largest_file, lie_about_filesystem, read_only
 from support.hand_clock import HandClock
-from support.mounts import lie_about_filesystem
 from support.pages import Pages
-from support.small_disk import largest_file, read_only
 from support.task_files import START_MS, TaskFile, merge_run
 from support.waiting import wait_for
 

@@ -18,8 +18,8 @@ from rooms.root import DatabaseProblem
 from rooms.store import SourceFile, create_live, read_job
 from support import damage
 from support.databases import change, query, unseal
+from support.filesystems import powerless_folder
 from support.pages import Pages
-from support.powerless import powerless_folder
 from support.task_files import START_MS, TaskFile, merge_run
 
 from badcjobs import __version__

@@ -19,10 +19,9 @@ from rooms.model import Reading, TaskKey, publish_interval_s
 from rooms.root import BadInput, LocalFolder, RunFolder
 from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publish, take_over
 from support.databases import names_in, query, seal_is_broken
+from support.filesystems import largest_file, lie_about_filesystem, small_disk
 from support.hand_clock import HandClock
-from support.mounts import lie_about_filesystem
 from support.pages import Pages
-from support.small_disk import largest_file, small_disk
 from support.task_files import START_MS, LiveTask, make_chunk
 from support.waiting import wait_for
 

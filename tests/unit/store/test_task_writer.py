@@ -19,9 +19,9 @@ from rooms.store import TaskWriter
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import tables
 from support.databases import change, names_in, query
+from support.filesystems import SmallDisk, read_only, small_disk
 from support.hand_clock import HandClock
 from support.pages import Pages
-from support.small_disk import SmallDisk, read_only, small_disk
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
 
 KEY = TaskKey("4821", 7, 1, "gpu3")

@@ -17,8 +17,8 @@ from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
 from rooms.workers import SessionFeed, Stager, choose_staging
 from support.audio import make_wav
+from support.filesystems import small_disk
 from support.pages import Pages
-from support.small_disk import small_disk
 from support.supervised import Bench as TaskBench
 from support.supervised import News, ScriptedEngine, ScriptedSession, audio_steps, done, failed, open_feed
 from support.waiting import wait_for

@@ -1,16 +1,21 @@
-"""Disks that are really full: a small tmpfs, mounted by the test, with a stone to fill it."""
+"""Filesystems that refuse: a small tmpfs that is really full, closed folders, the mount table of another machine."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support import needs
 
 
@@ -65,9 +70,9 @@ def _mount(*words: str) -> None:
 
 
 @contextmanager
-def small_disk(path: Path, size: str = "4m", inodes: int = 0) -> Iterator[SmallDisk]:
+def small_disk(path: Path, size: str = "4m") -> Iterator[SmallDisk]:
     path.mkdir(parents=True, exist_ok=True)
-    _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "badcjobs-test", str(path))  # 0: no limit
+    _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes=0", "badcjobs-test", str(path))
     disk = SmallDisk(path)
     try:
         yield disk
@@ -98,3 +103,45 @@ def largest_file(size_bytes: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         sys.dont_write_bytecode = False
+
+
+_NOBODY = 65534
+
+
+@contextmanager
+def powerless_folder() -> Iterator[Path]:
+    """Work in an empty folder; as root, do so as the user nobody."""
+    codecs.lookup("utf-8-sig")  # nobody may not read the modules of root's Python, and this one comes late
+    before = Path.cwd()
+    folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to nobody
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(folder, _NOBODY, _NOBODY)
+        os.seteuid(_NOBODY)
+    try:
+        os.chdir(folder)
+        yield folder
+    finally:
+        if is_root:
+            os.seteuid(0)
+        os.chdir(before)
+        for parent, _, _ in os.walk(folder, onerror=_open_up):
+            Path(parent).chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def _open_up(error: OSError) -> None:
+    Path(error.filename).chmod(0o700)
+
+
+def lie_about_filesystem(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str) -> None:
+    """Let the kernel's mount table say that a folder is the mount point of a filesystem of this kind."""
+    read_text = Path.read_text
+    table = Path("/proc/self/mountinfo")
+    line = f"900 1 0:99 / {folder.resolve()} rw,relatime shared:99 - {kind} somewhere rw\n"
+
+    def lying(path: Path, *args: Any, **options: Any) -> str:
+        text = read_text(path, *args, **options)
+        return f"{text}{line}" if path == table else text
+
+    monkeypatch.setattr(Path, "read_text", lying)
