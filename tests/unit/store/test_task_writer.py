@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import sqlite3
+from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +25,7 @@ from support.hand_clock import HandClock
 from support.pages import Pages
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
 
-KEY = TaskKey("4821", 7, 1, "gpu3")
+KEY, DATA = TaskKey("4821", 7, 1, "gpu3"), Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -115,31 +116,16 @@ def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is
     assert writer.name_gaps() == model.NameGaps(3, 1, "c.wav", 1, "c.wav", 2, "c.wav", 1, "d.wav")
 
 
-SHA, OTHER_SHA = "a" * 64, "b" * 64
-THEN = replace(make_chunk("a"), fingerprint=Fingerprint(1000, 17, None))
-SUMMED = replace(THEN, fingerprint=Fingerprint(1000, 17, SHA))
-ELSEWHERE = {"source_path": "x.wav", "audio_path": "/data/x.wav"}
-# the audio then, the audio now, whether it counts as the same
-AUDIO = {
-    "nothing changed": (THEN, THEN, True),
-    "size": (THEN, replace(THEN, fingerprint=Fingerprint(1001, 17)), False),
-    "time": (THEN, replace(THEN, fingerprint=Fingerprint(1000, 18)), False),
-    "start": (THEN, replace(THEN, start_ms=500), False),
-    "end": (THEN, replace(THEN, end_ms=31_000), False),
-    "end not known": (THEN, replace(THEN, end_ms=None), False),
-    "no end then or now": (replace(THEN, end_ms=None), replace(THEN, end_ms=None), True),
-    "path written in another way": (THEN, replace(THEN, source_path="/data/a.wav"), True),
-    "moved": (THEN, replace(THEN, audio_path="/project/a.wav"), True),
-    "another file": (THEN, replace(THEN, **ELSEWHERE), False),
-    "sum, another time": (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1000, 99, SHA)), True),
-    "sum, another file": (SUMMED, replace(SUMMED, **ELSEWHERE), True),
-    "another sum": (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1000, 17, OTHER_SHA)), False),
-    "same sum, another size": (SUMMED, replace(SUMMED, fingerprint=Fingerprint(1001, 17, SHA)), False),
-    "no sum any more": (SUMMED, THEN, True),
-    "a sum now, another time": (THEN, replace(SUMMED, fingerprint=Fingerprint(1000, 18, SHA)), False),
-    "nothing known of then": (make_chunk("a"), THEN, True),
-    "nothing known of now": (THEN, make_chunk("a"), True),
-}
+def audio(case: str, words: str) -> Chunk:
+    """Return a chunk with what is known of its audio."""
+    facts = {name: literal_eval(value) for name, value in (word.split("=") for word in words.split())}
+    size, mtime, digit = (facts.pop(name, known) for name, known in (("bytes", 1000), ("mtime", 17), ("sum", None)))
+    return replace(make_chunk("a"), chunk_id=case, fingerprint=Fingerprint(size, mtime, digit and digit * 64), **facts)
+
+
+THEN = audio("a", "")
+CASES = [line.split(":") for line in (DATA / "resumed_audio.txt").read_text().splitlines()[1:]]
+AUDIO = {case: (*(audio(case, words) for words in known.split(">")), word == " same") for case, known, word in CASES}
 
 
 def earlier_task(path: Path, *chunks: Chunk, state: str = "done") -> Path:
@@ -152,8 +138,7 @@ def earlier_task(path: Path, *chunks: Chunk, state: str = "done") -> Path:
 
 
 def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer: TaskWriter, tmp_path: Path) -> None:
-    then = [replace(case[0], chunk_id=name) for name, case in AUDIO.items()]
-    now = [replace(case[1], chunk_id=name) for name, case in AUDIO.items()]
+    then, now = ([case[place] for case in AUDIO.values()] for place in (0, 1))
     earlier = earlier_task(tmp_path / "earlier.sqlite", *then)
     writer.fill([*now, replace(THEN, recording_id="another"), replace(THEN, chunk_id="new")], lambda rows: None)
     same = [name for name, case in AUDIO.items() if case[2]]
@@ -167,7 +152,7 @@ def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer: TaskWriter, tmp_pat
     assert (writer.skip_done_in(again), writer.changed) == (len(left), 0), "done again since it changed"
     columns = "audio_bytes, audio_mtime_ns, audio_sha256"
     sums = query(writer.path, f"SELECT {columns} FROM chunk WHERE chunk_id IN ('no sum any more', 'another sum')")
-    assert sorted(sums, key=repr) == [(1000, 17, OTHER_SHA), (1000, 17, None)]
+    assert sorted(sums, key=repr) == [(1000, 17, "b" * 64), (1000, 17, None)]
 
 
 def test_failures_elsewhere_are_skipped_only_where_asked(writer: TaskWriter, tmp_path: Path) -> None:
