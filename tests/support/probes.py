@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rooms.model import FITS, Chunk, ChunkResult, Probed, ProbeKey, ProbeResult, Trial
+from rooms.model import FITS, Chunk, ChunkResult, ProbeKey, Trial
 
 GIB = 2**30
 
@@ -13,9 +11,6 @@ class Key:
     """A probe of one model, and what belongs to it."""
 
     key = ProbeKey("Tesla V100", 16 * GIB, "demo", "1.0", "demo --x", 2)
-
-    def probed(self, result: ProbeResult | None, trials: Sequence[Trial], *, finished: bool = True) -> Probed:
-        return Probed(self.key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
     def result(self, audio_s: int, began_ms: int, ended_ms: int) -> ChunkResult:
         chunk = Chunk("r", f"c{began_ms}-{ended_ms}", "a.wav", "/a.wav", 0, audio_s * 1000)

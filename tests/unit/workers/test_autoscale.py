@@ -1,22 +1,31 @@
-"""How many workers a device gets when nobody says: measured, one more while it pays, and known to the next run."""
+"""How many workers a device gets when nobody says, and what later runs know: lessons of earlier ones, and probes."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rooms.model import Chunk, ChunkStarted, Device, MemoryHeld
-from rooms.root import SessionBroken
-from rooms.workers import Autoscaler, Learned
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rooms import workers
+from rooms.model import TOO_LONG, Chunk, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
+from rooms.planning import evaluate
+from rooms.root import BadInput, Project, RunSettings, SessionBroken, SubprocessLauncher, SystemClock
+from rooms.workers import Autoscaler, Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
 from support.hand_clock import HandClock
 from support.pages import Pages
+from support.probes import GIB, KEY, trial
 from support.supervised import Bench, News, ScriptedSession
 from support.waiting import wait_for
 
-GIB = 2**30
 STEP_S = 0.5
+STARTS = Path(__file__).parents[2] / "data" / "autoscale_starts.txt"
 
 
 class Task:
@@ -154,38 +163,207 @@ def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path
     assert len(task.lines) == 1
 
 
-GRANTED = {"cpus": 16, "gib": 139}
-
-
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path: Path, pages: Pages) -> None:
-    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (GRANTED, {}),  # an H200
-        ({"cpus": 24, "devices": 4, "gib": 32}, {}),  # a Sockeye node
-        ({"cpus": 24, "devices": 4, "gib": 16}, {"workers": 3, "cores": 6}),
-        ({"cpus": 64, "gib": 8}, {}),  # many cores, little memory
-        ({"cpus": 64, "gib": None}, {}),
-        ({"cpus": 80, "gib": None}, {}),
-        ({"cpus": 2, "devices": 4}, {}),  # fewer cores than devices
-        ({"cpus": 4}, {"workers": 8, "cores": 4}),  # experience from a larger machine
-        ({"cpus": 8}, {"workers": 8, "cores": 6}),
-        ({"cpus": 8}, {"workers": 8, "cores": 5}),
-        ({**GRANTED, "granted": 64}, {}),
-        ({**GRANTED, "granted": 16}, {}),
-        ({**GRANTED, "granted": 16}, {"worker_bytes": GIB}),
-        ({**GRANTED, "granted": 2}, {}),  # one there always is
-        ({**GRANTED, "granted": 0.5}, {"worker_bytes": GIB // 2}),
-        ({**GRANTED, "granted": 16}, {"workers": 8, "cores": 16}),
-        ({**GRANTED, "granted": 64}, {"workers": 8, "cores": 16, "worker_bytes": 3 * GIB}),
-        ({"cpus": 64, "devices": 4, "gib": None, "granted": 64}, {"worker_bytes": 4 * GIB}),
-        ({"cpus": 6, "devices": 2, "per_gpu": 2}, {}),
-        ({"cpus": 7, "devices": 0, "cpu_workers": 3}, {}),
-        ({"cpus": 7, "devices": 0}, {}),
-    ]
     lines = []
-    for number, (how, known) in enumerate(asked):
+    for number, line in enumerate(STARTS.read_text().splitlines()[1:]):
+        how, known = map(json.loads, line.split("|"))
         folder = tmp_path / str(number)
         Learned("demo", [folder / "learned.json"]).note("V100", **known)
         task = Task(folder, **how)
         plans = [(plan.slot, plan.device_id, plan.threads) for plan in task.scaler.plans]
         lines += [f"{how} {known or ''}", *task.lines, f"  {len(plans)} workers, the last: {plans[-1:]}"]
     pages({"starts.txt": "\n".join(lines)})
+
+
+# --- learned by runs --------------------------------------------------------------------------------------------------
+
+
+def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path / "home")}
+    here, elsewhere = (workers.known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
+    assert here == [tmp_path / "one" / "learned.json", tmp_path / "home" / ".cache" / "badcjobs" / "learned.json"]
+    Learned("hawkears", here).note("V100", workers=3, cores=6, settled=True)
+    Learned("hawkears", here).note("V100", alone_s=900.0)
+    lesson = Lesson(workers=3, cores=6, settled=True, limit=MemoryLimit(None, 900.0))
+    assert Learned("hawkears", here).about("V100") == Learned("hawkears", elsewhere).about("V100") == lesson
+    Learned("hawkears", elsewhere[:1]).note("V100", workers=5, crowded_s=600.0, worker_bytes=7)
+    assert Learned("hawkears", elsewhere).about("V100") == Lesson(5, 6, True, MemoryLimit(600.0, 900.0), 7)
+    assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
+
+
+NO_LESSONS = ["", "nonsense", "[]", '{"version": 1}', '{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}']
+NO_LESSONS += [
+    f'{{"version": 1, "lessons": {one}}}'
+    for one in ("[]", '{"demo": 3}', '{"demo": {"GPU": 3}}', '{"demo": {"GPU": {"x": 3}}}')
+]
+
+
+def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.json").mkdir()
+    good = tmp_path / "good.json"
+    for text in NO_LESSONS:
+        good.write_text(text)
+        assert Learned("demo", [good]).about("GPU") == Lesson()
+        learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
+        learned.note("GPU", workers=4)
+        assert (learned.about("GPU").workers, json.loads(good.read_text())["version"]) == (4, 1)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder.json", "good.json"], "and no draft"
+
+
+def test_programs_options_and_models_each_have_lessons_of_their_own() -> None:
+    flags: list[dict[str, object]] = [
+        {"command": "a {input} {output}"}, {"command": "b {input} {output}"}, {"engine": "demo"},
+        {"engine": "demo", "engine_arg": ["--room-s=20"]}, {"hawkears_root": "/models/old"}, {"hawkears_root": "/new"},
+    ]  # fmt: skip
+    assert [workers.subject_of(Project().make(RunSettings, {"source": ["s.csv"], **one}, "run")) for one in flags] == [
+        "command a {input} {output}", "command b {input} {output}", "demo", "demo --room-s=20",
+        "hawkears /models/old", "hawkears /new",
+    ]  # fmt: skip
+
+
+# --- found by probes --------------------------------------------------------------------------------------------------
+
+TRIALS = [
+    trial(60, 400, peak_bytes=3 * GIB), trial(100, 800), Trial(105.0, False, TOO_LONG), Trial(200.0, True, TOO_LONG),
+    trial(105, 1, lean=True),
+]  # fmt: skip
+FOUND = Probed(KEY.key, tuple(TRIALS), evaluate(TRIALS, 10.0), True, "2026-07-01T12:00:00Z")
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@settings(max_examples=40)
+@given(
+    st.builds(ProbeKey, names, st.none() | st.integers(0, 2**40), names, names, names, st.integers(1, 9)),
+    st.lists(st.sampled_from(TRIALS), unique=True), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_what_is_written_is_read_again_whatever_the_names(
+    key: ProbeKey, trials: list[Trial], finished: bool, evaluated: bool
+) -> None:
+    ordered = tuple(sorted(trials, key=lambda one: (one.lean, one.length_s)))
+    strange = Probed(key, ordered, FOUND.result if evaluated else None, finished, "2026-07-01" if evaluated else None)
+    text = to_toml([strange, FOUND])
+    back = workers.parse_probes(text)
+    assert {one.key: one for one in back}[key] == (strange if key != KEY.key else back[0])
+    assert to_toml(reversed(back)) == text
+    assert text.startswith("# The longest chunks that fit: found by badcjobs probe")
+
+
+def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry(tmp_path: Path) -> None:
+    store = ProbeStore(tmp_path / "cache" / "probe.toml")
+    assert (store.open(), store.find(KEY.key)) == (None, Probed(KEY.key))
+    other = replace(FOUND, key=replace(KEY.key, gpu="H200"))
+    half = replace(FOUND, trials=(trial(70, 1.0),), result=None, finished=False)
+    found = []
+    for new in [
+        Probed(KEY.key),  # nothing to forget
+        FOUND,
+        other,
+        half,  # does not replace what another probe has finished meanwhile
+        replace(half, trials=(*FOUND.trials, trial(300, 1.0))),  # but what goes on where that ended does
+        replace(half, finished=True),
+        Probed(KEY.key),
+        Probed(other.key),
+    ]:
+        ProbeStore(store.file).put(new)
+        found.append(
+            [(one.key.gpu, len(one.trials)) for one in read_probes(store.file)] if store.file.exists() else None
+        )
+    h200, v100 = ("H200", 5), "Tesla V100"
+    assert found == [
+        None, [(v100, 5)], [h200, (v100, 5)], [h200, (v100, 5)], [h200, (v100, 6)], [h200, (v100, 1)], [h200], [],
+    ]  # fmt: skip
+    assert (store.open(), [path.name for path in store.file.parent.glob("[!.]*")]) == (None, ["probe.toml"])
+
+
+def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for k in range(4):
+            ProbeStore(tmp_path / "probe.toml").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
+
+    children = [multiprocessing.get_context("fork").Process(target=write, args=(number,)) for number in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert len(read_probes(tmp_path / "probe.toml")) == 12
+
+
+GOOD = to_toml([FOUND])
+DAMAGED = [
+    "", "nonsense", "version = 2", "version = 1\ngpu = 3", "version = 1\n[[gpu]]\nengine = 'demo'", "\xff", GOOD[:-30],
+    GOOD.replace("length_s = 60.0", "length_s = nan"), GOOD.replace("workers = 1", "workers = true"),
+    GOOD.replace("workers = 1", "workers = 1.0"), GOOD.replace('gpu = "Tesla V100"\n', ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_alone(tmp_path: Path, text: str) -> None:
+    raw, file, mine = text.encode("latin-1"), tmp_path / "probe.toml", tmp_path / "mine.toml"
+    file.write_bytes(raw)
+    with pytest.raises(ValueError):
+        read_probes(file)
+    first = ProbeStore(file).open()
+    assert first is not None and first.read_bytes() == raw
+    assert read_probes(file) == []
+    file.write_text("again")
+    assert ProbeStore(file).open() not in (None, first)
+    mine.write_bytes(raw)
+    if not text or text.startswith(GOOD[:30]):
+        assert ProbeStore(mine).open() is not None
+        assert read_probes(mine) == []
+        return
+    with pytest.raises(BadInput):
+        ProbeStore(mine).open()
+    assert [(one, one.read_bytes()) for one in tmp_path.glob("mine*")] == [(mine, raw)]
+
+
+def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path, pages: Pages) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / ".cache")
+    names = (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
+    said = [f"{name}: {workers.describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
+    said.append(f"without a home, probe.toml: {workers.describe_readers(tmp_path / 'probe.toml', {})}")
+    pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
+
+
+def plans(count: int = 2, *, name: str = "Tesla V100", gib: float | None = 16) -> list[WorkerPlan]:
+    device = Device("0", "because", name=name, memory_total_bytes=None if gib is None else round(gib * GIB))
+    return [WorkerPlan(slot, device, 7, threads=4) for slot in range(count)]
+
+
+def with_key(probed: Probed = FOUND, **facts: Any) -> Probed:
+    return replace(probed, key=replace(KEY.key, **facts))
+
+
+ALONE = replace(FOUND, result=evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10))
+EASY = replace(FOUND, result=evaluate([trial(60, 400), trial(120, 800)], 10))
+SAFE = {"Tesla V100": MemoryLimit(crowded_s=90.001, alone_s=94.001)}
+LIMITS = [
+    (plans(), [FOUND], SAFE),
+    (plans(1), [FOUND], {}),  # one chunk at once; the probe had two
+    (plans(3), [FOUND], SAFE),
+    (plans(gib=15.8), [FOUND], SAFE),  # drivers keep a little for themselves
+    (plans(gib=15.6), [FOUND], {}),
+    (plans(gib=None), [FOUND], {}),
+    (plans(gib=None), [with_key(memory_bytes=None)], SAFE),
+    (plans(), [with_key(memory_bytes=None)], {}),
+    (plans(), [with_key(engine_version="2.0"), with_key(settings="demo"), with_key(gpu="V100")], {}),
+    (plans(), [with_key(engine="command"), replace(FOUND, result=None)], {}),
+    (plans(name="V100"), [FOUND], {}),
+    ([WorkerPlan(0, None, None, 4)], [with_key(gpu="cpu", memory_bytes=None, chunks_at_once=1)], {}),
+    # The most chunks at once that are not more than ours.
+    (plans(), [with_key(ALONE, chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),
+    (plans(1), [with_key(ALONE, chunks_at_once=1), FOUND], {"Tesla V100": MemoryLimit(crowded_s=270.001)}),
+    (plans(), [EASY], {}),  # everything fits
+]
+
+
+def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path: Path) -> None:
+    engine = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
+    engine.version = "1.0"
+    (tmp_path / "damaged.toml").write_text("version =")
+    files = [tmp_path / "damaged.toml", *workers.known_files("probe.toml", tmp_path, {})]
+    settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
+    for planned, probes, found in LIMITS:
+        files[1].write_text(to_toml(probes))
+        assert workers.find_limits(files, planned, engine, settings) == found, (planned, probes)

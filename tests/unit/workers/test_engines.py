@@ -23,6 +23,7 @@ from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngin
 from support.fake_hawkears import install_fake_hawkears, make_fake_hawkears1, make_fake_root
 from support.pages import Pages
 
+DATA = Path(__file__).parents[2] / "data"
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
 
 
@@ -44,25 +45,14 @@ def refusals(tries: Mapping[str, Callable[[], object]]) -> str:
 
 # --- the command engine -----------------------------------------------------------------------------------------------
 
-RIGHT = [
-    "prog {input} {output}", "'my prog' --in=\"{input}\" -o{output} a\\ b", "sh -c 'cat {input} > {output}'",
-    "awk '{{print}}' {input} {output}", "p {input} {output} {device} {device_index} {chunk_id} {recording_id}",
-    "prog {inputs} {outputs} {device} {device_index}",
-]  # fmt: skip
-WRONG = [
-    "", "prog", "prog {input}", "prog {inputs}", "prog {inputs} {output}", "prog {inputs} {outputs} {chunk_id}",
-    "prog {entry} {output}", "prog {input} {output} {}", "prog {input} {output} {0}",
-    "prog {input} {output} {device.uuid}", "prog {input} {output", "prog {input} {output} }",
-    "prog '{input} {output}", "prog {input} {output:>9q}", "prog {input!x} {output}", "prog {input:{output}}",
-]  # fmt: skip
-
 
 def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages: Pages) -> None:
+    right, wrong = (part.splitlines() for part in (DATA / "commands.txt").read_text().split("\n\nWRONG\n"))
     sizes = ("--batch=0", "--batch=many", "--batch", "--threads=3")
-    tries: dict[str, Callable[[], object]] = {one: lambda one=one: workers.parse_command(one) for one in WRONG}
+    tries: dict[str, Callable[[], object]] = {one: lambda one=one: workers.parse_command(one) for one in wrong}
     tries |= {one: lambda one=one: workers.parse_batch_size([one]) for one in sizes}
     tries["no such program"] = CommandEngine(start(), "no-such-program {input} {output}").check
-    words = [f"{one}\n  {workers.parse_command(one)}" for one in RIGHT]
+    words = [f"{one}\n  {workers.parse_command(one)}" for one in right]
     wants = [CommandEngine(start("--batch=1"), f"p {{input{s}}} {{output{s}}}").wants for s in ("", "s")]
     wants += [workers.parse_batch_size([]), workers.parse_batch_size(["--batch=5", "--batch=7"])]
     assert [*wants, CommandEngine(start(), "p {inputs} {outputs}").wants] == [1, 1, 64, 7, 64]
@@ -113,29 +103,10 @@ def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path: Path) ->
     assert files == {"raw/Area/rec 1/c0.csv": b"second\r\n", "raw/%2E%2E/%2E%2E/..%2F..%2Fc.csv": b"1"}
 
 
-OURS = "start_time,end_time,label,score\n"
-TABLES = [
-    OURS + "0.5,3.5,RUGR,0.81\n",
-    "label,score,start_time,end_time\nRUGR,0.81,0.5,3.5\n",
-    "\ufeff" + OURS.replace("\n", "\r\n") + "0.5,3.5, RUGR ,\r\n\r\n",
-    "start_time, end_time,label,score,channel\n0.5,3.5,RUGR,0.81,left\n",
-    OURS + '0.5,3.5,"Owl, Boreal",0.81\n',
-    OURS + "2,2,RUGR,1",
-    "recording,name,start_time,end_time,score\na,RUGR,0.500,3.500,0.810\n",
-    "filename,start_time,end_time,class_name,class_code,score\na.wav,0.5,3.5,Ruffed Grouse,RUGR,0.81\n",
-    OURS,
-    "recording,name,start_time,end_time,score",
-    "",
-    "start_time,end_time,species,score\n",
-    *(OURS + "0,1,RUGR,0.9\n" + last for last in ("1,2,RU", "soon,2,RUGR,0.9\n")),
-    *(OURS + line for line in ("0,1,RUGR,0.9,7\n", "0,nan,RUGR,0.9\n", "5,2,RUGR,0.9\n", "0,1, ,0.9\n")),
-    *(OURS + line for line in ("0,1,RUGR,loud\n", '0,1,"RUGR,0.9\n')),
-]
-
-
 def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages: Pages) -> None:
     lines = []
-    for text in TABLES:
+    for line in (DATA / "detection_tables.txt").read_text().splitlines():
+        text = line.encode().decode("unicode_escape")
         try:
             found = [f"{one.start_ms} to {one.end_ms} ms: {one.label}, {one.label_name}, {one.score}"
                      for one in workers.parse_detections_csv(text)] or ["nothing"]  # fmt: skip
@@ -240,7 +211,6 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
 
 # --- how they end -----------------------------------------------------------------------------------------------------
 
-WORDS = Path(__file__).parents[2] / "data" / "engine_words.txt"
 CODES = (-9, 137, -15, 143, -11, -6, 139, 129, 163, 128 + 64, 128, 128 + 65, 1, 255, 0, None)  # also of a shell between
 SAID = (
     "", "Elapsed time = 00:12", "std::bad_alloc", "CUDA out of memory", "Could not load recording /a.wav",
@@ -250,7 +220,7 @@ SAID = (
 
 def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself(pages: Pages) -> None:
     """The machine explains more than audio and settings do; a signal has other reasons than these."""
-    for part in WORDS.read_text().split("\n\n")[1:]:
+    for part in (DATA / "engine_words.txt").read_text().split("\n\n")[1:]:
         kind, *said = part.splitlines()
         assert {text: classify(text.replace("⏎", "\n")) for text in said} == dict.fromkeys(said, kind.strip("[]"))
     lines = [f"{workers.describe_exit(code)}: {' | '.join(classify(one, code) for one in SAID)}" for code in CODES]
