@@ -16,8 +16,6 @@ from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.pages import Pages
 from support.waiting import wait_for
 
-HEADER = "start_time,end_time,label,score"
-NOTHING_HEARD = f'echo {HEADER} > "$2"'
 ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry")
 
 
@@ -30,39 +28,14 @@ def command(site: Site, text: str) -> tuple[object, ...]:
 def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_are_named(
     site: Site, pages: Pages
 ) -> None:
-    """A program that behaves in another way for each chunk; one leaves a daemon behind, one uses a pool."""
-    up, tried = site.folder / "up", site.folder / "tried"
-    pool = site.folder / "pool.py"
-    pool.write_text(f"""
-import multiprocessing, sys
-if __name__ == "__main__":
-    with multiprocessing.Pool(2) as pool:
-        assert pool.map(abs, [-1, -2]) == [1, 2]
-    open(sys.argv[2], "w").write("{HEADER}\\n")
-""")
-    program = f"""
-        case $BADCJOBS_CHUNK_ID in
-        c000) printf '{HEADER}\\n0.5,1.25,AMRO,0.9\\n' > "$2" ;;
-        c001) {NOTHING_HEARD} ;;
-        c002) exit 0 ;;
-        c003) printf '{HEADER}\\n0.5,soon,AMRO,0.9\\n' > "$2" ;;
-        c004) printf 'start,end\\n' > "$2" ;;
-        c005) echo 'no such model' >&2; exit 3 ;;
-        c006) kill -9 $$ ;;
-        c007) printf 'recording,name,start_time,end_time,score\\nx,BCCH,0,3,0.75\\n' > "$2" ;;
-        c008) printf '{HEADER}\\n' > "$2"; exit 1 ;;
-        c009) printf '\\377\\376' > "$2" ;;
-        c010) mkdir "$2" ;;
-        c011) [ -e {tried} ] || {{ touch {tried}; exit 1; }}; {NOTHING_HEARD} ;;
-        c012) {sys.executable} {pool} "$@" ;;
-        c013) setsid sh -c 'touch {up}; exec sleep 300' &
-              while [ ! -e {up} ]; do sleep 0.01; done; {NOTHING_HEARD} ;;
-        *) printf '\\033[2J' >&2; exit 4 ;;
-        esac"""
+    program = (Path(__file__).parents[1] / "data" / "each_chunk.sh").read_text()
+    pool = "with multiprocessing.Pool(2) as pool:\n        assert pool.map(abs, [-1, -2]) == [1, 2]"
+    (site.folder / "pool.py").write_text(f'import multiprocessing\nif __name__ == "__main__":\n    {pool}\n')
+    env = {**array_task(0, (0,)), "PYTHON": sys.executable}
     manifest = site.manifest(15)
     manifest.write_text(manifest.read_text().replace(",c014,", ",c014\x1b[2Jx,"))
     backoff = ("--config", "run.backoff_s=0.2", "--retries", 1)
-    done = site.run(manifest, *command(site, program), *backoff, env=array_task(0, (0,)))
+    done = site.run(manifest, *command(site, f"cd {site.folder}\n{program}"), *backoff, env=env)
     assert done.exit_code == 1
     assert site.processes("sleep 300") == [], "whatever a program leaves running ends with the task"
     assert "\x1b" not in done.stdout, "an id from a file does not steer the terminal"
@@ -102,7 +75,7 @@ def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site: Site) ->
 
 def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_says_so(site: Site) -> None:
     gate = site.folder / "gate"
-    gated = command(site, f"while [ ! -e {gate} ]; do sleep 0.02; done\n{NOTHING_HEARD}")
+    gated = command(site, f"while [ ! -e {gate} ]; do sleep 0.02; done; echo start_time,end_time,label,score > $2")
     program = site.start_run(site.manifest(2), *gated)
     wait_for(lambda: site.count_now("attempt"), "a chunk is running")
     shutil.rmtree(site.out)

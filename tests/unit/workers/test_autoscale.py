@@ -93,12 +93,9 @@ class Task:
             )  # fmt: skip
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
-        return self.end()
-
-    def end(self) -> str:
         threads = sorted({thread.plan.threads for thread in self.bench.engine.sessions})
-        at_work = sorted(self.supervisor.slots_at_work.values(), key=str)
-        self.supervisor.drain()
+        at_work = sorted(supervisor.slots_at_work.values(), key=str)
+        supervisor.drain()
         self.go_on.set()
         self.bench.run()
         learned = self.learned.about("V100")

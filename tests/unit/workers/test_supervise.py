@@ -295,40 +295,31 @@ def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path: Path) 
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-class Stage:
-    """Two workers that have a chunk in progress each, until ``go_on`` is set; each holds two more."""
+@pytest.mark.parametrize("how", ["drain", "kill"])
+def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path: Path, how: str) -> None:
+    """Two workers have a chunk in progress, and hold one more. Draining lets it finish; killing charges nobody."""
+    running, go_on = threading.Barrier(3), threading.Event()
 
-    def __init__(self, folder: Path) -> None:
-        self.running, self.go_on = threading.Barrier(3), threading.Event()
-        self.bench = Bench(folder, self.script, chunks=20, workers=2, wants=3)
-        self.bench.start()
-        self.running.wait(60)
-
-    def script(self, session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         yield done(batch[0])
         yield ChunkStarted(batch[1], 0)
-        self.running.wait(60)
-        assert self.go_on.wait(60)
+        running.wait(60)
+        assert go_on.wait(60)
         if session.killed.is_set() and session.plan.slot:
             raise SessionBroken("worker_died", "killed")
         yield failed(batch[1], "worker_died") if session.killed.is_set() else done(batch[1])
 
-
-@pytest.mark.parametrize("how", ["drain", "kill"])
-def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path: Path, how: str) -> None:
-    """Draining lets the chunks in progress finish; killing charges nobody."""
-    stage = Stage(tmp_path)
-    getattr(stage.bench.supervisor, how)()
-    stage.bench.supervisor.add_worker(plan_on(2))  # it comes too late
-    stage.go_on.set()
-    bench = stage.bench.run()
-    assert len(bench.engine.sessions) == 2
-    assert bench.statuses == ({"done": 4, "pending": 16} if how == "drain" else {"done": 2, "pending": 18})
+    bench = Bench(tmp_path, script, chunks=20, workers=2, wants=3)
+    bench.start()
+    running.wait(60)
+    getattr(bench.supervisor, how)()
+    bench.supervisor.add_worker(plan_on(2))  # it comes too late
+    go_on.set()
+    assert bench.run().statuses == ({"done": 4, "pending": 16} if how == "drain" else {"done": 2, "pending": 18})
     ends = [end for tries in bench.tries.values() for end in tries]
     assert sorted(ends, key=str) == ([OK] * 4 if how == "drain" else [OK] * 2 + [(None, None)] * 2)
-    assert bench.tally.failed == 0
-    for session in bench.engine.sessions:
-        assert (session.interrupted.is_set(), session.killed.is_set()) == (True, how == "kill")
+    stops = [(session.interrupted.is_set(), session.killed.is_set()) for session in bench.engine.sessions]
+    assert (stops, bench.tally.failed) == ([(True, how == "kill")] * 2, 0)
     assert bench.rows("SELECT DISTINCT exit_code FROM worker") == [(-9 if how == "kill" else 0,)]
     assert bench.supervisor.upcoming(9) == []
 
