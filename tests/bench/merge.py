@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.many_tasks import write_tasks
 from support.measured import Promises, main
+from support.synthetic_job import write_tasks
 
 
 def merge_all(folder: Path) -> dict[str, float]:

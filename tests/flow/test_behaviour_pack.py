@@ -6,21 +6,17 @@ wanted is recorded anew, in the commit that makes it: ``pytest tests/flow/test_b
 
 from __future__ import annotations
 
-import io
-import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
-from rooms.api import list_devices, open_job
-from rooms.report import ExportOrder, export, report_job
+from rooms.report import report_job
 from rooms.store import MergeOrder, merge
 from support.audio import make_wav
 from support.badcjobs_program import QUICK, array_task, rows
-from support.behaviour import START_MS, FixedSite, csv_rows, lay_out, pretty, some_rows, tables
+from support.behaviour import START_MS, FixedSite, lay_out, pretty, some_rows, tables
 from support.hand_clock import HandClock
 from support.pages import Pages
 
@@ -70,6 +66,7 @@ def test_jobs(jobs: FixedSite, pages: Pages) -> None:
         assert later.to_text() == said["healthy.txt"], "of a job that has ended the same is said at any time"
     with report_job(jobs.folder / "array" / "job.sqlite", clock_of("array"), jobs.folder / "requeued") as two:
         said |= {"compare.txt": two.to_text(), "compare.json": pretty(two.to_dict())}
+    said["export.txt"] = jobs.say("export", "array", "-o", "-", "--species", "OVEN,REVI", "--min-score", 0.98)
     said["array-tables.txt"] = tables(jobs.folder / "array" / "job.sqlite")
     pages({name: jobs.plain(text) for name, text in said.items()})
 
@@ -102,26 +99,6 @@ def damage(folder: Path) -> None:
     text.write_text("slurmstepd: error: *** JOB 4821 CANCELLED ***\n" * 100)
     for path in paths:
         os.utime(path, (START_MS / 1000,) * 2)
-
-
-def test_exports_and_python(jobs: FixedSite, pages: Pages) -> None:
-    said, some = {}, ("task", "device_summary", "detection")
-    for form in ("csv", "json", "parquet"):
-        export(ExportOrder(jobs.folder / "array" / "job.sqlite", form, jobs.folder / form, some), io.BytesIO())
-    for path in sorted(jobs.folder.glob("*/*.parquet")):
-        table = pyarrow.parquet.read_table(path)
-        found = [tuple(row.values()) for row in table.to_pylist()]
-        said[f"{path.name}.txt"] = f"{table.schema.types}\n{some_rows(table.column_names, found)}"
-    for name in some:
-        said[f"{name}.csv"] = csv_rows((jobs.folder / "csv" / f"{name}.csv").read_text())
-        rows_of = json.loads((jobs.folder / "json" / f"{name}.json").read_text())
-        said[f"{name}.json"] = "".join(pretty(one) for one in rows_of[:3])
-    said["said.txt"] = jobs.say("export", "array", "-o", "-", "--species", "OVEN,REVI", "--min-score", 0.98)
-    job = open_job(jobs.folder / "healthy")
-    many = "SELECT status, count(*) AS many FROM chunk GROUP BY status"
-    seen = {"tables": job.tables, "summary": list(job.summary()), "chunks": job.query(many)}
-    seen["devices"] = [device.name for device in list_devices(simulate=2)]
-    pages({**said, "python.json": pretty(seen)})
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------

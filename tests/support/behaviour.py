@@ -6,10 +6,8 @@ task databases as text (``sqlite3 FILE .dump | gzip -n9``), written once with th
 
 from __future__ import annotations
 
-import csv
 import gzip
 import html.parser
-import io
 import json
 import os
 import re
@@ -152,12 +150,6 @@ def some_rows(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
         many = f"... {len(lines)} rows, checksum {zlib.crc32(chr(10).join(lines).encode()):08x} ..."
         lines = [*lines[:3], many, *lines[-3:]]
     return "\n".join((", ".join(columns), *lines)) + "\n"
-
-
-def csv_rows(text: str) -> str:
-    """Return a CSV file as ``some_rows``, whatever its line ends."""
-    header, *rows = csv.reader(io.StringIO(text))
-    return some_rows(header, [tuple(row) for row in rows])
 
 
 class _PageText(html.parser.HTMLParser):

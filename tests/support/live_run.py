@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.many_tasks import CHUNKS, DEVICES, write_tasks
+from support.synthetic_job import DEVICES, EVEN_CHUNKS, write_tasks
 from support.task_files import START_MS
 
 SECONDS = 600
 _SILENT, _SILENCE_S = 15, 1800
-_TIMES = {
-    **dict.fromkeys(("task", "attempt", "chunk", "worker"), ("started_at_ms", "ended_at_ms")),
-    **dict.fromkeys(("sample", "host_sample"), ("at_ms",)),
-    "device_total": ("first_at_ms", "last_at_ms"),
-    "device_stretch": ("from_ms", "to_ms"),
-}
 _BEGIN = """INSERT INTO attempt (task_id, attempt_id, recording_id, chunk_id, try_number, device_id, started_at_ms)
             SELECT task_id, 100000 + rowid, recording_id, chunk_id, 1,
                    (SELECT device_id FROM device WHERE device_index = c.rowid % ?), ?
@@ -40,32 +34,28 @@ def write_live_run(folder: Path, tasks: int, *, now_ms: int, waiting: int = 0, s
 
     Of twenty tasks one has failed, one is silent and two are done; the others run, some with an alert.
     """
-    chance = random.Random(7)
-    files = write_tasks(folder, range(tasks), seconds)
+
+    def late_s(index: int) -> int:
+        return _SILENCE_S if index % 20 == _SILENT else 0
+
+    chance, now_s = random.Random(7), now_ms / 1000
+    begin_s = now_s - START_MS / 1000 - seconds
+    files = write_tasks(folder, range(tasks), seconds, lambda index: begin_s - late_s(index))
     for index, path in enumerate(files):
-        with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            db.execute("BEGIN")
-            _move(db, now_ms - START_MS - seconds * 1000)
-            _tell(db, index, chance, now_ms)
+        with closing(sqlite3.connect(path)) as db, db:
+            _tell(db, index % 20, chance, now_ms - 1000 * late_s(index))
             db.execute("UPDATE task SET shard_index = ?, shard_count = ?", (index, tasks + waiting))
-            db.execute("COMMIT")
-        if index % 20 == _SILENT:
-            os.utime(path, (now_ms / 1000 - _SILENCE_S,) * 2)
+        if late_s(index):
+            os.utime(path, (now_s - late_s(index),) * 2)
     array = f"[array]\nfirst = 0\nstep = 1\ncount = {tasks + waiting}\n"
     (folder / "run.toml").write_text(f'[run]\nsource = ["/data/manifest.csv"]\n\n{array}')
     return files
 
 
-def _move(db: sqlite3.Connection, by_ms: int) -> None:
-    for table, columns in _TIMES.items():
-        db.execute(f"UPDATE {table} SET {', '.join(f'{column} = {column} + {by_ms}' for column in columns)}")
-
-
-def _tell(db: sqlite3.Connection, index: int, chance: random.Random, now_ms: int) -> None:
-    kind = index % 20
+def _tell(db: sqlite3.Connection, kind: int, chance: random.Random, now_ms: int) -> None:
     if kind in (4, 11):
         return  # done
-    left = chance.randrange(CHUNKS // 10, CHUNKS * 7 // 10)
+    left = chance.randrange(EVEN_CHUNKS // 10, EVEN_CHUNKS * 7 // 10)
     rows = "rowid > (SELECT max(rowid) FROM chunk) - ?"
     db.execute(f"UPDATE chunk SET status = 'pending', device_id = NULL, audio_s = 30.0 WHERE {rows}", (left,))
     if kind == 7:
@@ -73,10 +63,8 @@ def _tell(db: sqlite3.Connection, index: int, chance: random.Random, now_ms: int
         db.execute("UPDATE chunk SET status = 'failed', error_class = 'bad_audio' WHERE status = 'pending'")
         return
     db.execute("UPDATE task SET ended_at_ms = NULL, exit_code = NULL, verdict = NULL")
-    db.execute("DELETE FROM attempt WHERE attempt_id > ?", (CHUNKS - left,))
+    db.execute("DELETE FROM attempt WHERE attempt_id > ?", (EVEN_CHUNKS - left,))
     db.execute(_BEGIN, (DEVICES, now_ms - 20_000, DEVICES))
-    if kind == _SILENT:
-        _move(db, -1000 * _SILENCE_S)
     if kind == 2:
         db.execute(_WARN, (now_ms - 190_000,))
 

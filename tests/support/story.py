@@ -116,8 +116,6 @@ class Story:
 
 @dataclass
 class Attempt:
-    """One try."""
-
     chunk: int
     worker: int
     device: int | None
@@ -131,9 +129,7 @@ class Attempt:
 
 
 @dataclass
-class Life:
-    """One engine process."""
-
+class Life:  # of one engine process
     device: int | None
     start_s: float = 0.0
     end_s: float | None = None

@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from support.story import JOB_ID, Card, Play, Story, write_story
 from support.task_files import START_MS
 
 DEVICES, CHUNKS, NODES = 4, 100, 44
+EVEN_CHUNKS = 240  # of each task of write_tasks
 SLOW_NODE = "gpu17"
 TIME_LIMIT_S = 5400
 _SILENT, _SILENCE_S = 22, 1500  # every so many tasks at work one has published nothing for a while
@@ -132,6 +133,21 @@ def write_mid_run(folder: Path, tasks: int, *, now_ms: int, share: float = 0.55,
     job = Submitted(JOB_ID, None, tuple(range(tasks)))
     begun_ms = now_ms - round(1000 * at_s) - 60_000
     write_record(folder, Record("slurm", job, ("run", "june.csv"), tasks * chunks, begun_ms))
+
+
+def write_tasks(
+    folder: Path, tasks: range, seconds: int = 3600, later_s: Callable[[int], float] = lambda index: 0.0
+) -> list[Path]:
+    """Write even tasks at 1 Hz, one for each array index: an hour on four devices, of which each may begin later."""
+    (folder / "tasks").mkdir(parents=True, exist_ok=True)
+    pause_s = seconds * DEVICES / EVEN_CHUNKS - 0.3  # as long as a chunk takes
+    story = Story(
+        devices=DEVICES, workers=1, chunks=(30.0,) * EVEN_CHUNKS, prepare_s=0.0, start_up_s=0.0, tick_s=1.0,
+        pause_s=pause_s, end_s=pause_s, species=[(f"SP{n:02d}", "A species") for n in range(4)],
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as local:
+        templates, keys = Templates(Path(local)), [TaskKey(JOB_ID, n, 0, f"gpu{n % NODES}") for n in tasks]
+        return [templates.write(story, key, later_s(key.array_index), folder / "tasks") for key in keys]
 
 
 class Templates:

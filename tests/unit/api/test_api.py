@@ -24,6 +24,7 @@ MIB = 2**20
 
 def test_the_promised_names_are_there() -> None:
     assert {"Recorder", "list_devices", "open_job", "AlertLimits"} <= set(badcjobs.__all__) <= set(dir(badcjobs))
+    assert [device.index for device in badcjobs.list_devices(simulate=2)] == [0, 1]
     assert all(getattr(badcjobs, name) for name in badcjobs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Recoder'"):
         badcjobs.Recoder  # noqa: B018
