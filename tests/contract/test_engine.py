@@ -417,11 +417,19 @@ def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(plac
     for path in (place.root / "data" / "ckpt").iterdir():
         path.unlink()
     assert told() == ("configuration", True)
+    for args, cuda, error_class, said in (
+        (("--region", "XX-YY"), "1", "configuration", "no eBird county found"),
+        (("--loudly",), "1", "configuration", "unrecognized arguments"),
+        ((), "0", "ran_on_cpu", "the CPU although this worker has a GPU"),
+    ):
+        found = place.broken(place.engine("hawkears1", *args, FAKE_HAWKEARS_CUDA=cuda), [good])
+        assert (found[0], said in found[2]) == (error_class, True), found
 
 
 def test_the_cpu_is_accepted_where_it_was_agreed(place: Place) -> None:
-    for plan, cpu in ((GPU, True), (SIMULATED, False), (CPU, False)):
-        engine = place.engine("hawkears", cpu=cpu, FAKE_HAWKEARS_CUDA="0")
+    for kind, plan, cpu in (("hawkears", GPU, True), ("hawkears", SIMULATED, False), ("hawkears", CPU, False),
+                            ("hawkears1", CPU, False)):  # fmt: skip
+        engine = place.engine(kind, cpu=cpu, FAKE_HAWKEARS_CUDA="0")
         assert place.process(engine, [place.good("a")], plan)["a"].ok
 
 
@@ -476,17 +484,6 @@ def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batc
     ):  # fmt: skip
         results = place.process(place.engine("hawkears1", "--threads", "2"), [place.fake("x", word), *others])
         assert {(result.error_class, result.charged) for result in results.values()} == {expected}, word
-
-
-def test_version_1_mistakes_are_mistakes(place: Place) -> None:
-    for engine, error_class, said in (
-        (place.engine("hawkears1", "--region", "XX-YY"), "configuration", "no eBird county found"),
-        (place.engine("hawkears1", "--loudly"), "configuration", "unrecognized arguments"),
-        (place.engine("hawkears1", FAKE_HAWKEARS_CUDA="0"), "ran_on_cpu", "the CPU although this worker has a GPU"),
-    ):
-        told = place.broken(engine, [place.good("a")])
-        assert (told[0], said in told[2]) == (error_class, True), told
-    assert place.process(place.engine("hawkears1"), [place.good("a")], CPU)["a"].ok
 
 
 # --- less memory, and any program -------------------------------------------------------------------------------------

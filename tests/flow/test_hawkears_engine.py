@@ -9,7 +9,7 @@ import csv
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,15 @@ RATE = 28_000  # what the models want: resampling would compile for half a minut
 OPTIONS = ("--region", "CA-NT", "--date", "file", "--low-band", "--models", "2", "--start", "1", "--min_score", "0.5")
 
 
-@dataclass
 class Installation:
     """The real one, and a folder for audio."""
 
-    program: Path
-    root: Path
-    folder: Path
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+    def __init__(self, folder: Path) -> None:
+        program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
+        if not (program and root):
+            missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
+        self.program, self.root, self.folder = Path(program), Path(root), folder
+        self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
     def engine(self, *args: str, root: Path | None = None) -> HawkEarsEngine:
         start = EngineStart(args, self.environ, SubprocessLauncher("test"), SystemClock())
@@ -55,24 +53,18 @@ class Installation:
 
     def broken(self, name: str, engine: HawkEarsEngine, plan: WorkerPlan) -> tuple[str, str]:
         """Feed a recording to a session that cannot work; return why."""
-        session = self.open(name, engine, plan)
+        one = sound(self.folder / name / "a.wav", 3)
+        session = engine.open(plan, self.folder / name)
         with pytest.raises(SessionBroken) as broken:
-            results_of(session, [sound(self.folder / name / "a.wav", 3)])
+            results_of(session, [one])
         session.kill()
         session.close()
         return broken.value.error_class, str(broken.value)
 
-    def open(self, name: str, engine: HawkEarsEngine, plan: WorkerPlan = CPU) -> Session:
-        (self.folder / name).mkdir()
-        return engine.open(plan, self.folder / name)
-
 
 @pytest.fixture
 def hawkears(tmp_path: Path) -> Installation:
-    program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
-    if not (program and root):
-        missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
-    return Installation(Path(program), Path(root), tmp_path)
+    return Installation(tmp_path)
 
 
 def sound(path: Path, seconds: float, tone_hz: int = 2000) -> Chunk:
@@ -81,13 +73,13 @@ def sound(path: Path, seconds: float, tone_hz: int = 2000) -> Chunk:
 
 
 def results_of(session: Session, batch: list[Chunk], *, interrupt: bool = False) -> dict[str, ChunkResult]:
-    results = []
+    results = {}
     for event in session.process(batch):
         if isinstance(event, ChunkResult):
-            results.append(event)
+            results[event.chunk.chunk_id] = event
             if interrupt:
                 session.interrupt()
-    return {result.chunk.chunk_id: result for result in results}
+    return results
 
 
 def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears: Installation) -> None:
@@ -101,7 +93,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     engine = hawkears.engine("--threads", "2", *OPTIONS)
     with ThreadPoolExecutor() as pool:
         alone = pool.submit(hawkears.analyze_alone, audio, "--threads", "1", *OPTIONS)
-        session = hawkears.open("fed", engine)
+        session = engine.open(CPU, hawkears.folder)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
         stopped = results_of(session, long, interrupt=True)
         exit_code = session.close()

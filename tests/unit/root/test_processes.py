@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,26 +66,6 @@ def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_who
     assert shell.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(is_running(child.pid) for child in children), "they are gone")
     LAUNCHER.kill(shell)  # one that has ended
-
-
-def test_a_worker_dies_with_its_wrapper_even_by_sigkill(tmp_path: Path) -> None:
-    code = f"""
-import time
-from pathlib import Path
-from rooms.root import SubprocessLauncher
-for receives_term in (False, True):
-    worker = SubprocessLauncher("doomed").start(["sleep", "60"], env={ENVIRON!r}, cwd=None,
-        stderr=Path({str(tmp_path / "log")!r}), receives_term=receives_term)
-    print(worker.pid, flush=True)
-time.sleep(60)
-"""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as wrapper:
-        assert wrapper.stdout is not None
-        workers = [int(wrapper.stdout.readline()) for _ in range(2)]
-        assert all(map(is_running, workers))
-        wrapper.kill()
-    wait_for(lambda: not any(map(is_running, workers)), "they are gone")
 
 
 def test_leftovers_are_found_though_they_left_their_group_and_lost_their_parent_and_those_of_others_stay(

@@ -20,7 +20,8 @@ from rooms.planning import project_text
 from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
 from support.pages import Pages
 
-CASES = (Path(__file__).parents[2] / "data" / "settings_cases.txt").read_text().split("=== ")[1:]
+DATA = Path(__file__).parents[2] / "data"
+CASES = (DATA / "settings_cases.txt").read_text().split("=== ")[1:]
 GIVEN = re.compile(
     r"(?m)^(config|options) (.*)\n"
 )  # a value of --config; options, beside a source; the rest is the file
@@ -118,18 +119,9 @@ def test_a_task_in_another_folder_gets_the_same_settings(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-MOVED = [
-    "run --grace 5", "submit --stop-after=1:00:00", "run --no-cut x", "run --retry-failed", "submit --requeues 9",
-    "probe --keep=here", "submit july.csv --chunk-length 294", "plan --no-resume", "run --speed 9", "run --no-keep-raw",
-    "submit 'a b' --engine demo --tasks 3 --simulate=2 -- --retries 1", "submit --setup 'module load x'",
-    "probe --lengths 3", "check --margin 2", "run --tasks 3", "run --tasks", "probe x --root y", "check --grace",
-    "run --engine x",
-]  # fmt: skip
-
-
 def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages: Pages) -> None:
     said = []
-    for line in MOVED:
+    for line in (DATA / "moved_options.txt").read_text().splitlines():
         words = shlex.split(line)
         option = next(word for word in words if word.startswith("--")).partition("=")[0]
         said.append(f"{line}\n    {explain_moved_option(option, words, words[0])}")
