@@ -9,7 +9,7 @@ from array import array
 from pathlib import Path
 
 from rooms.cli import write_chunk
-from support.badcjobs_program import ON_CPU, QUICK, Site, array_task, assert_refused, rows
+from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,12 +37,6 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site: Site)
     env = {"CUDA_VISIBLE_DEVICES": "0", **array_task(1 - retries, (0, 1), job_id=5000)}
     assert site.run(Path("manifest.csv"), *alone, env=env).exit_code == 0
     assert site.rows("SELECT count(*), min(status), max(status) FROM chunk") == [(3, "done", "done")] * 2
-    # A run.toml is a settings file for another run, and options lie over it.
-    words = ("--config", site.out / "run.toml", "--retries", 3, *ON_CPU, *QUICK)
-    again = site.badcjobs("run", "--out", "again", *words)
-    assert (again.exit_code, "6 done of 6" in again.stdout) == (0, True), again.stderr
-    frozen_again = tomllib.loads((site.folder / "again" / "run.toml").read_text())["run"]
-    assert frozen_again == {**frozen["run"], "retries": 3}
 
 
 def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site: Site) -> None:

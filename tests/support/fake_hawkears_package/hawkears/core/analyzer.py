@@ -9,7 +9,6 @@ import threading
 import wave
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,16 +23,6 @@ util = SimpleNamespace(get_device=lambda: "cuda" if torch.cuda.is_available() el
 
 class InferenceError(Exception):
     """What callers of the API get for a bad recording."""
-
-
-@dataclass(frozen=True)
-class InferenceDetection:
-    """One detection."""
-
-    species: str
-    start_time: float
-    end_time: float
-    score: float
 
 
 class Audio:
@@ -129,7 +118,7 @@ class Analyzer:
             if found is None and predictor.audio.seconds() >= 0.5:
                 continue
             kept = [
-                InferenceDetection(self.labels[code], start_s, end_s, score)
+                SimpleNamespace(species=self.labels[code], start_time=start_s, end_time=end_s, score=score)
                 for start_s, end_s, code, score in found or []
                 if score >= self.cfg.min_score and (self.occur_mgr is None or self.occur_mgr.occurs(path, code))
             ]
@@ -143,8 +132,7 @@ class Analyzer:
             return
         if self.cfg.hawkears.region or self.cfg.hawkears.latitude is not None:
             self.occur_mgr = OccurrenceManager(self.cfg, paths)
-        lanes = max(1, min(self.cfg.infer.num_threads, len(paths)))
-        work = self._process_recordings
+        lanes, work = max(1, min(self.cfg.infer.num_threads, len(paths))), self._process_recordings
         with ThreadPoolExecutor(lanes) as pool:
             jobs = [pool.submit(work, paths[n::lanes], output_path, cancelled) for n in range(lanes)]
         for job in jobs:
