@@ -16,7 +16,6 @@ from support.recorded_tape import write_recording
 from support.waiting import wait_for
 
 SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
-NOTHING_HEARD = 'echo start_time,end_time,label,score > "$2"'
 IN_ARRAY = array_task(0, (0, 1))
 
 
@@ -24,15 +23,12 @@ def witness(site: Site, workers: int = 1) -> str:
     """Return a command that dumps its arguments and environment by chunk, once all the workers have come."""
     for folder in ("seen", "met"):
         (site.folder / folder).mkdir()
-    script = site.script(
-        "witness.sh",
-        f"""
-        touch {site.folder}/met/$(dirname "$2" | md5sum | cut -c1-12)
-        while [ $(ls {site.folder}/met | wc -l) -lt {workers} ]; do sleep 0.02; done
-        (echo "ARGUMENTS=$3 $4 $5 $6"; env) > {site.folder}/seen/$BADCJOBS_CHUNK_ID
-        {NOTHING_HEARD}
-        """,
-    )
+    at = site.folder
+    text = f"""touch {at}/met/$(dirname "$2" | md5sum | cut -c1-12)
+while [ $(ls {at}/met | wc -l) -lt {workers} ]; do sleep 0.02; done
+(echo "ARGUMENTS=$3 $4 $5 $6"; env) > {at}/seen/$BADCJOBS_CHUNK_ID
+echo start_time,end_time,label,score > "$2" """
+    script = site.script("witness.sh", text)
     return f"{script} {{input}} {{output}} {{device}} {{device_index}} {{chunk_id}} {{recording_id}}"
 
 
@@ -114,9 +110,7 @@ def test_granted_tokens_are_used_even_where_no_library_can_read_them(site: Site)
     assert len(warnings) == 1 and "2 devices cannot be read: no driver library" in warnings[0], "\n".join(warnings)
 
 
-def test_cards_and_slices_of_nvml_have_a_worker_each_and_one_that_is_lost_in_mid_run_is_a_gap_and_no_failure(
-    site: Site,
-) -> None:
+def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_failure(site: Site) -> None:
     slice_, card, flag = fake_slice_uuid(1, 1), fake_uuid(3), site.folder / "lost"
     command = witness(site, workers=3)  # they wait until this test makes the third
     env = {**fake_nvml_environ(4, mig="1:2", lost=3, lost_while=flag), **IN_ARRAY}
@@ -169,7 +163,6 @@ def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> Non
     assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(told)
 
 
-SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 ON_DEMO = ("--engine", "demo", "--json", "--simulate")
 
 

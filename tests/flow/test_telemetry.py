@@ -123,9 +123,7 @@ def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(
     assert not (site.folder / "job.sqlite").exists(), "report writes nothing"
 
 
-def test_what_cannot_be_recorded_is_refused_before_the_command_runs_and_no_recording_is_overwritten(
-    site: Site, out: Path, pages: Pages
-) -> None:
+def test_what_cannot_be_recorded_is_refused_before_the_command(site: Site, out: Path, pages: Pages) -> None:
     wrong = "[alert]\n[alerts]\ntemprature_c = 60\nmemory_percent = -1\npower_percent = 101\n"
     (site.folder / "wrong.toml").write_text(wrong)
     (site.folder / "open.toml").write_text(f'[alerts]\ncommand = "\'tell {SECRET}"\n')
@@ -151,9 +149,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_command_runs_and_no_recor
 # --- signals and kills ------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_is_a_good_ending_for_the_recorder_alone_and_term_is_passed_on_and_sent_when_the_time_is_over(
-    site: Site, out: Path
-) -> None:
+def test_ctrl_c_ends_a_recording_well_and_term_is_passed_on(site: Site, out: Path) -> None:
     script = f"trap 'exit 7' TERM; touch {site.folder}/up; while :; do sleep 0.02; done"
     alone = site.start("record", "--out", out, "--simulate", 1, *OFTEN)
     around = site.start("record", "--out", "around.sqlite", "--simulate", 1, "--", "sh", "-c", script)

@@ -1,30 +1,22 @@
-"""What Slurm gave this process: its shard, its memory, when its time ends, and what may still be started before it."""
+"""What Slurm gave this process: its GPUs, its shard, its memory, its time, and what may still be started in it."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.devices import (
-    EndTime,
-    ShardPlace,
-    array_shape,
-    end_time_command,
-    find_place,
-    is_in_slurm,
-    own_memory_bytes,
-    parse_allocation,
-    parse_end,
-    requested_memory_bytes,
-)
-from rooms.model import Allocation, ArrayShape, parse_stop_after
+from rooms import devices as room
+from rooms.model import Allocation, ArrayShape, Device, InventoryDevice, parse_stop_after
 from rooms.root import BadInput
 from rooms.task import Rates, TimeBudget, Work, find_end
+from rooms.workers import plan_workers
 from support.hand_clock import HandClock
 from support.pages import Pages
 from support.task_files import make_chunk
@@ -33,11 +25,11 @@ NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
 
 
 def parse(**environ: str) -> Allocation:
-    return parse_allocation(environ, hostname="login1", pid=42, started_at_ms=NOW_MS)
+    return room.parse_allocation(environ, hostname="login1", pid=42, started_at_ms=NOW_MS)
 
 
-def array_task(index: int, indices: tuple[int, int, int, int], **others: str) -> Allocation:
-    shape = zip(("MIN", "MAX", "STEP", "COUNT"), map(str, indices), strict=True)
+def array_task(index: int, indices: Sequence[int], **others: str) -> Allocation:
+    shape = zip(("MIN", "MAX", "STEP", "COUNT"), map(str, indices), strict=False)
     variables = {f"SLURM_ARRAY_TASK_{name}": value for name, value in shape}
     numbers = {"SLURM_JOB_ID": str(4821 + index), "SLURM_ARRAY_JOB_ID": "4821", "SLURM_ARRAY_TASK_ID": str(index)}
     return parse(**numbers, **variables, **others)
@@ -65,7 +57,7 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: P
             said += [line, f"  {found.key.name}: {', '.join(known)}", *facts]
     memory = []
     for line in CASES["memory"]:
-        sizes = [size(environ_of(line)) for size in (requested_memory_bytes, own_memory_bytes)]
+        sizes = [size(environ_of(line)) for size in (room.requested_memory_bytes, room.own_memory_bytes)]
         whole, own = (one and one // 2**20 for one in sizes)
         memory.append(f"{line}: {whole} MiB, of which {own} are for this task of the step")
     pages({"allocations.txt": "\n".join(said), "memory.txt": "\n".join(memory)})
@@ -73,9 +65,9 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: P
 
 def test_two_runs_inside_one_job_have_one_name_and_two_ids() -> None:
     for environ, same_name in (({"SLURM_JOB_ID": "77"}, True), ({"SLURM_ARRAY_JOB_ID": "77"}, True), ({}, False)):
-        one, other = (parse_allocation(environ, hostname="n", pid=42, started_at_ms=ms) for ms in (1, 2))
+        one, other = (room.parse_allocation(environ, hostname="n", pid=42, started_at_ms=ms) for ms in (1, 2))
         assert one.key.task_id != other.key.task_id
-        assert (one.key == other.key) is same_name is is_in_slurm(environ)
+        assert (one.key == other.key) is same_name is room.is_in_slurm(environ)
 
 
 # --- which shard is ours ----------------------------------------------------------------------------------------------
@@ -83,21 +75,19 @@ def test_two_runs_inside_one_job_have_one_name_and_two_ids() -> None:
 
 @settings(max_examples=60)
 @given(first=st.integers(0, 50), step=st.integers(1, 9), count=st.integers(1, 12), tasks=st.integers(1, 5))
-def test_all_indices_and_all_tasks_of_their_steps_share_the_source_without_overlap_or_rest(
-    first: int, step: int, count: int, tasks: int
-) -> None:
+def test_all_tasks_of_all_steps_share_the_source_exactly(first: int, step: int, count: int, tasks: int) -> None:
     last = first + (count - 1) * step
     places = []
     for position, index in enumerate(range(first, last + 1, step)):
         for procid in range(tasks):
             more = {"SLURM_PROCID": str(procid), "SLURM_STEP_NUM_TASKS": str(tasks)}
             allocation = array_task(index, (first, last, step, count), **more)
-            shape = array_shape(allocation)
+            shape = room.array_shape(allocation)
             assert shape == ArrayShape(first, step, count)
-            place = find_place(allocation, shape)
-            assert place == ShardPlace(place.index, count * tasks, position, count, procid, tasks)
+            place = room.find_place(allocation, shape)
+            assert place == room.ShardPlace(place.index, count * tasks, position, count, procid, tasks)
             again = array_task(index, (index, index, 1, 1), **more)  # submitted again, alone
-            assert find_place(again, shape) == place
+            assert room.find_place(again, shape) == place
             places.append(place.index)
     assert places == list(range(count * tasks))
 
@@ -105,34 +95,23 @@ def test_all_indices_and_all_tasks_of_their_steps_share_the_source_without_overl
 def test_without_an_array_the_tasks_of_the_step_are_the_shards() -> None:
     for frozen in (None, ArrayShape(0, 1, 8)):
         for allocation in (parse(), parse(SLURM_JOB_ID="77")):
-            assert find_place(allocation, frozen) == ShardPlace(0, 1, None, None, 0, 1)
-    third = find_place(parse(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="3", SLURM_PROCID="2"), None)
-    assert third == ShardPlace(2, 3, None, None, 0, 1)
-
-
-# Array task, and the shape of the run's array → the refusals, as a page. Lists have step 1 on a real Slurm.
-REFUSED: Mapping[str, tuple[Allocation, ArrayShape | None]] = {
-    "--array=3,7": (array_task(3, (3, 7, 1, 2)), None),
-    "--array=1,2,5": (array_task(5, (1, 5, 1, 3)), None),
-    "--array=2,4,6": (array_task(4, (2, 6, 1, 3)), None),
-    "--array=1,3,6": (array_task(1, (1, 6, 1, 3)), None),
-    "--array=0-2:2,3,6, index 3": (array_task(3, (0, 6, 2, 4)), array_shape(array_task(0, (0, 6, 2, 4)))),
-    "before the first": (array_task(0, (0, 0, 1, 1)), ArrayShape(1, 2, 5)),
-    "after the last": (array_task(11, (11, 11, 1, 1)), ArrayShape(1, 2, 5)),
-    "unknown shape": (parse(SLURM_JOB_ID="4822", SLURM_ARRAY_JOB_ID="4821", SLURM_ARRAY_TASK_ID="1"), None),
-    "a run without an array": (array_task(1, (0, 3, 1, 4)), None),
-}
+            assert room.find_place(allocation, frozen) == room.ShardPlace(0, 1, None, None, 0, 1)
+    third = room.find_place(parse(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="3", SLURM_PROCID="2"), None)
+    assert third == room.ShardPlace(2, 3, None, None, 0, 1)
 
 
 def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages: Pages) -> None:
     said = []
-    for name, (allocation, frozen) in REFUSED.items():
+    for line in CASES["refused"]:
+        name, numbers = line.rsplit(": ", 1)
+        (index, *indices), shape = (map(int, part.split()) for part in f"{numbers} | ".split(" | ")[:2])
+        frozen = [*shape]
         with pytest.raises(BadInput) as refused:
-            find_place(allocation, frozen)
+            room.find_place(array_task(index, indices), ArrayShape(*frozen) if frozen else None)
         said += [f"[{name}]", str(refused.value), ""]
     pages({"refused.txt": "\n".join(said)})
-    assert array_shape(array_task(3, (3, 7, 1, 2))) is None
-    assert array_shape(array_task(5, (5, 5, 0, 1))) == ArrayShape(5, 1, 1)
+    assert room.array_shape(array_task(3, (3, 7, 1, 2))) is None
+    assert room.array_shape(array_task(5, (5, 5, 0, 1))) == ArrayShape(5, 1, 1)
 
 
 # --- the end of the time ----------------------------------------------------------------------------------------------
@@ -143,38 +122,35 @@ def test_the_end_of_the_time_is_read_as_slurm_writes_it(monkeypatch: pytest.Monk
     monkeypatch.setenv("TZ", "<-08>8")  # at a place 8 hours behind UTC
     time.tzset()
     try:
-        found = {text: parse_end(text.replace("\\n", "\n"), "squeue", NOW_MS) for text in ["", *CASES["ends"]]}
+        found = {text: room.parse_end(text.replace("\\n", "\n"), "squeue", NOW_MS) for text in ["", *CASES["ends"]]}
     finally:
         monkeypatch.undo()
         time.tzset()
-    ends = [
-        f"end {text!r}: {end and f'{end.source}, in {(end.at_ms - NOW_MS) / 1000} s'}" for text, end in found.items()
-    ]
-    pages({"times.txt": "\n".join([*said, *ends])})
-    assert end_time_command(Allocation(True, "4821", "gpu3")) == ["squeue", "-h", "-j", "4821", "-o", "%e"]
-    assert end_time_command(Allocation(True, "4821", "gpu3", array_index=0))[3] == "4821_0"
-
-
-NOW_MS = HandClock().now_ms()
+    for text, end in found.items():
+        said.append(f"end {text!r}: {end and f'{end.source}, in {(end.at_ms - NOW_MS) / 1000} s'}")
+    pages({"times.txt": "\n".join(said)})
 
 
 def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(tmp_path: Path) -> None:
     program, calls = tmp_path / "squeue", tmp_path / "calls"
 
-    def ask(answer: str, stop_after: str | None = None, **facts: str) -> tuple[EndTime | None, list[str]]:
+    def ask(
+        answer: str, stop_after: str | None = None, index: int | None = 0, **facts: str
+    ) -> tuple[room.EndTime | None, list[str]]:
         """Return the end that was found, and how squeue was called."""
         program.write_text(f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {calls}\n{answer}\n')
         program.chmod(0o755)
         calls.write_text("")
-        allocation = Allocation("outside" not in facts, "4821", "gpu3", array_index=7, facts=facts)
+        allocation = Allocation("outside" not in facts, "4821", "gpu3", array_index=index, facts=facts)
         environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_TIME_FORMAT": "relative"}
         return find_end(stop_after, allocation, environ, NOW_MS), calls.read_text().splitlines()
 
-    called, hour, in_two_hours = ["%s -h -j 4821_7 -o %e"], "echo 1800003600", {"SLURM_JOB_END_TIME": "1800007200"}
-    by_squeue = EndTime(NOW_MS + 3_600_000, "squeue")
-    assert ask(hour, "1:00", **in_two_hours) == (EndTime(NOW_MS + 60_000, "run.stop_after"), [])
-    assert ask(hour, **in_two_hours) == (EndTime(NOW_MS + 7_200_000, "SLURM_JOB_END_TIME"), [])
+    called, hour, in_two_hours = ["%s -h -j 4821_0 -o %e"], "echo 1800003600", {"SLURM_JOB_END_TIME": "1800007200"}
+    by_squeue = room.EndTime(NOW_MS + 3_600_000, "squeue")
+    assert ask(hour, "1:00", **in_two_hours) == (room.EndTime(NOW_MS + 60_000, "run.stop_after"), [])
+    assert ask(hour, **in_two_hours) == (room.EndTime(NOW_MS + 7_200_000, "SLURM_JOB_END_TIME"), [])
     assert ask(hour) == ask(hour, SLURM_JOB_END_TIME="1799999000") == (by_squeue, called)
+    assert ask(hour, index=None) == (by_squeue, ["%s -h -j 4821 -o %e"])
     assert ask(hour, outside="Slurm") == (None, [])
     for answer in ("echo NONE", "echo slurmctld is down >&2; exit 1", "kill -9 $$"):
         assert ask(answer) == (None, called), answer
@@ -186,7 +162,7 @@ def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(
 def budget_of(seconds: float, *work: Work, gone: float = 0) -> tuple[TimeBudget, HandClock]:
     """Return a budget, some seconds of which are gone, that has learned from this work; 20 s are for publishing."""
     clock = HandClock()
-    budget = TimeBudget(EndTime(clock.now_ms() + round(seconds * 1000), "run.stop_after"), clock)
+    budget = TimeBudget(room.EndTime(clock.now_ms() + round(seconds * 1000), "run.stop_after"), clock)
     budget.learn(lambda limit: work)
     clock.sleep(gone)
     return budget, clock
@@ -268,3 +244,127 @@ def test_of_a_chunk_that_was_begun_only_the_rest_counts_and_it_keeps_its_lane() 
     in_hand = {1000: None, 600: begun_ms, 2000: begun_ms}
     assert accepted(budget, in_hand, 2, 1750) == [True], "it begins in 1100 s"
     assert accepted(budget, in_hand, 2, 1850) == [False], "in 1000 s no lane is free"
+
+
+# --- which GPUs are mine: lists of tokens are read as CUDA and ROCm read them -----------------------------------------
+
+CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+# The cards A to D; s and t are slices of B, u is one of C.
+A, B, C, D = (f"GPU-{name}-0000-4000-8000-000000000000" for name in ("aaaa1111", "aaaa2222", "bbbb3333", "cccc4444"))
+S, T, U = (f"MIG-{name}-0000-5000-8000-000000000000" for name in ("eeee6666", "eeee7777", "ffff8888"))
+AMD = [f"GPU-{number:016x}" for number in (0xAA11, 0xAA22, 0xBB33, 0xCC44)]
+LETTERS = dict(zip([A, B, C, D, S, T, U, *AMD], "ABCDstuABCD", strict=True))
+
+
+def card(index: int, uuid: str, **more: str) -> InventoryDevice:
+    return InventoryDevice(index, uuid, "V100", "nvml", 16 * 2**30, **more)
+
+
+def cut(index: int, parent: str, uuid: str, instance: str, driver: str = "580.65") -> InventoryDevice:
+    return InventoryDevice(index, uuid, "MIG 1g", "nvml", 18 * 2**30, parent_uuid=parent, slice=instance, driver=driver)
+
+
+NODE = tuple(card(index, uuid) for index, uuid in enumerate((A, B, C, D)))
+MIG_NODE = (*NODE[:2], cut(1, B, S, "1/0"), cut(1, B, T, "2/0"), NODE[2], cut(2, C, U, "1/0"), NODE[3])
+AMD_NODE = tuple(InventoryDevice(i, uuid, "MI250X", "amd", vendor="amd") for i, uuid in enumerate(AMD))
+BY_SMI = tuple(InventoryDevice(i, uuid, "H200", "nvidia-smi") for i, uuid in enumerate((A, B)))
+Inventory = tuple[InventoryDevice, ...] | None
+
+
+def resolve(environ: Mapping[str, str], node: Inventory = NODE, *, in_slurm: bool = True) -> room.Grant:
+    return room.resolve_devices(environ, node, in_slurm=in_slurm)
+
+
+DEVICES: dict[str, Inventory] = {
+    "four cards": NODE, "one is lost": (NODE[0], *NODE[2:]), "none": (), "no reader": None, "slices": MIG_NODE,
+    "two cards of a cgroup": (card(0, C), card(1, D)), "cards only, by nvidia-smi": BY_SMI,
+    "slices of two cards": (card(0, A), cut(0, A, S, "1/0"), cut(0, A, T, "2/0"), card(1, B), cut(1, B, U, "1/0")),
+    "a slice without its card": (card(4, S),),
+    "an old driver": (NODE[1], cut(1, B, S, "1/0", driver="460.32.03")),  # takes no UUIDs of slices
+    "four AMD cards": AMD_NODE, "one fell off the bus": AMD_NODE[1:],
+    "a UUID that is not ROCm's": (InventoryDevice(1, "74ff74a1-0000-1000-80aa-0000", "MI250X", "amd", vendor="amd"),),
+}  # fmt: skip
+NAMES = {"CUDA": CUDA, "ROCR": ROCR, "HIP": HIP, "NVIDIA": "NVIDIA_VISIBLE_DEVICES"}
+LISTS = (Path(__file__).parents[2] / "data" / "visible_devices.txt").read_text()
+
+
+def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why(pages: Pages) -> None:
+    """Each letter is a device; a line per device says what its workers are shown, and why."""
+    said: dict[str, list[str]] = {}
+    for part in LISTS.split("\n\n[")[1:]:
+        head, *cases = part.strip().splitlines()
+        page, name, where = re.fullmatch(r"(\S+): (.*), (\w+)\]", head).groups()  # type: ignore[union-attr]
+        lines = said.setdefault(page, [])
+        lines.append(f"## {name}, {where} Slurm")
+        for case in cases:
+            pairs = [word.split("=", 1) for word in shlex.split(case) if word != "nothing"]
+            environ = {
+                NAMES.get(name, f"SLURM_{name}"): value.format(A=A, B=B, C=C, D=D, s=S, t=T, u=U)
+                for name, value in pairs
+            }
+            grant = resolve(environ, DEVICES[name], in_slurm=where == "inside")
+            letters = "".join(LETTERS.get(device.uuid or "", "?") for device in grant.devices)
+            lines += [f"{case} → {letters or '–'}", f"  {grant.why}"]
+            lines += [f"    {device.vendor} {device.pin}: {device.why}" for device in grant.devices]
+    pages({page: shortened("\n".join(lines)) for page, lines in said.items()})
+    tokens = [device.token for device in resolve({}, MIG_NODE, in_slurm=False).devices]
+    again = resolve({CUDA: ",".join(tokens[1:4])}, MIG_NODE).devices
+    assert [LETTERS[device.uuid or ""] for device in again] == ["s", "t", "u"], "a token finds its slice"
+
+
+def shortened(text: str) -> str:
+    for ending in ("-0000-4000-8000-000000000000", "-0000-5000-8000-000000000000"):
+        text = text.replace(ending, "-…")
+    return text
+
+
+def test_a_granted_device_carries_all_that_a_reader_found() -> None:
+    found = InventoryDevice(0, A, "H200", "nvml", 9, 700.0, "00000000:18:00.0", "580.65", 90, 2, "nvidia", B, "1/0")
+    [device] = resolve({CUDA: "0"}, (found,)).devices
+    known = asdict(found)
+    del known["slice"]
+    assert device == Device("0", f"token 0 → index 0 → {A}, from {CUDA}", **known)
+    [unread] = resolve({CUDA: "1"}, None).devices
+    assert (unread.uuid, unread.index, unread.backend) == (None, None, "none")
+
+
+# --- for every list ---------------------------------------------------------------------------------------------------
+
+tokens = st.one_of(
+    st.integers(-1, 5).map(str),
+    st.sampled_from([A, B, C, D, A.replace("a", "A"), "GPU-aaaa", "GPU-b", "GPU-", "x", "", " ", "00", "+1", "0abc"]),
+    st.sampled_from([S, T, U, "MIG-eeee7", f"MIG-{B}/1/0", f"MIG-{C}/1/0", "MIG-eeee", "MIG-", "NoDevFiles"]),
+)
+inventories = st.sampled_from([NODE, MIG_NODE, AMD_NODE, (NODE[0], NODE[3]), (), None])
+lists = st.lists(tokens, max_size=8).map(",".join)
+environments = st.dictionaries(st.sampled_from([CUDA, ROCR, HIP]), lists)
+explaining = st.dictionaries(
+    st.sampled_from(["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES"]),
+    lists | st.sampled_from(["all", "none", "void", "a100:1", "v100:1,a100:1"]),
+)
+
+
+@settings(max_examples=150)
+@given(environments, explaining, inventories, st.booleans(), st.integers(1, 3), st.integers(1, 5) | st.none())
+def test_no_list_grants_a_device_twice_or_one_that_is_not_here_and_slurms_lists_only_explain(
+    environ: dict[str, str], others: dict[str, str], node: Inventory, in_slurm: bool, per_gpu: int, most: int | None
+) -> None:
+    grant = resolve(environ, node, in_slurm=in_slurm)
+    devices = grant.devices
+    assert resolve({**environ, **others}, node, in_slurm=in_slurm).devices == devices
+    assert grant.why and all(device.why for device in devices)
+    if node is not None:
+        assert {device.uuid for device in devices} <= {device.uuid for device in node}
+    plans = plan_workers(list(enumerate(devices))[:most], per_gpu=per_gpu, cpu_workers=0, cpus=8)
+    shown = [plan.device.pin for plan in plans if plan.device is not None]
+    simplest = [str(int(pin)) if pin.isdecimal() else pin.lower() for pin in shown]
+    assert len(shown) == len(plans)
+    assert {simplest.count(pin) for pin in simplest} <= {per_gpu}
+    assert len(set(simplest)) == min(len(devices), most or len(devices))
+
+
+@settings(max_examples=100)
+@given(lists, st.sampled_from([NODE, MIG_NODE, None]), st.booleans())
+def test_devices_come_in_the_order_of_their_tokens(value: str, node: Inventory, in_slurm: bool) -> None:
+    devices = resolve({CUDA: value}, node, in_slurm=in_slurm).devices
+    assert [device.token for device in devices] == [part.strip() for part in value.split(",")][: len(devices)]

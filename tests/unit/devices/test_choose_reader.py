@@ -23,19 +23,18 @@ from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
 Open = Callable[..., GpuReader]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
+def opened(monkeypatch: Patch, tmp_path: Path) -> Open:
     """Open a reader on a machine whose programs are in ``tmp_path``, without an AMD GPU."""
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
 
     return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, machine=tmp_path)
 
 
-def test_the_first_reader_that_works_is_used_and_why_names_those_that_do_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: Open
-) -> None:
+def test_the_first_reader_that_works_is_used_and_why(monkeypatch: Patch, tmp_path: Path, opened: Open) -> None:
     library, smi = FakeNvml(monkeypatch, devices=2), FakeNvidiaSmi(tmp_path)
     package = FakeAmdsmi(monkeypatch, devices=2)
     nvml = opened()
@@ -58,9 +57,7 @@ def test_the_first_reader_that_works_is_used_and_why_names_those_that_do_not(
     assert opened(None).backend == "amd", "no search path, no program"
 
 
-def test_where_nothing_works_all_reasons_are_given_nvml_was_started_once_and_tokens_are_used_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opened: Open
-) -> None:
+def test_where_nothing_works_all_reasons_are_given(monkeypatch: Patch, tmp_path: Path, opened: Open) -> None:
     FakeNvml(monkeypatch, devices=2, init_error=9)
     starts = []
     start = pynvml.nvmlInit
@@ -100,7 +97,7 @@ def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) ->
     return reader.read(reader.inventory()[int(now.device)].uuid)
 
 
-def test_a_device_is_read_as_its_story_says(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_a_device_is_read_as_its_story_says(monkeypatch: Patch, pages: Pages) -> None:
     lines: list[str] = []
     usual: dict[str, str] = {}
     for story in story_file("device_stories.txt")["amd"]:
@@ -113,9 +110,7 @@ def test_a_device_is_read_as_its_story_says(monkeypatch: pytest.MonkeyPatch, pag
     pages({"readings.txt": "\n".join(lines)})
 
 
-def test_devices_are_listed_in_the_order_of_hip_and_facts_that_cannot_be_are_none(
-    monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_devices_are_listed_in_the_order_of_hip(monkeypatch: Patch, pages: Pages) -> None:
     said = [FACTS, ""]
     for story in story_file("device_lists.txt")["amd"]:
         with monkeypatch.context() as patch:
@@ -124,9 +119,7 @@ def test_devices_are_listed_in_the_order_of_hip_and_facts_that_cannot_be_are_non
     pages({"inventory.txt": "\n".join(said)})
 
 
-def test_a_closed_reader_has_shut_the_library_down_and_one_that_does_not_work_is_unavailable_in_its_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_amdsmi_is_shut_down_with_its_reader_or_says_why_it_does_not_work(monkeypatch: Patch) -> None:
     package = FakeAmdsmi(monkeypatch, devices=2)
     reader = AmdReader(HandClock())
     uuid = reader.inventory()[0].uuid
@@ -155,7 +148,7 @@ ROWS = "GPU 0  0.999  0.999\nGPU-I 1   0.5    0.5\nGPU 1     0.52345       1.000
 class Cards:
     """Two cards without GPM, and one with it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, patch: Patch, folder: Path) -> None:
         FakeNvml(patch, devices=3, unsupported="gpm:0,gpm:1")
         self.clock = HandClock()
         self.reader = open_reader(StandIn(), self.clock, 0, str(folder))
@@ -169,9 +162,7 @@ class Cards:
         wait_for(lambda: self.shares(index) == [*shares], f"{shares}")
 
 
-def test_one_dcgmi_gives_each_card_the_shares_that_discovery_names_and_old_ones_do_not_count(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch: Patch, tmp_path: Path) -> None:
     dcgmi, cards = FakeDcgmi(tmp_path, LISTED, rows=ROWS), Cards(monkeypatch, tmp_path)
     for _ in range(2):
         own = cards.shares(2)
@@ -212,9 +203,7 @@ TROUBLE: list[tuple[dict[str, str | None], str]] = [
 ]
 
 
-def test_a_dcgmi_that_refuses_leaves_one_reason_and_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_dcgmi_that_refuses_is_not_started_again(monkeypatch: Patch, tmp_path: Path) -> None:
     for number, (trouble, words) in enumerate(TROUBLE):
         dcgmi = FakeDcgmi(tmp_path / str(number), {"1": fake_uuid(0)}, **trouble)
         cards, reasons = Cards(monkeypatch, tmp_path / str(number)), [f"{NO_GPM}; dcgmi: {words}"] * 2

@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rooms.devices import (
-    DeviceLocks,
-    DeviceNow,
-    DeviceRequest,
-    Grant,
-    OpenedDevices,
-    Waiting,
-    describe_holder,
-    lock_folder,
-    pick_free,
-)
+from rooms import devices as room
 from rooms.model import Device, Reading
 from rooms.root import BadcjobsError, BadInput, NotHere
 from support.filesystems import powerless_folder
@@ -41,7 +31,7 @@ class Machine:
         self.began_s = self.clock.monotonic_s()
         self._states, self.reads = states, 0
         self.said: list[str] = []
-        self.locks, self.alice = DeviceLocks(folder, self.clock, BOB), DeviceLocks(folder, self.clock, ALICE)
+        self.locks, self.alice = room.DeviceLocks(folder, self.clock, BOB), room.DeviceLocks(folder, self.clock, ALICE)
         self.totals: Sequence[int | None] = [16 * GIB] * len(states)
 
     def _read(self, uuid: str, at_s: float) -> Reading | str:
@@ -59,7 +49,7 @@ class Machine:
     def passed_s(self) -> float:
         return self.clock.monotonic_s() - self.began_s
 
-    def pick(self, end_s: float = 1e9, **wish: float) -> list[DeviceNow]:
+    def pick(self, end_s: float = 1e9, **wish: float) -> list[room.DeviceNow]:
         """Pick devices; after some seconds a signal comes."""
 
         def check() -> None:
@@ -67,9 +57,10 @@ class Machine:
                 raise InterruptedError
 
         devices = [Device(str(i), f"token {i}", i, f"GPU-{i}", "GPU", "x", size) for i, size in enumerate(self.totals)]
-        opened = OpenedDevices(ScriptedReader(self.clock, self._read), (), Grant(tuple(devices), "all of them"), None)
-        request = DeviceRequest(**{"count": 1, **wish})
-        return pick_free(request, opened, self.locks, Waiting(self.clock, self.said.append, check))
+        grant = room.Grant(tuple(devices), "all of them")
+        opened = room.OpenedDevices(ScriptedReader(self.clock, self._read), (), grant, None)
+        request = room.DeviceRequest(**{"count": 1, **wish})
+        return room.pick_free(request, opened, self.locks, room.Waiting(self.clock, self.said.append, check))
 
     def picked(self, **wish: float) -> list[int | None]:
         return [device.index for device in self.pick(**wish)]
@@ -202,8 +193,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert [link for link in links if link.startswith(str(folder))] == []
 
 
-def locks_of(folder: Path, holder: str | None = ALICE) -> DeviceLocks:
-    return DeviceLocks(folder, HandClock(), holder)
+def locks_of(folder: Path, holder: str | None = ALICE) -> room.DeviceLocks:
+    return room.DeviceLocks(folder, HandClock(), holder)
 
 
 def seen(folder: Path, uuid: str = CARD) -> str | None:
@@ -300,15 +291,13 @@ def test_links_pipes_and_texts_of_other_users_do_no_harm(folder: Path, tmp_path:
     assert said.isprintable() and len(said) == len("is locked by ") + 500
 
 
-def test_the_folder_is_the_machines_own_or_the_environments_and_one_that_cannot_be_used_is_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    assert lock_folder({"BADCJOBS_LOCK_DIR": str(tmp_path)}) == tmp_path
+def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert room.lock_folder({"BADCJOBS_LOCK_DIR": str(tmp_path)}) == tmp_path
     system = Path("/run/lock")
     is_public = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
     expected = system / "badcjobs" if is_public else Path("/tmp/badcjobs-locks")
-    assert lock_folder({"BADCJOBS_LOCK_DIR": "", "TMPDIR": "/elsewhere"}) == expected
-    words = describe_holder(77, tmp_path)
+    assert room.lock_folder({"BADCJOBS_LOCK_DIR": "", "TMPDIR": "/elsewhere"}) == expected
+    words = room.describe_holder(77, tmp_path)
     assert words.startswith("run of ") and words.endswith(f", pid 77, {tmp_path}")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -321,15 +310,13 @@ def test_the_folder_is_the_machines_own_or_the_environments_and_one_that_cannot_
     assert seen(tmp_path / "no" / "parent") is None, "nothing is locked there"
 
 
-def test_runs_choose_one_after_the_other_but_a_run_that_hangs_holds_up_the_next_for_two_seconds_only(
-    folder: Path,
-) -> None:
+def test_runs_choose_in_turn_but_one_that_hangs_holds_up_the_next_for_two_seconds_only(folder: Path) -> None:
     for holder in (BOB, None):
         clock = HandClock()
         began_s = clock.monotonic_s()
-        with locks_of(folder).exclusive(), DeviceLocks(folder, clock, holder).exclusive():
+        with locks_of(folder).exclusive(), room.DeviceLocks(folder, clock, holder).exclusive():
             assert clock.monotonic_s() - began_s == pytest.approx(2.0)
-        with DeviceLocks(folder, clock, holder).exclusive():
+        with room.DeviceLocks(folder, clock, holder).exclusive():
             assert clock.monotonic_s() - began_s == pytest.approx(2.0), "the first is gone"
     (folder / "picking.lock").unlink()
     (folder / "picking.lock").mkdir()

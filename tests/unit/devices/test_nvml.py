@@ -71,9 +71,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("without", ["", "gpm"])
-def test_whatever_one_call_answers_the_other_metrics_are_given_and_none_is_invented(
-    bench: OpenBench, without: str
-) -> None:
+def test_whatever_one_call_answers_no_other_metric_suffers(bench: OpenBench, without: str) -> None:
     def third_reading(**trouble: object) -> Reading:
         one = bench(processes="0:7:100:20", unsupported=without)
         one.read()
@@ -98,9 +96,7 @@ def test_whatever_one_call_answers_the_other_metrics_are_given_and_none_is_inven
                     assert value == getattr(healthy, metric), (call, metric)
 
 
-def test_old_and_new_versions_of_driver_and_binding_are_asked_in_their_own_way(
-    bench: OpenBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_drivers_and_bindings_are_asked_in_their_way(bench: OpenBench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = bench(processes="0:1:100:-", absent="processes,graphics,temperature")
     lists, heats = (hasattr(pynvml, f"nvmlDeviceGet{name}") for name in ("ComputeRunningProcesses_v2", "TemperatureV"))
     for _ in range(3):
@@ -113,9 +109,7 @@ def test_old_and_new_versions_of_driver_and_binding_are_asked_in_their_own_way(
     assert reading.missing == {"power_w": "this version of pynvml has no nvmlDeviceGetPowerUsage"}
 
 
-def test_a_reading_keeps_its_reasons_shares_no_faults_and_asks_since_the_last_sample_that_was_seen(
-    bench: OpenBench,
-) -> None:
+def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(bench: OpenBench) -> None:
     one = bench(3, unsupported="fan", processes="0:4711:512:30")
     first, *_ = [one.read(index) for index in range(3)]
     one.stand_in.set(unsupported="fan,power", xid="1:31")

@@ -258,9 +258,7 @@ def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their
         assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
 
 
-def test_files_of_other_programs_are_refused_and_a_strange_environment_is_not(
-    recording: Path, tmp_path: Path, pages: Pages
-) -> None:
+def test_files_of_other_programs_are_refused(recording: Path, tmp_path: Path, pages: Pages) -> None:
     said = []
 
     def refuse(path: Path, *changes: str) -> None:

@@ -11,20 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rooms import telemetry as room
 from rooms.cli import read_topic
 from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading, StandIn
 from rooms.root import Project
-from rooms.telemetry import (
-    Alert,
-    AlertBook,
-    AlertCommand,
-    CallBudget,
-    Followed,
-    SidecarOrder,
-    TelemetryWriter,
-    alert_document,
-    alert_variables,
-)
 from support.databases import query
 from support.hand_clock import HandClock
 from support.pages import Pages
@@ -32,8 +22,8 @@ from support.waiting import is_running, wait_for
 
 GIB = 2**30
 START_MS = 1_800_000_000_000
-CARD = Followed(7, "GPU-7", 1, 16 * GIB, 300.0, None)
-UNKNOWN = Followed(7, "GPU-7", 1)
+CARD = room.Followed(7, "GPU-7", 1, 16 * GIB, 300.0, None)
+UNKNOWN = room.Followed(7, "GPU-7", 1)
 
 
 class Book:
@@ -44,13 +34,13 @@ class Book:
         numbers = {name: int(value) for name, _, value in (word.partition("=") for word in words) if value}
         self._device = UNKNOWN if "unknown" in words else CARD._replace(slowdown_c=numbers.pop("slowdown_c", None))
         self._limits, self.path, self.at_s = AlertLimits(**numbers), path, 0
-        self.told: list[Alert] = []
+        self.told: list[room.Alert] = []
         self._open()
         self.book.work_waits = "waits" in words
 
     def _open(self) -> None:
-        self.writer = TelemetryWriter(self.path, 77)
-        self.book = AlertBook(self.writer, [self._device], self._limits, self.told.append)
+        self.writer = room.TelemetryWriter(self.path, 77)
+        self.book = room.AlertBook(self.writer, [self._device], self._limits, self.told.append)
 
     def feed(self, course: str) -> None:
         metric = ""
@@ -126,9 +116,7 @@ def test_what_is_an_alert_and_what_is_not(tmp_path: Path, pages: Pages) -> None:
     pages({"alerts.txt": "\n".join(said)})
 
 
-def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next_and_devices_have_their_own(
-    tmp_path: Path,
-) -> None:
+def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path: Path) -> None:
     book = Book(tmp_path / "recorder.sqlite")
     with pytest.raises(OSError, match="refused"), book.writer.batch():
         book.book.write(START_MS, [(7, Reading(temperature_c=90))], {})
@@ -138,7 +126,7 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next_and_devi
     book.feed("temperature_c 91")
     assert book.page()[0] == "thermal warning 0 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
     assert [alert.kind for alert in book.told] == ["thermal"]
-    both = AlertBook(book.writer, [CARD, Followed(8, "GPU-8", 2)], AlertLimits())
+    both = room.AlertBook(book.writer, [CARD, room.Followed(8, "GPU-8", 2)], AlertLimits())
     with book.writer.batch():
         both.write(START_MS + 5000, [(7, Reading(temperature_c=90)), (8, Reading(temperature_c=95))], {})
         both.write(START_MS + 6000, [(7, Reading(temperature_c=50))], {8: "GPU is lost"})
@@ -155,12 +143,12 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next_and_devi
 
 
 def test_limits_and_devices_travel_in_the_recorders_order(tmp_path: Path) -> None:
-    order = SidecarOrder(
-        "m", 1, 2, [Followed(7, "GPU-7"), Followed(8, None, 1, GIB, 300.0, 90)], 1.0, StandIn(simulate=2), None, 1, 1,
-        "r", "w", "p", "l", True, AlertLimits(temperature_c=70.0), ["A=1"],
+    order = room.SidecarOrder(
+        "m", 1, 2, [CARD, room.Followed(8, None, 1, GIB, 300.0, 90)], 1.0, StandIn(simulate=2), None, 1, 1, "r", "w",
+        "p", "l", True, AlertLimits(temperature_c=70.0), ["A=1"],
     )  # fmt: skip
     order.write(tmp_path / "order.json")
-    assert SidecarOrder.read(tmp_path / "order.json") == order
+    assert room.SidecarOrder.read(tmp_path / "order.json") == order
 
 
 NAN: Any = float("nan")
@@ -183,25 +171,25 @@ def test_settings_name_all_their_mistakes_and_show_no_secret(pages: Pages) -> No
 
 # --- the command of an alert ------------------------------------------------------------------------------------------
 
-HOT = Alert(
+HOT = room.Alert(
     "thermal", "warning", 7, 0, "GPU-7", START_MS, None, 91.5, 83.0, "device 0 is at 91.5 °C; the limit is 83 °C"
 )
 OVER = replace(HOT, ended_at_ms=START_MS + 60_000)
 TASK = "4821_7.r0.gpu-01"
-Caller = Callable[..., AlertCommand]
+Caller = Callable[..., room.AlertCommand]
 
 
-def later(alert: Alert, seconds: float) -> Alert:
+def later(alert: room.Alert, seconds: float) -> room.Alert:
     return replace(alert, started_at_ms=alert.started_at_ms + round(1000 * seconds))
 
 
 @pytest.fixture
 def caller(tmp_path: Path) -> Iterator[Caller]:
-    made: list[AlertCommand] = []
+    made: list[room.AlertCommand] = []
 
-    def make(command: str, clock: HandClock | None = None, min_interval_s: float = 600) -> AlertCommand:
-        environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-        made.append(AlertCommand(AlertHooks(command, min_interval_s), TASK, clock or HandClock(), environ, tmp_path))
+    def make(command: str, clock: HandClock | None = None, min_interval_s: float = 600) -> room.AlertCommand:
+        environ, hooks = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}, AlertHooks(command, min_interval_s)
+        made.append(room.AlertCommand(hooks, TASK, clock or HandClock(), environ, tmp_path))
         return made[-1]
 
     yield make
@@ -218,7 +206,7 @@ def program(folder: Path, text: str) -> str:
 
 
 def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_while() -> None:
-    calls = CallBudget(600)
+    calls = room.CallBudget(600)
     course = [
         (HOT, 0, True), (OVER, 1, True), (OVER, 2, False),  # each once, however soon
         (later(HOT, 599), 599, False), (later(OVER, 599), 599.5, False),  # no end without its begin
@@ -226,10 +214,10 @@ def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_
         (replace(HOT, kind="memory"), 660, True), (replace(HOT, device_id=8), 660, True),  # others do not wait
     ]  # fmt: skip
     assert [calls.allows(alert, at_s) for alert, at_s, _ in course] == [allowed for _, _, allowed in course]
-    calls = CallBudget(0)
+    calls = room.CallBudget(0)
     made = [minute for minute in range(240) if calls.allows(later(HOT, 60 * minute), 60 * minute)]
     assert made == [*range(20), *range(60, 80), *range(120, 140), *range(180, 200)], "twenty in any hour"
-    calls = CallBudget(0)
+    calls = room.CallBudget(0)
     assert all(calls.allows(replace(HOT, device_id=second), second) for second in range(20, 40))
     assert not calls.allows(HOT, 40), "no room"
     assert not calls.allows(OVER, 4000), "so its end is not told, either"
@@ -240,10 +228,10 @@ def test_the_document_and_the_variables_say_everything_that_the_log_says(pages: 
     """Unknown is empty in a variable and null in JSON; a message cannot call the whole channel of a chat."""
     unknown = replace(HOT, peak=None, threshold=None, device_index=None, message="a\0b")
     alerts = [(HOT, 3), (OVER, 0), (unknown, 0), (replace(HOT, kind="fault", message="Xid <!channel> & more"), 0)]
-    documents = [alert_document(alert, TASK, held_back) for alert, held_back in alerts]
+    documents = [room.alert_document(alert, TASK, held_back) for alert, held_back in alerts]
     pages({
         "documents.json": json.dumps(documents, indent=1, ensure_ascii=False),
-        "variables.json": json.dumps([alert_variables(one) for one in documents], indent=1, ensure_ascii=False),
+        "variables.json": json.dumps([room.alert_variables(one) for one in documents], indent=1, ensure_ascii=False),
     })  # fmt: skip
 
 
@@ -255,8 +243,8 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Call
     calls.finish()
     begin, begin_json, end, end_json = (tmp_path / "said").read_text().splitlines()
     assert (begin, end) == ("$HOME; begin 91.5", "$HOME; end 91.5"), "no shell has touched it"
-    assert json.loads(begin_json) == alert_document(HOT, TASK, 0)
-    assert json.loads(end_json) == alert_document(OVER, TASK, 0)
+    assert json.loads(begin_json) == room.alert_document(HOT, TASK, 0)
+    assert json.loads(end_json) == room.alert_document(OVER, TASK, 0)
 
 
 def test_five_hundred_alerts_at_once_are_twenty_calls(caller: Caller, tmp_path: Path) -> None:
@@ -312,9 +300,7 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     assert (tmp_path / "alerts.txt").read_text() == f"begin {TASK}: {HOT.message}\n"
 
 
-def test_a_command_that_never_ends_is_killed_with_all_that_it_has_started_also_with_its_wrapper(
-    caller: Caller, tmp_path: Path
-) -> None:
+def test_a_command_that_never_ends_is_killed_with_all_that_it_started(caller: Caller, tmp_path: Path) -> None:
     command = program(tmp_path, "sleep 77 & echo $! $$ > pids; exec yes loud >&2")
 
     def pids() -> list[int]:

@@ -19,23 +19,10 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import telemetry as room
 from rooms.devices import NoReader, SimulatedDevice, SimulatedReader, simulated_uuid
 from rooms.model import HostReading, Reading
 from rooms.root import GpuReader
-from rooms.telemetry import (
-    Book,
-    CostBook,
-    Effort,
-    Followed,
-    Gaps,
-    HostReader,
-    Recorder,
-    Sampler,
-    SourceBook,
-    TelemetryWriter,
-    parse_exit_reason,
-    read_own_use,
-)
 from support.databases import query
 from support.hand_clock import HandClock, ScriptedReader
 from support.pages import Pages
@@ -46,7 +33,7 @@ Readings = Sequence[tuple[int, Reading]]
 Script = Callable[[float], Reading | str]
 
 
-class SickWriter(TelemetryWriter):
+class SickWriter(room.TelemetryWriter):
     """A file on a disk that refuses some things for some time."""
 
     illness = (0.0, 0.0, "")
@@ -84,16 +71,16 @@ class Bench:
         self.at: dict[float, Callable[[], object]] = {}
         self.cost_s = 0.0
         self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
-        self.books: list[Book] = []
-        self.effort = Effort()
+        self.books: list[room.Book] = []
+        self.effort = room.Effort()
         self.trouble: list[str] = []
         self.seen: list[str] = []
 
     def run(self, ticks: int, reader: GpuReader, devices: int = 1, last_s: float = 0.5, **options: Any) -> None:
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
         nobody = isinstance(reader, NoReader)
-        known = [Followed(number, None if nobody else simulated_uuid(number)) for number in range(devices)]
-        sampler = Sampler(reader, known, Gaps(self.writer, self.clock.now_ms()))
+        known = [room.Followed(number, None if nobody else simulated_uuid(number)) for number in range(devices)]
+        sampler = room.Sampler(reader, known, room.Gaps(self.writer, self.clock.now_ms()))
         left = iter(range(ticks))
 
         def wait(seconds: float) -> bool:
@@ -107,7 +94,7 @@ class Bench:
             return False
 
         more = {"books": self.books, "trouble": self.trouble.append, "effort": self.effort, "interval_s": 1.0}
-        self.recorder = Recorder(sampler, self.read_host, self.writer, self.clock, **{**more, **options})
+        self.recorder = room.Recorder(sampler, self.read_host, self.writer, self.clock, **{**more, **options})
         self.recorder.run(wait)
 
     @property
@@ -283,7 +270,7 @@ def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(be
         return Reading(utilization_percent=50, power_w=100.0)
 
     used = iter(range(1, 100))
-    cost = CostBook(
+    cost = room.CostBook(
         bench.writer, bench.effort, 1.0, bench.start_ms, lambda: ("nvml", "it works here"),
         lambda: (next(used) / 10, 20 * 2**20),
     )  # fmt: skip
@@ -301,10 +288,10 @@ def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(be
     assert cost.text == "22 samples with nvml in 24 s; 0.50 s of CPU (2.10 % of a core), 20 MiB, at most 3.000 s late"
 
 
-class BrokenBook(Book):
+class BrokenBook(room.Book):
     """Writes something, then fails, at every instant."""
 
-    def __init__(self, writer: TelemetryWriter, error: Exception) -> None:
+    def __init__(self, writer: room.TelemetryWriter, error: Exception) -> None:
         self._writer, self._error = writer, error
 
     def write(self, at_ms: int, readings: Readings, unreadable: Mapping[int, str]) -> None:
@@ -323,10 +310,8 @@ DISK = sqlite3.OperationalError("database or disk is full")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), sqlite3.IntegrityError("UNIQUE"), OSError(5), DISK])
-def test_a_book_that_fails_costs_no_sample_and_is_reported_once_unless_the_disk_refuses_the_instant(
-    bench: Bench, error: Exception
-) -> None:
-    bench.books = [BrokenBook(bench.writer, error), SourceBook(bench.writer)]
+def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench: Bench, error: Exception) -> None:
+    bench.books = [BrokenBook(bench.writer, error), room.SourceBook(bench.writer)]
     bench.run(3, bench.scripted(from_gpm))
     metrics = query(bench.path, "SELECT metric FROM metric_source")
     if error is DISK:
@@ -338,7 +323,7 @@ def test_a_book_that_fails_costs_no_sample_and_is_reported_once_unless_the_disk_
 
 
 def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Bench) -> None:
-    bench.books = [SourceBook(bench.writer)]
+    bench.books = [room.SourceBook(bench.writer)]
     bench.writer.illness = (0, 2, "write")  # an instant that was refused is made up for
     bench.run(6, bench.scripted(from_gpm))
     rows = query(bench.path, "SELECT metric, source, (from_ms - ?) / 1000.0 FROM metric_source", bench.start_ms)
@@ -350,7 +335,7 @@ def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Be
 
 def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages: Pages) -> None:
     logs = (DATA / "recorder_logs.txt").read_text().split("\n---\n")[1:]
-    pages({"reasons.txt": "\n---\n".join(f"{log}\n→ {parse_exit_reason(log)}" for log in ["", *logs])})
+    pages({"reasons.txt": "\n---\n".join(f"{log}\n→ {room.parse_exit_reason(log)}" for log in ["", *logs])})
 
 
 def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path: Path) -> None:
@@ -359,15 +344,15 @@ def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path
     (tmp_path / "meminfo").write_text(
         "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\nHugePages_Total: 0\n"
     )
-    reader = HostReader(tmp_path)
+    reader = room.HostReader(tmp_path)
     assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024)
     assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024), "no time has passed"
     (tmp_path / "stat").write_text("cpu  150 0 50 850 60 0 0 0 90\n")
     assert reader.read() == HostReading(45.5, 600 * 1024, 1000 * 1024)
     (tmp_path / "meminfo").unlink()
     assert reader.read() is None
-    real, memory = HostReader().read(), psutil.virtual_memory()
+    real, memory = room.HostReader().read(), psutil.virtual_memory()
     assert real is not None and real.memory_total_bytes == memory.total
     assert real.memory_used_bytes == pytest.approx(memory.total - memory.available, rel=0.2)
-    cpu_s, own_bytes = read_own_use()
+    cpu_s, own_bytes = room.read_own_use()
     assert cpu_s > 0 and own_bytes is not None and 5 * 2**20 < own_bytes < 2**33
