@@ -83,28 +83,15 @@ TWICE = "SELECT 1 FROM attempt WHERE outcome = 'done' GROUP BY recording_id, chu
 class SlurmJob:
     """A folder with a manifest, an engine that can be made to hang, and a badcjobs for login and compute nodes.
 
-    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell. The usual grace is less
-    than the cluster's KillWait.
+    ``devices`` are simulated; 0: the work is done on a CPU. ``engine`` are its lines of shell.
     """
 
     def __init__(
-        self,
-        desk: Desk,
-        name: str,
-        chunks: int = 12,
-        quick: int = 99,
-        devices: int = 4,
-        engine: str = "",
-        grace_s: int = 1,
+        self, desk: Desk, name: str, chunks: int = 12, quick: int = 99, devices: int = 4, engine: str = ""
     ) -> None:
-        self.cluster, self.chunks, self.quick, self._numbers = (
-            desk.cluster,
-            chunks,
-            min(quick, chunks),
-            itertools.count(),
-        )
-        self.folder = folder = desk.folder / name
-        self.out = folder / "out"
+        self.cluster, self.chunks, self.quick = desk.cluster, chunks, min(quick, chunks)
+        self.folder, self._numbers = desk.folder / name, itertools.count()
+        folder, self.out = self.folder, self.folder / "out"
         self.arguments = f"--config {folder}/run.toml"
         self.run_words = f"{folder}/badcjobs run manifest.csv --out out {self.arguments}"  # what a job script runs
         gpus = () if devices else ("--gpus-per-task", "0")
@@ -122,7 +109,7 @@ class SlurmJob:
         where = f"simulate = {devices}" if devices else "cpu_workers = 1\nemit_gpu_telemetry = false"
         (folder / "run.toml").write_text(
             f"[run]\ncommand = '{folder}/engine.sh {{input}} {{output}}'\n{where}\ninterval = 0.5\n"
-            f"publish_every_s = 0.3\nbackoff_s = 0.05\nretries = 0\ngrace_s = {grace_s}\n"
+            f"publish_every_s = 0.3\nbackoff_s = 0.05\nretries = 0\ngrace_s = 1\n"
         )
 
     def program(self, name: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
@@ -18,8 +19,9 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal
 
 
 @pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """Give the process back its own handlers."""
+def own_folder_and_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in a folder; in the end give the process back its own handlers."""
+    monkeypatch.chdir(tmp_path)
     before = {number: signal.getsignal(number) for number in NUMBERS}
     yield
     for number, handler in before.items():
@@ -58,11 +60,6 @@ def run(program: str, requeues: int = 2, send: signal.Signals | None = None) -> 
     return None, seen
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys: pytest.CaptureFixture[str]) -> None:
     kill, stop = "import os; os.kill(os.getpid(), 9)", "raise SystemExit(75)"
     ends = {"raise SystemExit(0)": None, "raise SystemExit(1)": 1, "raise SystemExit(70)": 70, kill: 137, stop: -1}
@@ -85,20 +82,19 @@ def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys: 
     assert "this task cannot be requeued: scontrol: requeue is disabled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("number", "child", "ends_with", "requeued"),
-    [
-        (signal.SIGUSR2, STOPPED + READY + LONG, -1, 1), (signal.SIGUSR2, DONE + READY + LONG, None, 0),
-        (signal.SIGUSR2, FAILED + READY + LONG, 1, 0), (signal.SIGUSR2, READY + SENT + STOPPED + LONG, -1, 1),
-        (signal.SIGTERM, READY + SENT + "os._exit(75)", 75, 0),
-    ],
-    ids=["work is left", "all is done", "failed", "told again once it listens", "cancelled"],
-)  # fmt: skip
-def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(
-    number: signal.Signals, child: str, ends_with: int | None, requeued: int
-) -> None:
-    end, seen = run(child, send=number)
-    assert (end, len(seen)) == (ends_with, requeued)
+WARNED = {  # what the child does → how the task ends, and how often it is requeued
+    STOPPED + READY + LONG: (-1, 1), DONE + READY + LONG: (None, 0), FAILED + READY + LONG: (1, 0),
+    READY + SENT + STOPPED + LONG: (-1, 1),  # told again once it listens
+}  # fmt: skip
+
+
+def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(tmp_path: Path) -> None:
+    cancelled = READY + SENT + "os._exit(75)"
+    for number, (child, expected) in enumerate({**WARNED, cancelled: (75, 0)}.items()):
+        (tmp_path / f"{number}").mkdir()
+        os.chdir(tmp_path / f"{number}")
+        end, seen = run(child, send=signal.SIGTERM if child == cancelled else signal.SIGUSR2)
+        assert (end, len(seen)) == expected, child
 
 
 # --- signals while a job is submitted ---------------------------------------------------------------------------------

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shlex
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import cli
-from rooms.root import BadInput
+from rooms.cli import BY_NAME, PAGES, app, guide, make_parser, read_topic
+from rooms.root import BadInput, folder
 from rooms.task import DeviceWorkNow, TaskProgress
 from support.audio import make_wav
 from support.brief import page
@@ -76,10 +82,10 @@ GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site0
 GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site01_c001",))
 WORK = replace(HALF_WAY, devices=(GPU_0, GPU_1))
 WAITS = replace(HALF_WAY, chunks_settled=957, failed=2, retrying=3, devices=(replace(GPU_0, working_on=()),))
+TWINS = tuple(replace(GPU_0, label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))
 BARS = {
     "half-way": WORK, "idle": replace(HALF_WAY, devices=(GPU_0, GPU_1, DeviceWorkNow("GPU 2", 0, 0.0))),
-    "twins": replace(HALF_WAY, devices=tuple(replace(GPU_0,
-        label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))),
+    "twins": replace(HALF_WAY, devices=TWINS),
     "start": TaskProgress(0, 960, 0.0, 5.0, devices=(DeviceWorkNow("GPU 0", 0, 0.0),)),
     "first": TaskProgress(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0),
     "waits": WAITS, "one is fresh": replace(WAITS, retrying=2),
@@ -162,3 +168,88 @@ def test_a_file_with_data_is_never_replaced(short_path: Path, monkeypatch: pytes
     assert cli.sources_of(run) == cli.sources_of(short_path) == []
     assert all(map(cli.is_stdout, map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"))))
     assert not any(map(cli.is_stdout, (None, Path("./-/x"), Path("/dev/stderr"))))
+
+
+# --- help pages, the handbook, and every command that a message, page or script suggests ------------------------------
+
+ROOT = Path(__file__).parents[3]
+PROGRAM: Any = typer.main.get_command(app)
+PARSE = make_parser(PROGRAM)
+
+
+def test_every_help_page(pages: Pages, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for command in ("", *BY_NAME):
+        app([*filter(None, [command]), "--help"], standalone_mode=False)
+        said[f"{command or 'badcjobs'}.txt"] = capsys.readouterr().out
+    pages(said)
+    assert max(len(line) for text in said.values() for line in text.splitlines()) <= 80
+    assert max(text.count("\n") for text in said.values()) <= 40
+    del said["badcjobs.txt"]
+    assert len(re.findall(r"(?m)^  (?:-\w, )?--?[\[a-z]", "\n".join(said.values()))) <= 130
+    assert all(f"Example:\n  badcjobs {command}" in said[f"{command}.txt"] for command in BY_NAME)
+
+
+def commands_of(page: str) -> Iterator[list[str]]:
+    """Yield the words of each indented line that starts badcjobs, without what explains it."""
+    for line in re.findall(r"^    (?:nohup |exec )?badcjobs ([a-z].*)", page, re.MULTILINE):
+        if "…" not in (plain := re.split(r" {3,}| [#>|&]", line)[0]):
+            yield shlex.split(plain)
+
+
+def refusal_of(words: list[str]) -> str | None:
+    """Return why the program refuses a command line; None: it accepts it."""
+    dashes = words.index("--") if "--" in words else len(words)
+    wrong = PARSE(words[:dashes]).wrong
+    if not wrong and words[0] != "record":
+        wrong = PARSE(["run", *words[dashes + 1 :]]).wrong
+    return wrong[0] if wrong else None
+
+
+def test_the_handbook_is_a_list_of_short_pages_with_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guide(None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(PAGES)
+    assert max(map(len, lines)) <= 100
+    words = {path.stem: len(path.read_text(encoding="utf-8").split()) for path in folder("guide").glob("*.md")}
+    assert (words.keys(), max(words.values()) <= 1_500, sum(words.values()) <= 12_000) == (PAGES.keys(), True, True)
+    for name in PAGES:
+        page = read_topic(name)
+        assert re.match(r"# \w+: ", page)
+        assert not re.findall(r"\{\{[a-z: ]+\}\}", page), "an open placeholder"
+        assert {*re.findall(r"badcjobs guide ([a-z-]+)", page)} <= PAGES.keys()
+        assert [reason for words in commands_of(page) if (reason := refusal_of(words))] == []
+    with pytest.raises(BadInput) as refused:
+        read_topic("sbatch")
+    assert refused.value.why == "pages are " + ", ".join(PAGES)
+
+
+OPTIONS = {name: {"--config", "--debug", "--help"} for name in PROGRAM.commands}
+for name, known in OPTIONS.items():
+    known.update(*((*one.opts, *one.secondary_opts) for one in PROGRAM.get_command(None, name).params))
+OPTIONS["check"] |= OPTIONS["submit"]
+# A command ends at a quotation mark, a bracket, a comment, the next command, or the end of a sentence or line.
+SUGGESTED = re.compile(r"\bbadcjobs ([a-z]+)\b([^\n`\"()|;#]*?)(?=   |[.,:] |&&|[\n`\"()|;#]|$)")
+OPTION = re.compile(r"(?<![\w=-])--[a-z][a-z-]*")
+PLACES = ("badcjobs/**/*.py", "badcjobs/**/*.md", "templates/*", "slurm/**/*.*", "README.md")
+
+
+def find_wrong(text: str) -> Iterator[str]:
+    """Yield the suggested commands with an option or a page that does not exist."""
+    for found in SUGGESTED.finditer(text):
+        command, (own, _, after) = found[1], found[2].partition(" -- ")
+        if command in OPTIONS:
+            wrong = {*OPTION.findall(own)} - OPTIONS[command]
+            if command != "record":
+                wrong |= {*OPTION.findall(after)} - OPTIONS["run"]
+            wrong |= {*re.findall(r"^ ([a-z-]+)", own)} - PAGES.keys() if command == "guide" else set()
+            if wrong:
+                yield found[0]
+
+
+def test_commands_in_messages_pages_and_scripts_have_only_options_and_pages_that_exist() -> None:
+    files = sorted(path for place in PLACES for path in ROOT.glob(place) if path.is_file())
+    assert [(file.name, wrong) for file in files for wrong in find_wrong(file.read_text("utf-8"))] == []
+    assert list(find_wrong("try: badcjobs submit x --retries 2 -- --retries 2 or `badcjobs guide sbatch`")) == [
+        "badcjobs submit x --retries 2 -- --retries 2 or ", "badcjobs guide sbatch"
+    ]  # fmt: skip

@@ -17,16 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rooms.cluster import (
-    DevicePool,
-    LocalScheduler,
-    LocalSettings,
-    SlurmScheduler,
-    TaskRow,
-    cancel_line,
-    read_request,
-    visible_lists,
-)
+from rooms import cluster
 from rooms.devices import DeviceLocks
 from rooms.model import ArrayOrder, Device, StandIn, Submitted
 from rooms.root import BadInput, Clock, Scheduler, SystemClock
@@ -54,12 +45,12 @@ class Place:
         locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
         self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
-    def scheduler(self, out: str = "run", **settings: Any) -> LocalScheduler:
-        known = LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
+    def scheduler(self, out: str = "run", **settings: Any) -> cluster.LocalScheduler:
+        known = cluster.LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
         world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
-        return LocalScheduler(known, world, self.said.append, self.folder / out)
+        return cluster.LocalScheduler(known, world, self.said.append, self.folder / out)
 
-    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> tuple[TaskRow, ...]:
+    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> tuple[cluster.TaskRow, ...]:
         self.said.clear()
         script = "\n".join(["#!/bin/sh", *lines, ""])
         self.job_id, rows = self.scheduler(**settings).run(script, "job.sh", options)
@@ -114,10 +105,10 @@ def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
     piece = Device("MIG-GPU-7/1/0", "", index=0, uuid="MIG-0007", parent_uuid="GPU-7", driver="535.1")
     amd = Device("1", "", index=1, uuid="GPU-0123456789abcdef", vendor="amd")
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert visible_lists(cards) == {"CUDA_VISIBLE_DEVICES": "0,1", **order}
-    assert visible_lists([piece, cards[0]]) == {"CUDA_VISIBLE_DEVICES": "MIG-0007,GPU-0000", **order}
-    assert visible_lists([amd]) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
-    assert visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    assert cluster.visible_lists(cards) == {"CUDA_VISIBLE_DEVICES": "0,1", **order}
+    assert cluster.visible_lists([piece, cards[0]]) == {"CUDA_VISIBLE_DEVICES": "MIG-0007,GPU-0000", **order}
+    assert cluster.visible_lists([amd]) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
+    assert cluster.visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 
 # --- who runs when ----------------------------------------------------------------------------------------------------
@@ -148,9 +139,9 @@ def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_d
     pages({"said.txt": "\n".join(said)})
 
 
-def make_pool(folder: Path, count: int, who: str, *, share: bool = False) -> DevicePool:
+def make_pool(folder: Path, count: int, who: str, *, share: bool = False) -> cluster.DevicePool:
     devices = [Device(str(i), "", index=i, uuid=f"GPU-{i:04d}") for i in range(count)]
-    return DevicePool(devices, lambda: DeviceLocks(folder, SystemClock(), who), share=share)
+    return cluster.DevicePool(devices, lambda: DeviceLocks(folder, SystemClock(), who), share=share)
 
 
 def tokens(lent: tuple[Device, ...] | None) -> str | None:
@@ -173,7 +164,7 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     assert [tokens(one) for one in lent] == ["0", "1", "0", "1", "0"], "the least used"
     shared.give_back([one[0] for one in lent[:4] if one])
     assert [tokens(third.take(1)), third.take(1)] == ["1", None]
-    unknown = DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
+    unknown = cluster.DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
     assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
 
 
@@ -194,7 +185,7 @@ esac
 """
 
 
-def end_of(row: TaskRow) -> str:
+def end_of(row: cluster.TaskRow) -> str:
     return f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
 
 
@@ -282,7 +273,7 @@ def never(argv: tuple[str, ...], requeues: int) -> Callable[[], None]:
 
 
 def test_their_scripts_ask_for_what_was_ordered(place: Place, pages: Pages) -> None:
-    slurm, out = SlurmScheduler(PROGRAM, never), place.folder / "my run"
+    slurm, out = cluster.SlurmScheduler(PROGRAM, never), place.folder / "my run"
     schedulers: tuple[Scheduler, ...] = (slurm, place.scheduler("my run"))
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
@@ -296,14 +287,14 @@ def test_their_scripts_ask_for_what_was_ordered(place: Place, pages: Pages) -> N
         said[f"{scheduler.name}.txt"] = script = scheduler.script(order)
         assert script == scheduler.script(order)
         said[f"{scheduler.name}-part.txt"] = scheduler.script(replace(order, only=(3, 9), **less))
-        asked = read_request(script.replace("#SBATCH --exclusive\n", ""))
+        asked = cluster.read_request(script.replace("#SBATCH --exclusive\n", ""))
         assert asked.array is not None
         assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
         assert (asked.cpus, asked.time_s, asked.mem_mib) == (6, 5400, 12288)
     said["merge.txt"] = slurm.merge_script(order)
     said["merge-plain.txt"] = slurm.merge_script(replace(order, merge_account=None, extra_sbatch=()))
     job = Submitted("4821", "4822", order.indices)
-    said["lines.txt"] = "\n".join([cancel_line(job), *slurm.follow_lines(job, order)])
+    said["lines.txt"] = "\n".join([cluster.cancel_line(job), *slurm.follow_lines(job, order)])
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
     assert [scheduler.poll_s for scheduler in schedulers] == [30, 0.5], "nobody is asked in a hurry"
     with pytest.raises(BadInput, match="has a % in its name"):

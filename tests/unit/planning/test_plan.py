@@ -1,39 +1,42 @@
-"""Plans from numbers: shares of equal length, tasks that end in time, waves under a site's caps, and remarks."""
+"""Plans from numbers: shares of equal length, tasks that end in time, waves under a site's caps; and from sources:
+nothing lost, nothing twice, the same every time.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rooms import planning
-from rooms.model import NO_CUTTING
-from rooms.planning import Lengths, PlanWish, Site, Speed, Survey, check_wish, make_plan, share_out, speed_of
-from rooms.root import BadInput, PlanSettings, SubmitSettings
-from rooms.sources import Surveyor, read_header
-from rooms.store import JobFacts, StateTime, TaskFacts
+from rooms.model import FITS, NO_CUTTING, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from rooms.planning import PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
+from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
+from rooms.sources import WHOLE, Surveyor, open_sources, read_header
+from rooms.store import JobFacts, MergeOrder, StateTime, TaskFacts, merge
+from rooms.workers import subject_of, to_toml
 from support.brief import line, literal
 from support.facts import TASK, device
-from support.pages import Pages
+from support.pages import Pages, tree
+from support.source_files import HEADER, read_cases, write_files
+from support.task_files import START_MS, TaskFile
 
-CASES = Path(__file__).parents[2] / "data" / "plan_cases.txt"
+DATA = Path(__file__).parents[2] / "data"
 HOUR_S, HOUR_MS = 3600, 3_600_000
+CURVES = ((30.0, 100.0), (60.0, 150.0), (240.0, 250.0)), ((15.0, 50.0), (60.0, 150.0)), ((40.0, 80.0), (60.0, 90.0))
+LEAN = {"devices": ("V100",), "lean_curve": CURVES[2], "safe_s": 18.0, "lean_safe_s": 60.0, "best_s": 17.0}
 SPEEDS = {
-    "from --rate": Speed(400.0, "from --rate"),
-    "probed": Speed(
-        250.0, "from a probe", curve=((30.0, 100.0), (60.0, 150.0), (240.0, 250.0)),
-        remedy="badcjobs probe AUDIO -- --engine=demo",
-    ),
-    "lean": Speed(
-        150.0, "from a probe", devices=("V100",), curve=((15.0, 50.0), (60.0, 150.0)),
-        lean_curve=((40.0, 80.0), (60.0, 90.0)), safe_s=18.0, lean_safe_s=60.0, best_s=17.0,
-    ),
+    "from --rate": Speed(400.0, "from --rate"), "lean": Speed(150.0, "from a probe", curve=CURVES[1], **LEAN),
+    "probed": Speed(250.0, "from a probe", curve=CURVES[0], remedy="badcjobs probe AUDIO -- --engine=demo"),
 }  # fmt: skip
 SOCKEYE = Site(
     "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_h=168, files=10_000_000, node_gpus=4,
@@ -88,7 +91,7 @@ def wish_of(words: dict[str, str]) -> PlanWish:
     st.integers(1, 150),
 )
 def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: list[int | None], tasks: int) -> None:
-    lengths = Lengths()
+    lengths = planning.Lengths()
     for length_ms in many:
         lengths.add(length_ms)
     known = [length_ms for length_ms in many if length_ms]
@@ -97,7 +100,7 @@ def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: lis
     assert [one for length_ms, times in lengths.runs() for one in [length_ms] * times] == whole
     assert (lengths.total_ms, lengths.mean_ms, lengths.longest_ms) == (sum(whole), mean_ms, max([*known, 0]))
     assert all(lengths.longer_than(limit) == sum(one > limit for one in whole) for limit in (0, 30_000))
-    shares = share_out(lengths, tasks)
+    shares = planning.share_out(lengths, tasks)
     assert len(shares) == min(tasks, len(many))
     first = 0
     for share in shares:
@@ -126,7 +129,7 @@ def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: lis
 )  # fmt: skip
 def test_every_plan_covers_all_audio_and_ends_in_time(many: list[int], rate: float, wish: PlanWish, site: Site) -> None:
     try:
-        check_wish(wish, site)
+        planning.check_wish(wish, site)
     except BadInput:
         return
     plan = make_plan(survey_of(*many), Speed(rate, "x"), wish, site)
@@ -163,14 +166,11 @@ def test_every_plan_covers_all_audio_and_ends_in_time(many: list[int], rate: flo
 
 def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others_their_part() -> None:
     for lengths_ms, tasks, rows in (
-        ([1_000] * 900 + [9_000] * 100, 2, [900, 100]),
-        ([10] * 10 + [100_000] + [10] * 300, 4, [10, 1, 150, 150]),
-        ([10] * 7, 3, [2, 3, 2]),
-        ([100_000] * 2 + [10] * 10, 4, [1, 1, 5, 5]),
-        ([0] * 5 + [10] * 2, 2, [6, 1]),
+        ([1_000] * 900 + [9_000] * 100, 2, [900, 100]), ([10] * 10 + [100_000] + [10] * 300, 4, [10, 1, 150, 150]),
+        ([10] * 7, 3, [2, 3, 2]), ([100_000] * 2 + [10] * 10, 4, [1, 1, 5, 5]), ([0] * 5 + [10] * 2, 2, [6, 1]),
         ([2**33] + [10] * 3, 2, [1, 3]),
-    ):
-        assert [share.rows for share in share_out(survey_of(*lengths_ms).lengths, tasks)] == rows
+    ):  # fmt: skip
+        assert [share.rows for share in planning.share_out(survey_of(*lengths_ms).lengths, tasks)] == rows
 
 
 def test_times_are_rounded_up_to_five_minutes_and_from_three_hours_on_to_half_hours() -> None:
@@ -180,11 +180,11 @@ def test_times_are_rounded_up_to_five_minutes_and_from_three_hours_on_to_half_ho
 
 def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages: Pages) -> None:
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
-    for case in CASES.read_text().splitlines():
+    for case in (DATA / "plan_cases.txt").read_text().splitlines():
         said.append(f"## {case}")
         survey, speed, site, words = read_case(case.partition(": ")[2])
         try:
-            check_wish(wish_of(words), site)
+            planning.check_wish(wish_of(words), site)
             plan = make_plan(survey, speed, wish_of(words), site)
         except BadInput as error:
             said.append(f"refused: {error.what}\n{error.why}\ntry: {error.fix}\n")
@@ -195,7 +195,7 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
         keys = ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
         waves = f"{[wave.tasks for wave in plan.waves]}, {plan.parallel} tasks, {plan.gpus} GPUs ({plan.gpus_why})"
         shares = [tasks[key] for key in ("rows_least", "rows_most", "audio_hours_least", "audio_hours_most")]
-        parts = re.split(r"\n(?=  \w|\n)", planning.plan_text(planning.Planned(plan, ("x",))))
+        parts = re.split(r"\n(?=  \w|\n)", plan_text(planning.Planned(plan, ("x",))))
         said += [part for part in parts if part not in seen]
         said.append(f"  {waves}; {shares}; {[document[key] for key in keys]}; {source}\n")
         seen |= {*parts}
@@ -234,7 +234,7 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
     said = []
     for name, job in jobs.items():
         try:
-            speed = speed_of(job, "runs/first")
+            speed = planning.speed_of(job, "runs/first")
             margins = [planning.make_margin(speed, wanted) for wanted in (None, 3.0)]
             assert margins[0].start_up_measured
             said.append(f"{name}: {line(speed)}\n    {'; '.join(f'{one.factor:.4g} {one.why}' for one in margins)}")
@@ -242,3 +242,202 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
             said.append(f"{name}: {error}")
     pages({"speeds.txt": "\n".join(said)})
     assert not planning.make_margin(SPEEDS["from --rate"], None).start_up_measured
+
+
+# --- sources read for a plan, and what is written of it ---------------------------------------------------------------
+
+
+def plan(
+    cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
+) -> planning.Planned:
+    flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
+    project = Project.read([str(order.pop("config"))], cwd) if "config" in order else Project()
+    return planning.plan_sources(PlanOrder(flags=flags, project=project, rate=rate, **order), environ or {}, cwd)
+
+
+def tasks_of(folder: Path) -> list[Chunk]:
+    """Return what the tasks of a plan would do, each with nothing but its own shard and the options of its script."""
+    found = []
+    for script in sorted(folder.glob("wave-*.sbatch")):
+        (root,) = re.findall(r"^    --root=(.*)$", script.read_text(), re.M) or [None]
+        many = len((folder / script.stem / "tasks.txt").read_text().splitlines())
+        assert re.findall(r"^#SBATCH --array=0-(\d+)", script.read_text(), re.M) == [str(many - 1)]
+        for task in range(many):
+            sources = open_sources([folder / script.stem / "tasks.txt"], root=root and Path(root), position=task)
+            found += sources.chunks(WHOLE)
+    return found
+
+
+def fields_of(chunks: list[Chunk]) -> list[tuple[object, ...]]:
+    return [(one.key, one.audio_path, one.start_ms, one.end_ms, one.is_cut, one.fingerprint) for one in chunks]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_planned_named_or_refused(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+    said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
+    for number, (name, files, sources, options) in enumerate(read_cases("plans")):
+        here = short_path / f"{number:02}"
+        here.mkdir()
+        monkeypatch.chdir(here)
+        write_files(files)
+        before = sorted(here.rglob("*"))
+        said.append(f"## {name}")
+        order: dict[str, Any] = {
+            "flags": {key: float(options[key]) for key in ("chunk_length", "overlap") if key in options},
+            "rate": None if options.get("rate") == "none" else float(options.get("rate", 400)),
+            "submit": SubmitSettings(time=options.get("time")),
+            "site": options.get("site"),
+            "plan": PlanSettings(template=options["template"]) if "template" in options else PlanSettings(),
+        }
+        try:
+            planned = plan(here, *sources, out=Path(options.get("out", "p")), **order)
+        except BadInput as error:
+            text = f"refused: {error.what}\n{error.why}\ntry: {error.fix}"
+            assert sorted(here.rglob("*")) == before
+        else:
+            parts = re.split(r"\n(?=  \w|\n)", plan_text(planned))
+            written = [*sorted((here / "p").rglob("*.csv")), *here.glob("p/left-out.txt")]
+            text = "\n".join(part for part in parts if part not in seen)
+            text += "".join(f"\n--- {path.name}\n{path.read_text()}" for path in written)
+            seen |= {*parts}
+        said.append(text.replace(str(here), "HERE") + "\n")
+    pages({"plans.txt": "\n".join(said)})
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+NAMES = st.text(st.sampled_from("ab ,\"'\n\ré"), min_size=1, max_size=4).filter(str.strip)
+
+
+@settings(max_examples=15, phases=[Phase.generate])  # to shrink an example of files takes minutes
+@given(
+    chunks=st.lists(st.tuples(NAMES, NAMES, st.integers(0, 70_000), st.integers(1, 40_000)), min_size=1, max_size=12,
+                    unique_by=lambda row: row[:2]),
+    files=st.lists(st.sampled_from(["./long.wav", "own.wav"]), min_size=12, max_size=12),
+    extra=st.sampled_from(["", "observer", "observer,sha256", "badcjobs_cut"]),
+    minutes=st.sampled_from([11, 15, 60]),
+    more=st.sampled_from([(), ("list.txt",), ("other/m.csv",)]),
+)  # fmt: skip
+def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so_does_a_plan_of_the_plan(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[tuple[str, str, int, int]], files: list[str], extra: str,
+    minutes: int, more: tuple[str, ...],
+) -> None:  # fmt: skip
+    here = tmp_path_factory.mktemp("plan")
+    names = extra.split(",") if extra else []
+    table: list[Sequence[object]] = [[*HEADER.split(","), *names]]
+    for (recording, chunk, start, length), file in zip(chunks, files, strict=False):
+        values = [("yes" if "own" in file else "") if name == "badcjobs_cut" else "?" for name in names]
+        table.append([recording, chunk, file, start, start + length, 0, "", "x", *values])
+    with (here / "m.csv").open("w", newline="") as manifest:
+        csv.writer(manifest).writerows(table)
+    write_files(read_cases("long_and_own")[0].files, here)
+    whole = list(open_sources([here / name for name in ("m.csv", *more)], root=None).chunks(WHOLE))
+    order: dict[str, Any] = {"rate": 0.05, "submit": SubmitSettings(time=str(minutes))}
+    planned = plan(here, "m.csv", *more, out=Path("p"), **order)
+    assert sum(share.rows for share in planned.plan.sizing.shares) == len(whole)
+    assert fields_of(tasks_of(here / "p")) == fields_of(whole)
+    shards = [line for path in sorted((here / "p").glob("wave-*/tasks.txt")) for line in path.read_text().splitlines()]
+    plan(here, *shards, out=Path("q"), **order, flags={"root": str(here)})
+    assert fields_of(tasks_of(here / "q")) == fields_of(whole), "also in a plan of a plan"
+    again = plan(here, "m.csv", *more, out=Path("r"), **order)
+    texts = [{name: text.replace(f"{here}/r", f"{here}/p") for name, text in tree(here / one).items()} for one in "pr"]
+    assert texts[0] == texts[1] and plan_text(planned) == plan_text(again).replace(f"{here}/r", f"{here}/p")
+
+
+def test_shards_and_scripts_follow_the_project(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+    monkeypatch.chdir(short_path)
+    (project,) = read_cases("project")
+    write_files(project.files)
+    plan(short_path, *project.sources, out=Path("columns"), flags={"root": str(short_path)})
+    assert [one.key[1] for one in tasks_of(short_path / "columns")] == ["c3", "c0", "c1", "c2"]
+    planning.plan_sources(PlanOrder({}, Project.read([], short_path), rate=400.0, out=Path("cut")), {}, short_path)
+    assert [one.start_ms for one in tasks_of(short_path / "cut")] == [0, 20_000, 40_000]
+    planned = plan(
+        short_path, "waves.csv", rate=0.0015, site="sockeye", out=Path("waves"), config="x.toml",
+        submit=SubmitSettings(time="24:00:00", parallel=10),
+        flags={"engine": "demo", "engine_arg": ["--burn-s=0.1"]},
+    )  # fmt: skip
+    sizes = [wave.tasks for wave in planned.plan.waves]
+    assert sizes[0] > sizes[-1] and len(sizes) > 3, "waves of different sizes"
+    shards = sorted((short_path / "waves").glob("wave-*/task-*.csv"))
+    written = [row for path in shards for row in path.read_text().splitlines()[1:]]
+    assert written == Path("waves.csv").read_text().splitlines()[1:]
+    with pytest.raises(BadInput, match="exists already"):
+        plan(short_path, "plain.csv", out=Path("columns"))
+    (short_path / "new").mkdir()
+    assert plan(short_path, "plain.csv", out=Path("new")).written[0][0].exists(), "an empty folder may be used"
+    shown = ("columns/wave-1/task-0000.csv", "cut/wave-1.sbatch", "cut/wave-1/tasks.txt", "waves/wave-2.sbatch")
+    said = {name: (short_path / name).read_text().replace(str(short_path), "HERE") for name in shown}
+    pages({**said, "said.txt": plan_text(planned).replace(str(short_path), "HERE")})
+
+
+# --- where the speed comes from ---------------------------------------------------------------------------------------
+
+
+def probed(text: str, subject: str, here: str) -> list[Probed]:
+    """Return a probe of each line: model, GiB, version, workers, rate, day; without a rate nothing was found."""
+    found = []
+    for model, gib, version, workers, rate, day in (row.split(" | ") for row in text.strip().splitlines()):
+        speed = float(rate) if rate != "-" else None
+        trials = (Trial(300.0, False, FITS, 3, 2.0, speed, host_peak_bytes=3 * 2**30),)
+        key = ProbeKey(model, int(gib) * 2**30, "x", version.replace("THIS", here), subject, int(workers), int(workers))
+        result = ProbeResult(600.0, None, 600.0, 300.0, speed) if speed else None
+        found.append(Probed(key, trials, result, True, f"2026-07-{day}"))
+    return found
+
+
+STORES = dict(one.split("\n", 1) for one in (DATA / "probes.txt").read_text().split("=== ")[1:])
+
+
+def test_the_speed_is_that_of_the_best_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files("m.csv: rows\n  4 × r#,c#,audio/r#.wav,0,30000,0,,x\nprog: lines\n  #!/bin/sh")
+    for workers in (1, 2):
+        Path(f"w{workers}.toml").write_text(f"[run]\nworkers_per_gpu = {workers}\n")
+    flags = {"engine": "command", "command": f"sh {tmp_path / 'prog'} {{input}} {{output}}"}
+    settings = Project().make(RunSettings, {"source": ["m.csv"], **flags}, "plan")
+    here, mine = planning.version_here(settings, {}, tmp_path), subject_of(settings)
+    assert here is not None and here.startswith("sh prog ")
+    os.utime(tmp_path / "prog", (1, 1))
+    assert planning.version_here(settings, {}, tmp_path) == here, "a copy is the same program"
+    said = []
+
+    def tell(name: str, **order: Any) -> None:
+        try:
+            made = plan(tmp_path, "m.csv", **{"rate": None, "flags": flags, **order}).plan
+            speed = made.speed
+            lines = [f"{speed.audio_hours_per_gpu_hour:g} {speed.origin}; {made.asking.mem_gb} GB; {speed.remedy}"]
+            lines += [f"{remark.text} try: {remark.fix}" for remark in made.remarks if remark.subject == "speed"]
+        except BadcjobsError as error:
+            lines = [f"refused: {error.what}", *(error.why or "").splitlines(), f"try: {error.fix}"]
+        said.append("\n".join([f"## {name}", *lines, ""]).replace(here, "THIS").replace(str(tmp_path), "HERE"))
+
+    def store(path: str, probes: list[Probed]) -> Path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(to_toml(probes))
+        return Path(path)
+
+    for name, text in STORES.items():
+        tell(name, speed_from=store("p.toml", probed(text, mine, here)), config="w1.toml")
+    others = [one for subject in ("other --x", "b", "c", "d") for one in probed(STORES["other workers"], subject, here)]
+    tell("other engines", speed_from=store("p.toml", others), config="w1.toml")
+    four = store("my probes.toml", probed(STORES["mine of four"], mine, here))
+    tell("any workers", speed_from=four)
+    tell("a rate beside a probe", speed_from=four, rate=7.0)
+    tell("damaged", speed_from=Path("w1.toml"))
+    tell("not there", speed_from=Path("gone.toml"), flags={**flags, "engine_arg": ["--burn-s=1"]})
+    tell("a rate alone", rate=7.0)
+    tell("nothing is known", environ={"HOME": str(tmp_path)})
+    store(".cache/badcjobs/probe.toml", probed(STORES["two models"], "hawkears", here)[:1])
+    tell("from the cache", environ={"HOME": str(tmp_path)}, flags={}, config="w2.toml")
+    tell("the cache, but another engine", environ={"HOME": str(tmp_path)})
+    (tmp_path / "raw" / "tasks").mkdir(parents=True)
+    tell("never merged", speed_from=Path("raw"))
+    task = TaskFile(tmp_path / "july", states={"a": "done"}, ended_at_ms=None).write()
+    merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
+    tell("of a job", speed_from=Path("july"))
+    os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
+    tell("of a job that went on", speed_from=Path("july"))
+    pages({"speeds.txt": re.sub(r"as of \S+ \S+ UTC", "as of NOW", "\n".join(said))})

@@ -150,10 +150,8 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
     cards = [Device(str(n), "", name=name, memory_total_bytes=gib * GIB) for n, (name, gib) in enumerate(sizes)]
     engine, said = ScriptedEngine(lambda session, batch: map(done, batch)), list[str]()
     engine.name = "hawkears"
-    for devices, options, cores in (
-        (cards, {"workers_per_gpu": "2"}, 24), (cards[:1], {"engine_args": ("--threads=3",)}, 1),
-        ([], {"cpu_workers": 3}, 8),
-    ):  # fmt: skip
+    three = (cards, {"workers_per_gpu": "2"}, 24), (cards[:1], {"engine_args": ("--threads=3",)}, 1)
+    for devices, options, cores in (*three, ([], {"cpu_workers": 3}, 8)):
         store = ProbeStore(tmp_path / f"{cores}.toml")
         settings = RunSettings(source=("a.wav",), **{"engine": "demo", **options})  # type: ignore[arg-type]
         order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
@@ -196,14 +194,11 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
 
 FOUND = "60=400@3 120=800@5 126!"
 SHOWN = {
-    "found": probed_of(FOUND),
-    "with one thread": probed_of(f"1:200! 1:126=99.5 {FOUND}"),
-    "all fits": probed_of("60=400@3 120=800@5"),
-    "nothing fits": probed_of("60!"),
-    "no start": probed_of("60x"),
+    "found": probed_of(FOUND), "with one thread": probed_of(f"1:200! 1:126=99.5 {FOUND}"),
+    "all fits": probed_of("60=400@3 120=800@5"), "nothing fits": probed_of("60!"), "no start": probed_of("60x"),
     "not finished": probed_of("60=400@3", finished=False),
     "no memory, no speed": replace(probed_of("60=?", finished=False), key=replace(KEY.key, memory_bytes=None)),
-}
+}  # fmt: skip
 
 
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages: Pages) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import random
@@ -12,7 +13,6 @@ import sys
 import tracemalloc
 import wave
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import sources
-from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotThere, NotWav, read_header, read_wav_header
+from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotWav, read_header, read_wav_header
 from support.audio import make_wav
 from support.pages import Pages
 
@@ -37,9 +37,8 @@ FILES = Path(__file__).parents[2] / "data" / "audio_files.txt"
 def form(kind: int = PCM, channels: int = 1, bits: int = 16, rate: int = 1000, per_s: int | None = None) -> bytes:
     frame = channels * bits // 8
     text = struct.pack("<HHIIHH", kind, channels, rate, rate * frame if per_s is None else per_s, frame, bits)
-    return text + struct.pack("<HHIH14s", 22, bits, 0, PCM, b"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71") * (
-        kind == EXTENSIBLE
-    )
+    more = struct.pack("<HHIH14s", 22, bits, 0, PCM, b"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71")
+    return text + more if kind == EXTENSIBLE else text
 
 
 def chunk(name: bytes, content: bytes, size: int | None = None) -> bytes:
@@ -146,14 +145,12 @@ def test_the_pieces_of_any_wav_put_together_are_its_frames(
     frames = frames_of(content)
     length_s = len(frames) / (shape[0] * shape[1] // 8) / RATE
     joined = b""
-    for start_s, end_s in pairwise([0.0, *sorted(place * length_s for place in places), math.inf]):
+    for start_s, end_s in itertools.pairwise([0.0, *sorted(place * length_s for place in places), math.inf]):
         try:
             ALONE.cut(source, start_s, end_s, target)
         except CannotCut:
-            assert not target.exists()
-            assert round(start_s * RATE) >= min(
-                round(length_s * RATE), 1e9 if end_s == math.inf else round(end_s * RATE)
-            )
+            last = length_s if end_s == math.inf else min(length_s, end_s)
+            assert not target.exists() and round(start_s * RATE) >= round(last * RATE)
             continue
         piece = target.read_bytes()
         joined += frames_of(piece)
@@ -194,13 +191,11 @@ def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() ->
         assert (b"fact" in short) is (fmt[:2] == b"\x03\0")
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path, channels: int) -> None:
-    once = SOUND[: 500 * 2 * channels]
-    (tmp_path / "a.wav").write_bytes(wav(once, fmt=form(channels=channels)))
-    for length_s in (1.3, 0.25, 0.0001, 0.5):
+def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path) -> None:
+    for channels, length_s in itertools.product((1, 2), (1.3, 0.25, 0.0001, 0.5)):
+        once, frames = SOUND[: 500 * 2 * channels], max(1, round(length_s * 1000))
+        (tmp_path / "a.wav").write_bytes(wav(once, fmt=form(channels=channels)))
         sources.write_repeated(tmp_path / "a.wav", length_s, tmp_path / "b.wav")
-        frames = max(1, round(length_s * 1000))
         assert frames_of((tmp_path / "b.wav").read_bytes()) == (once * 3)[: frames * 2 * channels]
     (tmp_path / "odd.wav").write_bytes(wav(SOUND[:3], fmt=form(bits=8)))
     sources.write_repeated(tmp_path / "odd.wav", 0.005, tmp_path / "b.wav")
@@ -238,7 +233,6 @@ def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, page
         ALONE.size_bytes(tmp_path / "pipe.wav", 0, 1)
     with pytest.raises(OSError):
         ALONE.cut(tmp_path / "ten.wav", 0, 1, target / "x")
-    assert issubclass(NotThere, CannotCut)
     header = read_wav_header(io.BytesIO(wav()))
     with pytest.raises(EOFError, match=r"shorter while it was read \(missing bytes: 100\)"):
         sources.copy_frames(io.BytesIO(wav()[:-100]), header, 0, 10_000, target)

@@ -5,34 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import sys
 from datetime import datetime
 from pathlib import Path
-from textwrap import dedent
 from unicodedata import normalize
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rooms import sources as room
 from rooms.cli import read_topic
 from rooms.model import Chunk, Cutting, NameGaps, parse_patterns
 from rooms.planning import PlanOrder, check_source, plan_sources
 from rooms.root import BadInput, Project, RunSettings
 from rooms.sources import (
     WHOLE,
-    Mistakes,
-    NameReader,
-    Remarks,
     Sources,
-    find_moment,
-    gap_lines,
-    name_reader,
     open_sources,
-    parse_shard,
-    survey,
-    survey_again,
 )
-from support.brief import line
+from support.brief import line, literal
 from support.filesystems import powerless_folder
 from support.pages import Pages
 from support.source_files import read_cases, write_files
@@ -61,9 +51,9 @@ def some(lines: list[str]) -> list[str]:
 
 
 def run_lines(sources: Sources, shard: str | None) -> list[str]:
-    remarks, lines, keys = Remarks(keeps_missing=True), list[str](), list[tuple[str, str]]()
+    remarks, lines, keys = room.Remarks(keeps_missing=True), list[str](), list[tuple[str, str]]()
     try:
-        for one in sources.chunks(parse_shard(shard) if shard else WHOLE, remarks):
+        for one in sources.chunks(room.parse_shard(shard) if shard else WHOLE, remarks):
             keys.append(one.key)
             header, mark = one.fingerprint.header, one.fingerprint
             about = [f"{one.start_ms}-{one.end_ms}", "cut" if one.is_cut else "", f"{mark.audio_bytes} bytes"]
@@ -84,10 +74,10 @@ def run_lines(sources: Sources, shard: str | None) -> list[str]:
 
 
 def plan_lines(sources: Sources) -> list[str]:
-    mistakes = Mistakes([part.name for part in sources.parts])
-    read, walk = survey(sources, mistakes)
+    mistakes = room.Mistakes([part.name for part in sources.parts])
+    read, walk = room.survey(sources, mistakes)
     found = list(read)
-    if (again := survey_again(sources, walk)) is not None:
+    if (again := room.survey_again(sources, walk)) is not None:
         found = list(again)
     lines = []
     for row in found:
@@ -185,11 +175,6 @@ def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_
 
 # --- recording names --------------------------------------------------------------------------------------------------
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CASES = (Path(__file__).parents[2] / "data" / "recording_names.txt").read_text().split("\n=== ")[1:]
 WRONG = ["", "{study_area}/", "{study_area/*", "a/*.wav", "{station}/*", "{location}/{location}/*", "a**/{date}.wav",
          "a//{date}.wav", "{time}.wav"]  # fmt: skip
@@ -202,20 +187,21 @@ def read(text: str, patterns: list[str]) -> str:
     recording_id = dict(values).get("id", path.rpartition(".")[0])
     parsed, wrong = parse_patterns(patterns)
     assert wrong == []
-    reader = NameReader(parsed, tuple(value for name, value in values if name == "root"))
+    reader = room.NameReader(parsed, tuple(value for name, value in values if name == "root"))
     return line(reader.read(recording_id, path, str(Path("/data", path.removeprefix("../")))))
 
 
 def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_guessed(pages: Pages) -> None:
-    block = re.search(r"^    \[recordings\]\n.*?^    \]$", read_topic("audio"), re.DOTALL | re.MULTILINE)
-    assert block is not None
-    guide = tomllib.loads(dedent(block[0]))["recordings"]["patterns"]  # as a scientist would copy them
+    (block,) = re.findall(
+        r"^    \[recordings\]\n    patterns = (\[.*?^    \])$", read_topic("audio"), re.DOTALL | re.MULTILINE
+    )
+    guide = literal(block)
     said = []
     for heading, *lines in (case.splitlines() for case in CASES):
         said.append(f"=== {heading}")
         patterns = {"guide": guide, "no pattern": []}.get(heading, [heading])
         for one in lines:
-            found = find_moment(one) if heading == "moments" else read(one, patterns)
+            found = room.find_moment(one) if heading == "moments" else read(one, patterns)
             assert heading == "moments" or read(normalize("NFD", one), patterns) == found, "however ì is written"
             said.append(f"{one} → {found}")
             if heading == "guide":
@@ -226,21 +212,21 @@ def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_g
 @given(st.datetimes(min_value=datetime(1990, 1, 1), max_value=datetime(2089, 1, 1)))
 def test_every_moment_comes_back(at: datetime) -> None:
     at = at.replace(microsecond=0)
-    assert find_moment(f"S4A10293_{at:%Y%m%d_%H%M%S}.wav") == at.isoformat()
+    assert room.find_moment(f"S4A10293_{at:%Y%m%d_%H%M%S}.wav") == at.isoformat()
 
 
 def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path: Path) -> None:
     chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
     for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
         made = Project().make(RunSettings, {"source": ["list.txt"], **options}, "run")
-        found = name_reader(made, tmp_path).of(chunk)
+        found = room.name_reader(made, tmp_path).of(chunk)
         assert (found.study_area, found.location) == (study_area, "G-07")
 
 
 def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named(tmp_path: Path, pages: Pages) -> None:
     many, one = NameGaps(9, 1, "a", 3000, "c", 2, "b"), NameGaps(1, 1, "a", 0, None, 0, None)
-    said = [*gap_lines(many, ["{date}"], nameless="x.csv"), "--", *gap_lines(many, []), "--"]
-    said += gap_lines(one, ["x"], nameless="y")
+    said = [*room.gap_lines(many, ["{date}"], nameless="x.csv"), "--", *room.gap_lines(many, []), "--"]
+    said += room.gap_lines(one, ["x"], nameless="y")
     (tmp_path / "all.toml").write_text(f"[recordings]\npatterns = {WRONG!r}\npattern = 1\n[run]\nretries = 'x'\n")
     (tmp_path / "1.toml").write_text("recordings = 3")
     (tmp_path / "2.toml").write_text('[recordings]\npatterns = "a"')
