@@ -102,12 +102,15 @@ class TaskFile:
         """Write both live files as a task does, publish them, and return the published file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_MEMORY) as local:
-            facts = {"devices": self.devices, "telemetry": self.telemetry, "started_at_ms": self.started_at_ms}
-            with closing(LiveTask(Path(local), self.key, cpus=4, **facts)) as live:
-                self._write_work(live.wrapper, next(iter(live.device_ids), None))
-                self._write_telemetry(live.recorder, live.device_ids)
-                publish(live.paths, self.path)
+            publish(self.write_live(Path(local)), self.path)
         return self.path
+
+    def write_live(self, folder: Path) -> list[Path]:
+        facts = {"devices": self.devices, "telemetry": self.telemetry, "started_at_ms": self.started_at_ms}
+        with closing(LiveTask(folder, self.key, cpus=4, **facts)) as live:
+            self._write_work(live.wrapper, next(iter(live.device_ids), None))
+            self._write_telemetry(live.recorder, live.device_ids)
+        return live.paths
 
     def _write_work(self, writer: TaskWriter, device_id: int | None) -> None:
         writer.update_task(devices=self.devices, workers=self.devices)

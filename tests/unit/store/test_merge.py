@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import store
-from rooms.model import HostReading
 from rooms.root import DatabaseProblem, SystemClock
 from rooms.store import MergeOutcome, columns_of, merge_lock, remove_merged_files
-from rooms.telemetry import TelemetryWriter
 from support.databases import change, names_in, query, unseal
 from support.filesystems import largest_file, lie_about_filesystem, read_only
 from support.hand_clock import HandClock
@@ -235,18 +234,7 @@ def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_p
 def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away(tmp_path: Path) -> None:
     task = TaskFile(tmp_path, states={"a": "done", "b": "pending"}, samples=5, ended_at_ms=None)
     published, left, ours = task.write(), tmp_path / "left", f"task_id = {task.key.task_id}"
-    left.mkdir()
-    ((device_id,),) = query(published, "SELECT device_id FROM device")
-    later = written(tmp_path / "x", 0, "a", "b", samples=0, ended_at_ms=None)
-    wrapper, recorder = left / "wrapper.sqlite", left / "recorder.sqlite"
-    store.TaskWriter(wrapper, task.key).close()
-    with closing(sqlite3.connect(wrapper, isolation_level=None)) as db:
-        db.execute("ATTACH ? AS later", (str(later),))
-        for table in ("task", "device", "worker", "chunk", "attempt", "detection"):
-            db.execute(f"INSERT INTO {table} SELECT * FROM later.{table}")
-    with closing(TelemetryWriter(recorder, task.key.task_id)) as telemetry:
-        for tick in range(9):
-            telemetry.write_tick(START_MS + tick * 1000, [(device_id, task.reading)], HostReading(1.0, 2, 3))
+    wrapper, recorder = replace(task, states={"a": "done", "b": "done"}, samples=9).write_live(left)
     for order in ([published, left], [recorder, wrapper, published], [published, recorder, wrapper]):
         (tmp_path / "job.sqlite").unlink(missing_ok=True)
         if order[0] == recorder:
