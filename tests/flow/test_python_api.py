@@ -42,7 +42,7 @@ def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site: Site
     assert (first["name"], first["utilization"]["samples"]) == ("Simulated GPU", instants)
     begun = [alert[:3] for alert in said["alerts"] if alert[0] == "thermal"]
     assert sorted(begun) == [["thermal", 0, False], ["thermal", 1, False]]
-    assert done.stderr.count("RuntimeError: a bug of mine") == len(said["alerts"])
+    assert done.stderr.count("on_alert failed") == len(said["alerts"]) >= 2
     assert len((site.folder / "run.jsonl").read_text().splitlines()) >= 3
     assert said["text"]["gpu_stats"]["0"]["power_draw_w"]["samples"] >= 2
     ends = {"lasting": [("done", 0)], "failed": [("failed", 1)], "again": [("done", 0)]}

@@ -12,7 +12,7 @@ from rooms.api import read_stats
 from rooms.model import Device, HostReading, Reading
 from rooms.root import BadInput, DatabaseProblem
 from rooms.store import read_only_uri
-from rooms.telemetry import Alert, AlertCalls, TelemetryWriter
+from rooms.telemetry import TelemetryWriter
 from support.behaviour import pretty
 from support.pages import Pages
 from support.task_files import make_job
@@ -89,21 +89,6 @@ def test_what_cannot_be_used_is_refused_before_the_work(tmp_path: Path, pages: P
         never.stop()
     assert never.stats() == {"monitoring_duration_seconds": 0.0, "sample_count": 0, "gpu_stats": {}}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.file", "folder.sqlite", "there.sqlite"]
-
-
-def test_what_on_alert_raises_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    ways_out = {"a": RuntimeError("a bug"), "b": SystemExit(3), "c": KeyboardInterrupt(), "d": GeneratorExit()}
-    heard: list[str] = []
-
-    def on_alert(alert: Alert) -> None:
-        heard.append(alert.kind)
-        raise ways_out[alert.kind]
-
-    calls = AlertCalls(on_alert)
-    for kind in ways_out:
-        calls.add(Alert(kind, "warning", 1, 0, "GPU-1", 1, None, None, None, "hot"))
-    calls.finish()
-    assert (heard, caplog.text.count("on_alert failed")) == ([*ways_out], 4)
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------
