@@ -89,9 +89,7 @@ def amd(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
         return AmdReader(clock)
 
     refusable = {"busy_percent": "activity", "power_w": "power", "energy_j": "energy"}
-    return Bench(
-        clock, opened, lambda: package.set(lost=3), refusable, uuid=r"GPU-[0-9a-f]{16}", lost="Device Not found"
-    )
+    return Bench(clock, opened, lambda: package.set(lost=3), refusable, r"GPU-[0-9a-f]{16}", "Device Not found")
 
 
 def replay(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:

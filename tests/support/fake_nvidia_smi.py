@@ -70,7 +70,7 @@ class FakeNvidiaSmi:
         end = (int(rounds.read_text() or 0) if rounds.exists() else 0) + count
         while not rounds.exists() or int(rounds.read_text() or 0) < end:
             time.sleep(0.01)
-        time.sleep(0.02)
+        time.sleep(0.1)  # for a reader on a busy machine
 
 
 def line(settings: dict[str, Any], fields: list[str], index: int) -> str:

@@ -226,8 +226,7 @@ def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_co
         reasons.add(state(reader))
     assert reasons == {silent}, "the reason stays the same"
     program.set(silent=False, unlisted=[2])
-    program.wait_for_rounds()
-    assert states(reader) == [True, True, False, True], "one is no longer in the stream"
+    wait_for(lambda: states(reader) == [True, True, False, True], "one is no longer in the stream")
 
 
 def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rooms import root
 from rooms.model import Device, WorkerPlan
 from rooms.root import TASK_MARK, BadcjobsError, Process, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
 from support.pages import Pages
-from support.waiting import wait_for
+from support.waiting import is_running, wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 MARK = f"4821_7.r0.test-{os.getpid()}"
@@ -27,14 +27,6 @@ GIVEN = {
     for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_")
 } | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "SLURM_JOB_GPUS": "0,1", "HOME": "/home/b"}
 WARNINGS = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
-
-
-def is_running(pid: int) -> bool:
-    """Say whether a process is there; in a container nobody may come to bury the dead."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

@@ -188,13 +188,10 @@ def test_everything_is_counted_exactly_once(events: list[Any]) -> None:
 
 
 def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone() -> None:
+    child, other = process(7, TOP, 500), process(8, TOP, 20)
     for before, now, wanted in (
-        ([process(TOP, 1), process(7, TOP, 500)], [process(TOP, 1, 500), process(7, TOP, 2, started_ticks=99)], 2),
-        (
-            [process(TOP, 1, 10), process(7, TOP, 1000), process(8, TOP, 20)],
-            [process(TOP, 1, 12), process(8, TOP, 25)],
-            5,
-        ),
+        ([process(TOP, 1), child], [process(TOP, 1, 500), process(7, TOP, 2, started_ticks=99)], 2),
+        ([process(TOP, 1, 10), child, other], [process(TOP, 1, 12), process(8, TOP, 25)], 5),
     ):
         assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
 
