@@ -1,7 +1,5 @@
 """Fixtures of the whole suite; its options are in the conftest.py above."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -7,8 +7,6 @@ Without tests after ``--``, those of the files' rooms and the behaviour pack are
 noticed, and the share that was caught.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

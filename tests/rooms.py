@@ -4,8 +4,6 @@ So a function may move and a module be split inside its room, and no test change
 stand in the package itself.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -7,8 +7,6 @@ All in one run on one machine, one worker each. A figure is the slope between a 
 start is left out. All that badcjobs does for a chunk is in it, and the demo engine, which reads ten samples.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

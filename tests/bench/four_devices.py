@@ -4,8 +4,6 @@ Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's 
 reader: four NVML readers instead of one, so reports of errors are fetched four times as often.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

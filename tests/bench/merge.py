@@ -4,8 +4,6 @@ python tests/bench/merge.py            1,000 task files of 14,400 samples: about
 python tests/bench/merge.py --small    10 shorter ones: seconds
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -6,8 +6,6 @@
 The share of a core is the processor time over the time on the wall: the median of stretches of a few seconds.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -6,8 +6,6 @@
 It needs Chromium, and the packages of the tests: pip install -e '.[test]'
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import subprocess

@@ -4,8 +4,6 @@ python tests/bench/plan.py            1,000,000 rows and 100,000 files: about a 
 python tests/bench/plan.py --small    seconds
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from pathlib import Path

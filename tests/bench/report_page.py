@@ -4,8 +4,6 @@ python tests/bench/report_page.py            about a minute, 1 GB of disk
 python tests/bench/report_page.py --small    10 tasks: seconds
 """
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 import time

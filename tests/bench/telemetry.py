@@ -9,8 +9,6 @@ taken apart from it, at 50 Hz. Then the recorder's process is measured with four
 promise was not kept, with 3 without a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

@@ -9,8 +9,6 @@ then with the number of workers that it has learned. Prints a table and whether 
 when one was not. Start-up counts everywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@
 fsyncs are counted in a real run, by a library that the C compiler makes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

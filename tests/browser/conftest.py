@@ -1,7 +1,5 @@
 """One browser for all tests in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The live page in a real Chromium, served by a real ``badcjobs serve``."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """report.html in a real Chromium: it says nothing on the console, asks nobody, and can be used by everybody."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

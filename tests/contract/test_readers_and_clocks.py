@@ -1,7 +1,5 @@
 """What every GpuReader promises, each with a bench that can break its devices; and what every Clock does."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 By hand: pytest tests/faults --count 100 -s
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

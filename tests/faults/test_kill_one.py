@@ -1,7 +1,5 @@
 """kill -9 of the wrapper, of a worker or of the recorder, at a chosen moment: what it costs, and what is written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ Jobs are merged and reported in this process, because that is quick; the rest go
 wanted is recorded anew, in the commit that makes it: ``pytest tests/flow/test_behaviour_pack.py --update-pages``.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Every bench that needs no GPU, at a small scale, and the one that makes the README's pictures."""
 
-from __future__ import annotations
-
 import runpy
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """Whole tasks whose audio is cut, copied or in trouble, and whose engine runs behind a program: the same detections."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

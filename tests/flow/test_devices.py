@@ -1,7 +1,5 @@
 """Devices: what badcjobs gpus says of them, which ones a run works on and locks, and what its workers see of them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -4,8 +4,6 @@ The first ones run side by side; after each the merge has run, every chunk is ac
 is named, and a command finishes it.
 """
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

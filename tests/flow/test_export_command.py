@@ -1,7 +1,5 @@
 """``badcjobs export`` as a shell calls it: results on stdout, the conversation on stderr, the promised exit codes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Full disks and vanished folders: the run goes on; the loss is a gap and a warning."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``tests/hawkears/install`` brings it. A start costs 8 s of a core, so that few runs answer many questions.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

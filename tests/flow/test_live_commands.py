@@ -1,7 +1,5 @@
 """``badcjobs monitor``, the bars of ``badcjobs run`` and ``badcjobs serve``, each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

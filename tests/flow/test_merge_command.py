@@ -1,7 +1,5 @@
 """``badcjobs merge`` and ``badcjobs report`` of a real array: the numbers are right, whatever lies around."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

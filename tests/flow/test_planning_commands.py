@@ -3,8 +3,6 @@
 Plans run as they are; a probe finds what simulated cards can take, and later runs keep to it; a check leaves nothing.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The Python API as a user writes it: scripts of their own, run by a Python of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``badcjobs report`` in all its forms, over a run on two simulated GPUs and one on the CPU."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Going on where earlier tasks stopped: what is done with the same audio stays done, and looking is cheap."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

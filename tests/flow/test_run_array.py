@@ -1,7 +1,5 @@
 """``badcjobs run`` alone and inside an array, told by Slurm's variables: whose part, whose files, what is left."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

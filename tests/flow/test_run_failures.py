@@ -1,7 +1,5 @@
 """Chunks that fail, engines that do not work, programs that misbehave: what is tried again, named, or given up."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``badcjobs demo``, the whole path with nothing installed; and run.toml, which every task of a run must agree with."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -3,8 +3,6 @@
 By hand, 50 deadlines: pytest tests/flow/test_run_signals.py --count 100 -s
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

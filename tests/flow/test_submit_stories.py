@@ -4,8 +4,6 @@ Each story is a few commands on a run folder of its own, and one page; they stan
 sbatch, squeue and sacct are stand-ins that do what a line says; what a real Slurm makes of it is in tests/slurm.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

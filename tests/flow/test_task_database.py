@@ -1,7 +1,5 @@
 """One array task from its allocation to its exit code: all that it writes and says, as pages."""
 
-from __future__ import annotations
-
 import re
 import time
 from contextlib import closing

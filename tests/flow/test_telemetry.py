@@ -1,7 +1,5 @@
 """Telemetry: of badcjobs record, alone or around any command, and of a run, which writes it beside its results."""
 
-from __future__ import annotations
-
 import csv
 import getpass
 import json

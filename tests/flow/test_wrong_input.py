@@ -1,7 +1,5 @@
 """Wrong input to every command: what, why and a line to paste, the right exit code, and no traceback."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

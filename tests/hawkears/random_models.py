@@ -3,8 +3,6 @@
 PYTHON_OF_HAWKEARS random_models.py FOLDER
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import sys

@@ -1,7 +1,5 @@
 """One real Slurm for all tests in this folder; where it is not installed they are skipped, and say so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

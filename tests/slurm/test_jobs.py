@@ -1,7 +1,5 @@
 """What Slurm does to jobs on bad days: nothing is lost, nothing is counted twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``badcjobs submit`` on a real Slurm without accounting: arrays throttled, warned, cancelled, requeued, nested."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

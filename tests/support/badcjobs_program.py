@@ -3,8 +3,6 @@
 A ``Site`` is the world of one test: audio, a run folder, a node-local folder, and an environment of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

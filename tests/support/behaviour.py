@@ -4,8 +4,6 @@ Nothing here imports a module of badcjobs: the pack must say the same before and
 task databases as text (``sqlite3 FILE .dump | gzip -n9``), written once with the generators beside this file.
 """
 
-from __future__ import annotations
-
 import gzip
 import html.parser
 import json

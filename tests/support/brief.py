@@ -1,7 +1,5 @@
 """Values as short texts for pages, of a record only what differs from its defaults; and values from such texts."""
 
-from __future__ import annotations
-
 import ast
 import enum
 import json

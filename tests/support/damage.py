@@ -3,8 +3,6 @@
 Every function changes the file in place. Pages count from 1, as SQLite counts them.
 """
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Looks into task and job databases from tests, as anyone with the sqlite3 shell would; and changes them."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stories of a device: what a reader says step by step; a page shows each reading as the difference from the last."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain

@@ -4,8 +4,6 @@ Each task and device has what differs from a usual one; times (``_ms``) are from
 ``gap``, ``decision``, ``foreign`` and ``failed`` there may be many; ``seen`` is when the job is looked at, in seconds.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

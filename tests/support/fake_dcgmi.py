@@ -3,8 +3,6 @@
 It prints whatever stands in its files, a round every 50 ms whatever -d says.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PROGRAM = """#!/bin/sh

@@ -8,8 +8,6 @@ that gets a line for each time that models are loaded, or of version 1 each file
 times threads fit into its memory; EARS=loud: it hears what is loud; ONCE, a file that marks the only misbehaviour.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -4,8 +4,6 @@ Device i is GPU-5a1d0000-0000-4000-8000-00000000000i: 50+i % busy, 16 GiB with 1
 This file is also the program itself, started by a two-line script with the path of its settings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

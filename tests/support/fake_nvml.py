@@ -4,8 +4,6 @@
 one whose time a test moves on by hand.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

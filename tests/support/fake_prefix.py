@@ -3,8 +3,6 @@
 So does nsys (2025.3): it prints on stdout and stderr, passes the exit code on, and writes its report in the end.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Counts the files that a program opens, looks at and syncs, through a small library built from ``file_calls.c``."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import subprocess

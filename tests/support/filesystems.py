@@ -1,7 +1,5 @@
 """Filesystems that refuse: a small tmpfs that is really full, closed folders, the mount table of another machine."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import resource

@@ -6,8 +6,6 @@ badcjobs once and is then forked for every command: who asks connects to a socke
 answers are the pid and, in the end, the exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

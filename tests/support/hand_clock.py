@@ -1,7 +1,5 @@
 """A clock that stands still until a test moves it, and devices that answer by it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from rooms.model import Reading

@@ -1,7 +1,5 @@
 """Looks into the live files of a task from outside: what it has committed at this moment, in either mode."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import tempfile

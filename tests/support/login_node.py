@@ -3,8 +3,6 @@
 That are lines of shell, in which these functions are known; $0 is the stand-in, whose caller is $PPID.
 """
 
-from __future__ import annotations
-
 import shutil
 
 from support.badcjobs_program import Site

@@ -1,7 +1,5 @@
 """What every bench shares: its options, a table of promises, and badcjobs measured in a process of its own."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

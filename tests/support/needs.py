@@ -3,8 +3,6 @@
 This is the only list. ``--require=all``, which ``.ci/run`` passes, means all of it but ``MAY_BE_MISSING``.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole outputs for people, compared with files that ``pytest --update-pages`` rewrites and a reviewer reads."""
 
-from __future__ import annotations
-
 import difflib
 import shutil
 from collections.abc import Mapping

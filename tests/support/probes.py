@@ -1,7 +1,5 @@
 """Trials and probes for tests, with only what matters said."""
 
-from __future__ import annotations
-
 from rooms.model import FITS, Chunk, ChunkResult, ProbeKey, Trial
 
 GIB = 2**30

@@ -1,7 +1,5 @@
 """Recordings for replay: task databases with the samples and gaps that a test wants, in any version of the schema."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing

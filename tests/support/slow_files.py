@@ -1,7 +1,5 @@
 """Files that take for ever to open, as on a filesystem that does not answer; no signal gets through meanwhile."""
 
-from __future__ import annotations
-
 import os
 
 from support.badcjobs_program import Site

@@ -7,8 +7,6 @@ list.txt: lines                 followed by indented lines; also "program", a sh
 m.csv: rows                     the same below the header of a manifest; "9 × c#" are nine lines, from c0 to c8
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

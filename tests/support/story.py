@@ -5,8 +5,6 @@ device; who waits for whom follows from how many workers, cores and devices ther
 with HawkEars: 17 s until a worker is warm, 0.2 s of a core and 0.015 s of an H200 for 30 s of audio.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import math

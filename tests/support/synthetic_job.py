@@ -4,8 +4,6 @@ A dozen tasks are written and published as a real task does it; the others are m
 recordings and a later start.
 """
 
-from __future__ import annotations
-
 import heapq
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Task databases for tests, written and published by the same hands as in a real task."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

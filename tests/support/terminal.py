@@ -1,7 +1,5 @@
 """A real terminal for programs under test: a pty, and on our side an emulator that knows what is on the screen."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

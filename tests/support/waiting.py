@@ -1,7 +1,5 @@
 """Waits for what is going to happen, however slow the machine is today."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Puts the stand-in package ``amdsmi`` beside this file into the process of a test, until it ends."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What other people's Python may count on: names, shapes, and that unknown is None."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What submitit calls in each array task, and signals that wait until a job is submitted."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

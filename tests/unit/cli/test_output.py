@@ -1,7 +1,5 @@
 """What reaches a terminal, a log or a file: letters only, bars that fit, and no file of anybody's data."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

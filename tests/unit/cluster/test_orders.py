@@ -1,7 +1,5 @@
 """The options of ``badcjobs submit`` become an order: its array, its times, its script, and every mistake at once."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 scheduler promises (seams.Scheduler).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 The inputs stand in tests/data, what is understood of them in the pages.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

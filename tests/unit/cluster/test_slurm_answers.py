@@ -1,7 +1,5 @@
 """What Slurm's programs answer, and what is made of it: states, ends, numbers, a verdict; one line for each change."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

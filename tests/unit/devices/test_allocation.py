@@ -1,7 +1,5 @@
 """What Slurm gave this process: its GPUs, its shard, its memory, its time, and what may still be started in it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import time

@@ -1,7 +1,5 @@
 """Which reader is used, and why; AMD's GPUs through amdsmi, and dcgmi beside an NVML without GPM."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Free devices: judged by the worse of two readings, best first; locked for one holder that all users are shown."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence

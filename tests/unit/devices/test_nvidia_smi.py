@@ -1,7 +1,5 @@
 """Reading through nvidia-smi: one process for all readings, and what it may do wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

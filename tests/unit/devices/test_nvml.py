@@ -1,7 +1,5 @@
 """The NVML reader, with the real binding on a stand-in library: stories of devices, their readings as pages."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -3,8 +3,6 @@
 On a machine with a GPU: ``BADCJOBS_TEST_REAL_NVML=1 pytest tests/unit/devices/test_nvml_real.py``
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics

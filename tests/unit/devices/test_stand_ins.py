@@ -1,7 +1,5 @@
 """The devices of rehearsals: simulated ones, as their script says, and a recorded task database, played back."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

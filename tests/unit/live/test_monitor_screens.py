@@ -1,7 +1,5 @@
 """The screens of the monitor, whole, at terminals of many sizes; and what its keys do."""
 
-from __future__ import annotations
-
 from ast import literal_eval
 from dataclasses import fields, replace
 from pathlib import Path

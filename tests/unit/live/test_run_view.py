@@ -3,8 +3,6 @@
 Then /metrics of a run that goes on: the same names, labels and values as in the file of a report.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The web application in this process: what it answers, whom it refuses, what it pushes, and when a disk hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

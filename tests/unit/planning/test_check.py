@@ -4,8 +4,6 @@ The site is Sockeye's own file with other folders in it; its programs (module, s
 is checked stands in tests/data/check_cases.txt and check_orders.txt.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

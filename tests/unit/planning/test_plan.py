@@ -2,8 +2,6 @@
 nothing lost, nothing twice, the same every time.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

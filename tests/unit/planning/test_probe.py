@@ -1,7 +1,5 @@
 """A probe: which length it tries next, what its trials mean, what engines said, and what is shown."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

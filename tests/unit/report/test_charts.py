@@ -1,7 +1,5 @@
 """The charts of the page: what is drawn, the data that page.js gets, and that no peak and no chunk is left out."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Exports as whole files: tables, detections in the time of the recordings, and the files for BADC."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

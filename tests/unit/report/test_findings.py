@@ -4,8 +4,6 @@ A line in data/finding_facts.txt is a name and what the job has: tasks and devic
 usual ones below. The pages say what is found: after each ``##`` a rule, then each of its lines.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 Then two jobs side by side; and what the guide says of all this.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

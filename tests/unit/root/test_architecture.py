@@ -1,7 +1,5 @@
 """The shape of the package: who may import whom and touch the world, what tests may see; and its README."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

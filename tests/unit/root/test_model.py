@@ -1,7 +1,5 @@
 """The nouns and their decisions: arrays and times, progress and silence, cutting, name patterns, devices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

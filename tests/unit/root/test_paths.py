@@ -1,7 +1,5 @@
 """The names of files, unique for each attempt and saying enough to be skipped by; folders; what a wheel brings."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Engine programs as processes: deaf to Slurm's signals, gone with their wrapper, one device in sight."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Settings: option, --config KEY=VALUE, badcjobs.toml, default; and run.toml, which freezes those of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Audio as recorders leave it: how long it is, whatever its header says, and pieces of it, exact to the sample."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What holds for every source: shards, manifests, files looked at ahead and opened once, little memory."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import os

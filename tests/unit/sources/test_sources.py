@@ -1,7 +1,5 @@
 """Sources of every kind as a run and a plan read them: cases in tests/data/sources, and what comes of them in pages."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Where a device's time and energy went: nothing is counted twice, nothing is forgotten, and unknown is not zero."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import closing
 from dataclasses import astuple

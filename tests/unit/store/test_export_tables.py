@@ -1,7 +1,5 @@
 """Tables as CSV, JSON and Parquet: what is chosen, how it is written, what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Merging: the job database follows from the set of tasks, however often and in whatever order they were merged."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Every kind of damage, done to a real file: no healthy row is lost, and every file is named with what became of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Publishing: two live files become one sealed file, and no reader ever sees half of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Salvage: of a damaged task database, exactly the rows that SQLite can reach, and never one that was not there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

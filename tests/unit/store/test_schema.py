@@ -1,7 +1,5 @@
 """The tables as the contract promises them: names, units, NULL for the unknown, and few bytes."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence

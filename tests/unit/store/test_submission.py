@@ -1,7 +1,5 @@
 """What a submit or an emulation has left in a run folder, and what merge and report answer before any task has run."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

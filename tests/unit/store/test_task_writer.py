@@ -1,7 +1,5 @@
 """The wrapper's half of a task database: every try, every state, and which chunks are done already."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """What a task says on its way, what signals ask of it (drain, drain before a deadline, stop now), and its exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

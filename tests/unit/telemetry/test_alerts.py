@@ -1,7 +1,5 @@
 """Alerts: when they begin and end, and the command they run, for which nothing waits."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

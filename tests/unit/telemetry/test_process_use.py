@@ -1,7 +1,5 @@
 """Processes: whose they are that use a device, and what the task's own use; what is hidden is not zero."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Each line of data/recordings.txt is one recording; the page gaps.txt shows what stood in its file afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3

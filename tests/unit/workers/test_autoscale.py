@@ -1,7 +1,5 @@
 """How many workers a device gets when nobody says, and what later runs know: lessons of earlier ones, and probes."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import threading

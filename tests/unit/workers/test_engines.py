@@ -1,7 +1,5 @@
 """Engines: their options before anything starts, the tables that programs write, how they end; and the demo's ears."""
 
-from __future__ import annotations
-
 import re
 import struct
 import sys

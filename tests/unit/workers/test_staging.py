@@ -1,7 +1,5 @@
 """Audio on the node: copied or cut before it is wanted, not too much of it, never waited for, and none left."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The supervisor and its workers: who is tried again, who is blamed, who is stopped; nothing lost, nothing twice."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Chunks that do not fit into a GPU: tried with less, cut, put together; and what is learned when less has worked."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

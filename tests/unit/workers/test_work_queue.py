@@ -1,7 +1,5 @@
 """The one queue of a task: nothing lost, nothing handed out twice, whoever comes when."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

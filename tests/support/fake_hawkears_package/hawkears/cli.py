@@ -1,7 +1,5 @@
 """``analyze`` as a function, and the command line above it in the shape of a click group."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """A loop over a fixed list on several threads, each with models of its own: where one bad recording ends the loop."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
