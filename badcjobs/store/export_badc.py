@@ -25,7 +25,7 @@ def safe_name(name: str) -> str:
     """Return a part of an id as a file name; %-escape what a path would interpret, and shorten long names."""
     escaped = re.sub("%(?=[0-9A-Fa-f]{2})", "%25", name).replace("/", "%2F").replace("\0", "%00")
     if set(escaped) <= {"."}:  # an empty name, "." or ".."
-        escaped = "%2E" * len(escaped) or "%00"
+        escaped = "%2E" * len(escaped) or "%FF"  # no other name becomes that
     if len(escaped.encode()) <= _LONGEST_NAME_BYTES:
         return escaped
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
