@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let HUP and Ctrl-C have their effect, even if the suite was started with nohup and ``&``.
 
     Hypothesis tries the same examples in every run, so that a change is judged by itself alone. To look for new ones,
-    give ``--hypothesis-profile default``.
+    give ``--hypothesis-profile new``.
     """
     os.environ["TZ"] = "UTC"  # of the times on pages
     time.tzset()
@@ -30,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("same", derandomize=True, deadline=None)
+    settings.register_profile("new", deadline=None)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("same")
 
