@@ -11,11 +11,11 @@ class ExitCode(IntEnum):
     DONE = 0
     CHUNKS_FAILED = 1
     USAGE = 2
-    NOT_HERE = 3
+    NOT_HERE = 3  # this machine cannot do it: no device, no engine, no worker that starts
     DATABASE = 4
     SLURM = 5
     BUG = 70
-    RUN_ME_AGAIN = 75
+    RUN_ME_AGAIN = 75  # a signal or the time limit; the same command goes on where it stopped
 
 
 class BadcjobsError(Exception):

@@ -508,5 +508,5 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         return tomllib.loads(text), text
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not TOML, or not UTF-8
         raise BadInput(f"{path} cannot be read", why=str(error), fix=shlex.join(["less", str(path)])) from error

@@ -121,7 +121,7 @@ class BatchTask:
         if self._child is not None:
             code = self._wait(tell=signal.SIGUSR1)
         if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1:
-            raise SystemExit(code)  # the child has ended for good
+            raise SystemExit(code)  # done, failed, cancelled, or no requeue is left
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
     def _wait(self, tell: signal.Signals | None = None) -> int:

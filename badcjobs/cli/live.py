@@ -105,14 +105,16 @@ def serve(
     """
     from contextlib import closing
 
-    from badcjobs.live.hub import LiveSource, open_run
     from badcjobs.live.serve import bind, check_installed, with_token
     from badcjobs.live.serve import serve as serve_view
 
-    check_installed()
+    check_installed()  # before the next import
+    from badcjobs.live.hub import LiveSource, open_run
+
     project, token = read_project(context), environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
-    command = shlex.join(["badcjobs", "serve", *([] if target is None else [str(target)])])
+    words = [*([] if target is None else [str(target)]), *([] if simulate is None else [f"--simulate={simulate}"])]
+    command = shlex.join(["badcjobs", "serve", *words])
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))

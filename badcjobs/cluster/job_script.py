@@ -2,7 +2,8 @@
 
 This is not a shell. It understands what our templates use: plain assignments (``OUT=results``,
 ``: "${OUT:=results}"``, ``ARGS=(...)``), ``module load``, ``source .../bin/activate`` and calls of badcjobs, each as a
-line of its own. A word with any other variable is unknown; other lines that name badcjobs are listed in ``unread``.
+line of its own. A word with any other variable is unknown; without a call that can be read, lines that name
+badcjobs are in ``unread``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)"
 
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
+_QUOTED = re.compile(r"""'[^']*'|"[^"$`]*"|(?<!\S)#.*""")  # and comments
 _OTHER_SHELL = re.compile(r"[;&|`]|\$\(")  # a line with several commands, or with the output of one
 _REDIRECTION = re.compile(r"(?:(?<=\s)|^)(?:\d|&)?(?:>>|>\||<<<|<|>)(?:&\d|\s*[^\s<>()]+)")
 _ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^(\n].*|)$", re.M)
@@ -276,7 +278,7 @@ def _ignored_options(text: str) -> Iterator[Mistake]:
             yield Mistake(
                 f" line {number}: sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a"
                 " line, before the first command",
-                f"#SBATCH {found['words']}   (or ##SBATCH for a comment)",
+                f"#SBATCH {found['words']}   (above the first command; or ##SBATCH for a comment)",
             )
 
 
@@ -327,7 +329,7 @@ class Variables:
         self._known = {name: value for name, value in environ.items() if not name.startswith(_OWN_TO_THE_JOB)}
         self._known |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
         self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
-        self._arrays = {name: _split(body) for name, body in _ARRAY.findall(text)}
+        self._arrays = {name: _split(re.sub("`[^`]*`", "$?", body)) for name, body in _ARRAY.findall(text)}
         for name, default in _DEFAULTED.findall(text):
             if not self._known.get(name):
                 unquoted = re.sub(r"\\(.)", r"\1", default).replace('"\'"', "'")
@@ -379,8 +381,10 @@ def _read_calls(
     """Yield each call of badcjobs, and its mistakes."""
     text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
     for found in _LOGICAL_LINE.finditer(text):
-        line = _REDIRECTION.sub("", re.sub(r"\s*\\\r?\n\s*", " ", found[0])).strip()
-        words = [] if line.startswith("#") or _OTHER_SHELL.search(line) else variables.words_of(line)
+        line = re.sub(r"\s*\\\r?\n\s*", " ", found[0]).strip()
+        bare = _REDIRECTION.sub("", line)
+        several = _OTHER_SHELL.search(_QUOTED.sub("", bare)) is not None
+        words = [] if line.startswith("#") or several else variables.words_of(bare)
         at = _place_of_badcjobs(words, parse)
         if at is not None:
             call = Call(_line_of(text, found.start()), line, before=tuple(map(_program, words[:at])))

@@ -268,10 +268,11 @@ def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: W
     """
     words = order.arguments
     environ = {**world.environ, **request.exports}
-    starts = read_script(text, str(order.script), environ).starts
+    script = read_script(text, str(order.script), environ)
+    starts = script.starts
     exported = request.exports.get(_ARGUMENTS)  # wins over the variable that we set
     only_devices = len(words) == 1 and words[0].startswith("--simulate=")
-    if not words or (only_devices and (not starts or _NAMES_DEVICES.search(f"{text}\n{exported}"))):
+    if not words or (only_devices and (not (starts or script.unread) or _NAMES_DEVICES.search(f"{text}\n{exported}"))):
         return world
     if _ARGUMENTS in text and exported is None and not any(re.search(r"\s", word) for word in words):
         given = " ".join([*environ.get(_ARGUMENTS, "").split(), *words])

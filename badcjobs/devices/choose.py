@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from badcjobs.devices.simulated import SimulatedReader, load_script
+from badcjobs.devices.simulated import ReplayReader, SimulatedReader, load_script
 from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -30,7 +30,7 @@ class NoReader(GpuReader):
         raise DeviceUnreadable(self.why)
 
 
-# Each reader is imported only when it is chosen, to keep the memory of the recorder's process small.
+# Each reader of real devices is imported only when it is chosen, to keep the memory of the recorder's process small.
 
 
 def open_reader(
@@ -42,8 +42,6 @@ def open_reader(
     BadInput, for a stand-in that cannot be used; starts NVML at most once.
     """
     if stand_in.replay is not None:
-        from badcjobs.devices.simulated import ReplayReader
-
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
     if stand_in.simulate is not None or stand_in.script is not None:
         count, script = (stand_in.simulate or 0, ()) if stand_in.script is None else load_script(Path(stand_in.script))

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -28,11 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from badcjobs import __version__
-from badcjobs.live.hub import EVENTS, HEADERS, Document, Hub, json_text
+from badcjobs.live.hub import EVENTS, HEADERS, Document, Documents, Hub, LiveSource, json_text
 from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
-
-if TYPE_CHECKING:
-    from badcjobs.live.hub import Documents, LiveSource
 
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"

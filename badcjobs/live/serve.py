@@ -11,10 +11,13 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.live.hub import LiveSource
 from badcjobs.seams import Clock
+
+if TYPE_CHECKING:
+    from badcjobs.live.hub import LiveSource  # it needs the packages of the extra serve
 
 # Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route.
 _DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))

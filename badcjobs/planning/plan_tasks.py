@@ -39,8 +39,7 @@ class PlanWish:
             time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
-            fix = "--time 12:00:00 --config submit.mem=16G"
-            raise BadInput("this cannot be planned", why=str(error), fix=fix) from error
+            raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
         return cls(time_s, submit.gpus_per_task, submit.parallel, plan.margin, submit.cpus, mem_gb)
 
     def longest_s(self, site: Site) -> float:

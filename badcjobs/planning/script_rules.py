@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from badcjobs.cluster.job_script import CONTAINERS, SPREADING
 from badcjobs.planning import findings
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -32,7 +33,7 @@ def _start(facts: PreflightFacts) -> findings.Cases:
     if script is None or start is None:
         return
     signal = script.signal
-    behind = rf"(?:\S*/)?\b{start.keeper}\b.*?(?=\b(?:srun|apptainer)\b|\S*badcjobs)"
+    behind = rf"(?:\S*/)?\b{start.keeper}\b.*?(?=\b(?:{'|'.join(CONTAINERS | SPREADING)})\b|\S*badcjobs)"
     in_shell = [one for one in script.starts if not one.by_exec]
     name = signal.signum.name.removeprefix("SIG") if signal else ""
     to_script = signal is not None and signal.to_script
@@ -48,6 +49,9 @@ def _start(facts: PreflightFacts) -> findings.Cases:
         if signal
         else "does not pass on the early warning",
         "without_keeper": f"exec {re.sub(behind, '', start.text, count=1).removeprefix('exec ')}",
+        "keeper_hint": f"behind a line with {start.keeper} activate"
+        if start.keeper in ("conda", "mamba", "micromamba")
+        else f"without {start.keeper} before it",
         "without_exec": start.text.removeprefix("exec "),
     }
 
@@ -75,7 +79,7 @@ _STARTED = (
         findings.Advice(
             "{keeper_severity}",
             "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
-            "{without_keeper}   (without {start.keeper} before it)",
+            "{without_keeper}   ({keeper_hint})",
             lambda f: f.start.keeper,
         ),
         findings.fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),

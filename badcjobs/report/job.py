@@ -1,7 +1,7 @@
 """What happens to a job after its array has ended, from top to bottom.
 
 Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every try of them, detections, GPU readings.
-``badcjobs merge`` (``finish_job``) makes one job of them, in five steps:
+``badcjobs merge`` (``finish_job``) makes one job of them:
 
     merge           all task databases → one job database, job.sqlite                     store/merge.py
     read_job        job database → JobFacts: tasks, devices, counts, times                store/read_job.py
@@ -11,7 +11,7 @@ Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every tr
 
 and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
 for one job or for two side by side (compare.py), and has other forms: text and Markdown (text.py), prometheus.py, JSON.
-A single task database, or a recording, is merged into a temporary job database first.
+A single task database, or a file of ``badcjobs record``, is merged into a temporary job database first.
 """
 
 from __future__ import annotations

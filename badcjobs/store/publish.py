@@ -159,9 +159,6 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
     return True
 
 
-# --- samples as text --------------------------------------------------------------------------------------------------
-
-
 # --- publishing in the background -------------------------------------------------------------------------------------
 
 _NICENESS = 10

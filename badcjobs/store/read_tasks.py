@@ -1,4 +1,4 @@
-"""Reads tasks and devices from a published task or job database, in a few milliseconds per task database.
+"""Reads tasks, devices and chart data from a published task or job database, in a few milliseconds per task database.
 
 Published files are complete and never change in place; live files are not read here.
 """
@@ -239,7 +239,7 @@ _DONE_BESIDE = f"""{_OPEN}
 
 
 def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
-    """Return by device the times of such tries, without the times of other tries that succeeded."""
+    """Return by device the times of tries in progress at the last publication, less those of others that succeeded."""
     done = grouped(db.execute(_DONE_BESIDE))
     return {
         device_id: tuple(_without(from_ms, to_ms, done[device_id]))

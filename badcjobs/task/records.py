@@ -1,4 +1,4 @@
-"""The records of a task: its database, the recorder next to it, and the file to which both are published."""
+"""The records of a task: its database, the recorder next to it, the file of both; ``badcjobs record``."""
 
 from __future__ import annotations
 
@@ -192,6 +192,7 @@ class Records:
             self._publisher.stop()
         if self.recorder is not None:
             self.recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
+            # If the telemetry is not complete, write a gap with the reason.
             now_ms, failure = self._world.clock.now_ms(), self.recorder.failure
             gaps = self.recorder.unwritten.gaps(now_ms)
             if failure is not None:

@@ -12,7 +12,8 @@
     close_task       stop the recorder, publish the task database, return the result
 
 The task database is on the node. A copy is published to the run folder at the start, every half minute and at the end,
-so that a task that is killed leaves a readable file. If we are killed, the recorder publishes for us.
+so that a task that is killed leaves a readable file. If we are killed, the recorder publishes for us; without a
+recorder, the next task on this node does. Exit code 75 asks Slurm for another try (``cli/job_signals.py``).
 """
 
 from __future__ import annotations

@@ -263,8 +263,8 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
                     gc.collect()
                     torch.cuda.empty_cache()  # no effect without CUDA
                 try:  # reset the models of this thread; if that fails, they are loaded again
-                    if (predictor := getattr(feed.here, "predictor", None)) is not None:
-                        predictor.audio.set_config(predictor.cfg, resample=False)
+                    if getattr(feed.here, "predictor", None) is not None:  # a local name would keep the models
+                        feed.here.predictor.audio.set_config(feed.here.predictor.cfg, resample=False)
                 except Exception:
                     feed.here.predictor = feed.here.heuristics = None
                 if feed.fail(error):

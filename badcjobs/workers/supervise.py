@@ -257,7 +257,7 @@ class Supervisor:
             self._queue.put_back(list(left.values()), delay_s=delay_s)
 
     def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
-        """Return a result for each chunk that may have broken the session, or that the engine skipped."""
+        """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""
         broken = event.broken
         if broken is None:
             silent = SessionBroken(retry.NO_OUTPUT, "the engine gave no result for this chunk and continued")

@@ -1,4 +1,4 @@
-"""The thread of one worker: takes chunks, feeds them to an engine session and reports; decides and writes nothing.
+"""The thread of one worker: takes chunks, feeds them to an engine session and reports; writes nothing.
 
 take a batch → open a session (usual or lean) → feed it (``feed``: stage, analyse, cut into pieces) → report
 """

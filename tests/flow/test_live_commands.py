@@ -151,8 +151,9 @@ def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal
     wide = screen.wait_for(lambda text: "ETA 0:" in text and "rec" in text, "bars").splitlines()
     assert sum(line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all  ")) for line in wide) == 3
     screen.resize(40, 24)
-    narrow = screen.wait_for(lambda text: "GPU 1 ━" in text and "all   ━" in text, "narrow bars").splitlines()
-    rows = [line for line in narrow if line.startswith(("GPU 0 ━", "GPU 1 ━", "all   ━"))]
+    heads = ("GPU 0 ━", "GPU 1 ━", "all   ━")
+    narrow = screen.wait_for(lambda text: all(head in text for head in heads), "narrow bars").splitlines()
+    rows = [line for line in narrow if line.startswith(heads)]
     assert (len(rows), "chunk" in rows[0], "ETA" in rows[2]) == (3, True, True)
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9][0-9;]*m", screen.raw), "no colour"
     screen.hang_up()
@@ -230,9 +231,10 @@ def test_a_token_opens_the_page_for_people_and_is_never_written_down(run: Path) 
     assert "every user of this machine can open it" in said["127.0.0.1"]
 
 
-def test_without_the_extra_it_says_what_to_install(site: Site) -> None:
-    (site.folder / "uvicorn").mkdir()
-    (site.folder / "uvicorn" / "__init__.py").write_text("raise ImportError('No module named uvicorn')")
+@pytest.mark.parametrize("package", ["uvicorn", "starlette"])
+def test_without_the_extra_it_says_what_to_install(site: Site, package: str) -> None:
+    (site.folder / package).mkdir()
+    (site.folder / package / "__init__.py").write_text(f"raise ImportError('No module named {package}')")
     refused = site.badcjobs("serve", "--simulate", "1", env={"PYTHONPATH": str(site.folder)})
     assert_refused(refused, 3, "pip install 'badcjobs[serve]'")
 

@@ -5,6 +5,7 @@ Some promises only a real Slurm can keep or break: which GPUs a task gets, its e
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import re
@@ -142,8 +143,9 @@ class SlurmCluster:
         """Spare us the quarter of a minute that Slurm lets pass before it starts a requeued job again."""
 
         def begins() -> bool:
-            for task in self.query_ends(job_id):  # refused before the job waits again, and after it has begun
-                self.run("scontrol", "update", f"jobid={task}", "StartTime=now", *more, check=False)
+            waiting = [task for task, end in self.query_ends(job_id).items() if end.state == "PENDING"]
+            for task, change in itertools.product(waiting, (*more, "StartTime=now")):  # refused if it has just begun
+                self.run("scontrol", "update", f"jobid={task}", change, check=False)
             time.sleep(0.3)
             return has_begun()
 
