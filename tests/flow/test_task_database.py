@@ -16,8 +16,8 @@ GRANTED = {
 TABLES = ("task", "device", "worker", "chunk", "attempt", "detection", "recording", "decision", "gap", "meta")
 TABLES += ("metric_source", "recorder", "sample", "host_sample", "usage_sample")
 # Depends on the moment: not told at all, or only whether it is known.
-UNTOLD = {"attempt_id", "processes", "gpu_state", "ticks", "time_limit_s", "cpu_cores", "cpu_percent"}
-UNTOLD |= {"read_bytes_per_s"}
+LEFT_OUT = {"attempt_id", "processes", "gpu_state", "ticks", "time_limit_s", "cpu_cores", "cpu_percent"}
+LEFT_OUT |= {"read_bytes_per_s"}
 KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst_late_s|memory_(used_|total_)?bytes")
 OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
 
@@ -28,19 +28,21 @@ def told(site: FixedSite) -> str:
     ids |= {row[0]: "ours" for row in site.rows("SELECT task_id FROM task UNION SELECT worker_id FROM worker")}
     parts = []
     for table in TABLES:
-        names = [name for (name,) in site.rows(f"SELECT name FROM pragma_table_info('{table}')") if name not in UNTOLD]
+        names = [
+            name for (name,) in site.rows(f"SELECT name FROM pragma_table_info('{table}')") if name not in LEFT_OUT
+        ]
         places = ("start_ms", "end_ms") if table in ("chunk", "detection") else ()  # in the audio
         shown = [f"{one} NOTNULL" if KNOWN.fullmatch(one) and one not in places else one for one in names]
         where = {"meta": f"WHERE key NOT IN {OWN}", "gap": "WHERE reason NOT LIKE 'the recorder was %'"}.get(table, "")
         found = site.rows(f"SELECT DISTINCT {', '.join(shown)} FROM {table} {where}")
         named = [tuple(ids.get(value, value) for value in row) for row in found]
         parts.append(f"## {table}\n{some_rows(names, named)}")
-    return re.sub(r'-\w{8}"', '-XXXXXXXX"', "\n".join(parts))
+    return re.sub(r'-\w{8}"', '-RANDOM"', "\n".join(parts))
 
 
-def told_log(text: str) -> str:
+def shown_log(text: str) -> str:
     text = re.sub(r"(?m)^\S+ ", "", text)
-    text = re.sub(r"-\w{8} \(\w+, local\)", "-XXXXXXXX (FILESYSTEM, local)", text)
+    text = re.sub(r"-\w{8} \(\w+, local\)", "-RANDOM (FILESYSTEM, local)", text)
     return re.sub(r"until \S+, 0:5\d:\d\d|(?<=recorder: ).*", "…", text)
 
 
@@ -62,7 +64,7 @@ def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_
         assert 3500 < limit_s <= 3600
         again = site.badcjobs(*words, "run.retry_failed=false", env=env)
         said["again.json"] = pretty({**again.json, "wall_s": again.json["wall_s"] > 0})
-        logs = [told_log(path.with_suffix(".log").read_text()) for path in site.task_databases()]
-        assert told_log(done.stderr).splitlines()[-3:] == logs[0].splitlines()[-3:], "stderr says the same"
+        logs = [shown_log(path.with_suffix(".log").read_text()) for path in site.task_databases()]
+        assert shown_log(done.stderr).splitlines()[-3:] == logs[0].splitlines()[-3:], "stderr says the same"
         said |= {"log.txt": logs[0], "again-log.txt": logs[1]}
         pages({name: site.plain(text) for name, text in said.items()})

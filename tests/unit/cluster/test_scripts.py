@@ -32,8 +32,8 @@ def script(*lines: str) -> str:
 
 
 def read(text: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
-    found = cluster.read_script(text, "job.sbatch", environ or {}, "/work", parse=PARSE)
-    asked = brief(cluster.read_script(text, "job.sbatch", {}, "/work").asked)
+    found = cluster.read_script(text, "job.sbatch", environ or {}, "/july", parse=PARSE)
+    asked = brief(cluster.read_script(text, "job.sbatch", {}, "/july").asked)
     more = {"asked without a parser": asked} if asked != brief(found.asked) else {}
     calls = [
         {**brief(call), "is": [name for name in ("by_exec", "by_srun", "spread", "contained") if getattr(call, name)],
