@@ -3,13 +3,10 @@
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from support.browser import Browser, Page
 from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 
@@ -19,7 +16,7 @@ TOKEN = "a-token-of-some-length"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def server(tmp_path_factory):
     """Serve a run in the middle of its work; one chunk, one alert and one file have names that want to be a script."""
     folder = tmp_path_factory.mktemp("page") / "july"
     files = write_live_run(folder, 52, now_ms=time.time_ns() // 10**6, waiting=8, seconds=30)
@@ -34,13 +31,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, server: LiveServer) -> Page:
+def page(browser, server):
     return browser.open(server.url + "/", ready=LIVE)
 
 
-def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_server(
-    page: Page, server: LiveServer
-) -> None:
+def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_server(page, server):
     assert page.evaluate("document.title").endswith("july – badcjobs")
     assert [page.texts(one) for one in ("h1", "#link-words", "#tasks-many")] == [["july"], ["live"], ["60"]]
     (words,) = page.texts("#progress-words")
@@ -62,7 +57,7 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
     assert {request.split("/")[2] for request in page.requests} == {server.url.split("/")[2]}
 
 
-def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page: Page) -> None:
+def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page):
     states = page.texts("#tasks .state")
     assert (len(states), states[:3]) == (50, ["failed", "failed", "failed"]), "those that need a look come first"
     assert page.evaluate("document.querySelector('[aria-sort]').textContent") == "state"
@@ -99,7 +94,7 @@ def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page: Page) -> None
     assert page.errors == []
 
 
-def test_pointing_at_a_chart_tells_value_unit_time_and_device(page: Page) -> None:
+def test_pointing_at_a_chart_tells_value_unit_time_and_device(page):
     for number, unit in enumerate((r"utilization \d+ %", r"memory [\d.]+ GiB", r"temperature \d+ °C", r"power \d+ W")):
         page.point_at(*page.center(".card svg", number=number))
         page.wait_for("!document.getElementById('tip').hidden")
@@ -119,7 +114,7 @@ def test_pointing_at_a_chart_tells_value_unit_time_and_device(page: Page) -> Non
     assert page.errors == []
 
 
-def test_a_narrow_window_needs_no_scrolling_sideways(browser: Browser, server: LiveServer) -> None:
+def test_a_narrow_window_needs_no_scrolling_sideways(browser, server):
     narrow = browser.open(server.url + "/", width=420, dark=True, ready=LIVE)
     assert narrow.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 24, 29)"
     for width in (420, 800):
@@ -130,7 +125,7 @@ def test_a_narrow_window_needs_no_scrolling_sideways(browser: Browser, server: L
     narrow.close()
 
 
-def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(browser: Browser, tmp_path: Path) -> None:
+def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(browser, tmp_path):
     start_ms = time.time_ns() // 10**6 - 7_200_000
     for index in range(3):
         states = {f"{index}a": "done", f"{index}b": "pending" if index == 2 else "done"}
@@ -154,9 +149,7 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         assert page.errors == []
 
 
-def test_the_page_follows_a_run_that_has_not_begun_and_says_when_the_server_is_gone(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_the_page_follows_a_run_that_has_not_begun_and_says_when_the_server_is_gone(browser, tmp_path):
     write_live_run(tmp_path / "run", 0, now_ms=time.time_ns() // 10**6, waiting=3, seconds=5)
     with LiveServer(tmp_path, tmp_path / "run", interval_s=0.1, env={"BADCJOBS_TOKEN": TOKEN}) as server:
         stranger = browser.open(f"{server.url}/?token=wrong")
@@ -182,7 +175,7 @@ def test_the_page_follows_a_run_that_has_not_begun_and_says_when_the_server_is_g
         page.wait_for("document.body.dataset.state === 'reconnecting'")
 
 
-def test_this_machines_devices_are_shown_without_tasks(browser: Browser, tmp_path: Path) -> None:
+def test_this_machines_devices_are_shown_without_tasks(browser, tmp_path):
     with LiveServer(tmp_path, "--simulate", "2", interval_s=0.2) as server:
         page = browser.open(server.url + "/", ready=LIVE)
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")

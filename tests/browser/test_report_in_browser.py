@@ -4,7 +4,6 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from rooms.report import ASSETS, summarize_database, write_page
 from rooms.report import page as make_page
-from support.browser import Browser, BrowserError, Page
+from support.browser import BrowserError
 from support.synthetic_job import write_job
 from support.task_files import TaskFile, merge_run
 
@@ -25,14 +24,14 @@ TIMES = "span('time')"
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
-def write_report(database: Path, path: Path) -> str:
+def write_report(database, path):
     """Write the page of a job and return its address."""
     write_page(summarize_database(database), path, database)
     return path.as_uri()
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job(tmp_path_factory):
     """The database of a job of 26 tasks on 104 devices: one node is slow, chunks fail, a recorder dies."""
     folder = tmp_path_factory.mktemp("june")
     write_job(folder, 26, chunks=24)
@@ -41,23 +40,23 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(job: Path) -> str:
+def report(job):
     return write_report(job, job.with_name("report.html"))
 
 
-def open_report(browser: Browser, url: str, **size: int) -> Page:
+def open_report(browser, url, **size):
     page = browser.open(url, ready=READY, **size)
     page.evaluate(LOOK)
     return page
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Browser, report: str) -> Page:
+def tab(browser, report):
     return open_report(browser, report)
 
 
 @pytest.fixture
-def page(tab: Page) -> Iterator[Page]:
+def page(tab):
     """The page as it was opened; it must not have said anything when the test is over."""
     tab.call("Page.bringToFront")
     tab.prefer()
@@ -66,7 +65,7 @@ def page(tab: Page) -> Iterator[Page]:
     assert tab.errors == []
 
 
-def tooltip(page: Page, chart: str, across: float = 0.5, down: float = 0.4) -> str:
+def tooltip(page, chart, across=0.5, down=0.4):
     """Point at a chart and return what it says there; the first time it may still be painting."""
     for _ in range(20):
         page.point_at(*page.center(f"#chart-{chart}", across, down))
@@ -79,15 +78,13 @@ def tooltip(page: Page, chart: str, across: float = 0.5, down: float = 0.4) -> s
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_loads_without_a_word_on_the_console_asks_for_nothing_but_itself_and_draws_every_chart(
-    page: Page, report: str
-) -> None:
+def test_it_loads_without_a_word_on_the_console_asks_for_nothing_but_itself_and_draws_every_chart(page, report):
     for chart in CHARTS:
         assert page.wait_for(f"painted('{chart}') > 2000"), chart
     assert (page.errors, page.requests) == ([], [report])
 
 
-def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(browser: Browser, report: str) -> None:
+def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(browser, report):
     page = open_report(browser, report)
     page.evaluate("misbehave()")
     refused = page.wait_for("window.thrown && refused.length >= 3 && refused.map((one) => one.split('-')[0])")
@@ -99,7 +96,7 @@ def test_nothing_could_leave_the_page_and_a_script_that_fails_would_be_noticed(b
     page.close()
 
 
-def test_text_from_files_stays_text_wherever_it_is_shown(browser: Browser, job: Path, tmp_path: Path) -> None:
+def test_text_from_files_stays_text_wherever_it_is_shown(browser, job, tmp_path):
     """In this job every text that comes from a file would like to be a script."""
     folder = tmp_path / "<script>window.hacked = 1"
     folder.mkdir()
@@ -126,7 +123,7 @@ def test_text_from_files_stays_text_wherever_it_is_shown(browser: Browser, job: 
 # --- charts and tables ------------------------------------------------------------------------------------------------
 
 
-def test_pointing_at_a_chart_says_what_is_there(page: Page) -> None:
+def test_pointing_at_a_chart_says_what_is_there(page):
     said = tooltip(page, "timeline", across=0.3)
     assert all(word in said for word in ("4821_", "device", "working"))
     said = tooltip(page, "power_w")
@@ -137,7 +134,7 @@ def test_pointing_at_a_chart_says_what_is_there(page: Page) -> None:
     assert "chunks" in bars
 
 
-def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_goes_back(page: Page) -> None:
+def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_goes_back(page):
     start, end = page.evaluate(TIMES)
     x, y = page.center("#chart-temperature_c", 0.4)
     page.drag(x, y, x + 80, y)
@@ -153,7 +150,7 @@ def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_
     page.wait_for(f"{TIMES}[0] === {start} && {TIMES}[1] === {end}")
 
 
-def test_a_device_can_be_picked_a_task_be_found_and_the_rows_be_tasks_or_devices(page: Page) -> None:
+def test_a_device_can_be_picked_a_task_be_found_and_the_rows_be_tasks_or_devices(page):
     mean = "model('power_w-mean').data"
     before = page.evaluate(f"JSON.stringify({mean}.y)")
     names = page.texts("#pick option")
@@ -174,7 +171,7 @@ def test_a_device_can_be_picked_a_task_be_found_and_the_rows_be_tasks_or_devices
     page.fill("#by", "rows", "change")
 
 
-def test_a_long_table_is_folded_filtered_and_sorted_by_its_numbers(page: Page) -> None:
+def test_a_long_table_is_folded_filtered_and_sorted_by_its_numbers(page):
     shown = "#{}-table tbody tr:not([hidden]) > :first-child"
     assert page.count(shown.format("device")) == 15
     assert f"15 of {DEVICES} rows" in page.texts("#devices .bar")[0]
@@ -201,12 +198,12 @@ def test_a_long_table_is_folded_filtered_and_sorted_by_its_numbers(page: Page) -
 # --- for everybody ----------------------------------------------------------------------------------------------------
 
 
-def lightness(color: str) -> float:
+def lightness(color):
     red, green, blue = (int(part) for part in color.removeprefix("rgb(").rstrip(")").split(",")[:3])
     return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
-def test_all_text_can_be_read_in_light_and_in_dark_and_the_charts_follow(page: Page) -> None:
+def test_all_text_can_be_read_in_light_and_in_dark_and_the_charts_follow(page):
     seen = set()
     for dark in (False, True):
         page.prefer(dark=dark)
@@ -218,7 +215,7 @@ def test_all_text_can_be_read_in_light_and_in_dark_and_the_charts_follow(page: P
     assert len(seen) == 2
 
 
-def test_the_keyboard_reaches_everything_and_the_focus_can_be_seen(page: Page) -> None:
+def test_the_keyboard_reaches_everything_and_the_focus_can_be_seen(page):
     page.evaluate("document.querySelector('.skip').focus()")
     for _ in range(page.evaluate("reachable().length")):
         page.evaluate("noteFocus()")
@@ -227,9 +224,9 @@ def test_the_keyboard_reaches_everything_and_the_focus_can_be_seen(page: Page) -
     assert page.evaluate(f"[{left}, unseen]") == [[], []]
 
 
-def test_a_screen_reader_finds_landmarks_headings_and_a_name_for_everything(page: Page) -> None:
+def test_a_screen_reader_finds_landmarks_headings_and_a_name_for_everything(page):
     page.call("Accessibility.enable")
-    names: dict[str, list[str]] = {}
+    names = {}
     for one in page.call("Accessibility.getFullAXTree")["nodes"]:
         if not one.get("ignored"):
             role = one.get("role", {}).get("value", "")
@@ -246,9 +243,7 @@ def test_a_screen_reader_finds_landmarks_headings_and_a_name_for_everything(page
     assert page.count("tbody tr:not(:has(th, td))") == 0
 
 
-def test_on_a_telephone_nothing_sticks_out_and_times_do_not_run_into_each_other(
-    browser: Browser, page: Page, report: str
-) -> None:
+def test_on_a_telephone_nothing_sticks_out_and_times_do_not_run_into_each_other(browser, page, report):
     small = open_report(browser, report, width=420, height=800)
     assert small.evaluate("document.documentElement.scrollWidth") <= 420
     for one in (small, page):
@@ -258,7 +253,7 @@ def test_on_a_telephone_nothing_sticks_out_and_times_do_not_run_into_each_other(
     small.close()
 
 
-def test_without_script_every_row_is_there_to_be_read(browser: Browser, report: str) -> None:
+def test_without_script_every_row_is_there_to_be_read(browser, report):
     page = browser.open("about:blank#1")
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.call("Page.navigate", url=report)
@@ -268,7 +263,7 @@ def test_without_script_every_row_is_there_to_be_read(browser: Browser, report: 
     page.close()
 
 
-def test_printed_it_is_dark_on_white_without_what_only_a_screen_needs(page: Page) -> None:
+def test_printed_it_is_dark_on_white_without_what_only_a_screen_needs(page):
     page.prefer(dark=True)
     page.wait_for("document.documentElement.dataset.charts === 'dark'")
     page.prefer(dark=True, media="print")
@@ -288,7 +283,7 @@ def test_printed_it_is_dark_on_white_without_what_only_a_screen_needs(page: Page
     assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
 
 
-def test_a_table_as_long_as_a_book_is_printed_as_it_is_shown(browser: Browser, tmp_path: Path) -> None:
+def test_a_table_as_long_as_a_book_is_printed_as_it_is_shown(browser, tmp_path):
     body = "".join(
         f'<div><table id="{name}" data-fold="15"><thead><tr><th>n</thead><tbody>{"<tr><td>1" * many}</table></div>'
         for name, many in (("short", 1000), ("long", 1001))
@@ -304,9 +299,7 @@ def test_a_table_as_long_as_a_book_is_printed_as_it_is_shown(browser: Browser, t
 # --- other jobs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read(browser, tmp_path):
     TaskFile(tmp_path, states={"a": "done", "b": "failed"}, samples=0).write()
     merge_run(tmp_path)
     bare = open_report(browser, write_report(tmp_path / "job.sqlite", tmp_path / "report.html"))
@@ -317,9 +310,7 @@ def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read
     assert bare.errors == []
 
 
-def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(
-    browser: Browser, job: Path, tmp_path: Path
-) -> None:
+def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(browser, job, tmp_path):
     summary = summarize_database(job)
     first, *others = summary.facts.tasks
     silent = replace(first, verdict=None, slurm_state=None, heard_at_ms=first.last_sign_ms)

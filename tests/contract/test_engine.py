@@ -12,18 +12,16 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from rooms import root, workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from rooms.root import BadcjobsError, Engine, More, Session, SessionBroken, SubprocessLauncher, nothing_more
+from rooms.root import BadcjobsError, SessionBroken, SubprocessLauncher, nothing_more
 from rooms.workers import (
     WORKER,
     CommandEngine,
@@ -37,7 +35,6 @@ from support.audio import make_wav
 from support.fake_hawkears import CODES, NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.waiting import wait_for
 
 CLOCK = root.SystemClock()
@@ -58,7 +55,7 @@ ON_CUDA = {"device": "cuda", "name": "Tesla V100"}
 class Place:
     """Stand-in installations, audio, sessions, and a look at the processes that carry this test's mark."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.mark = f"contract-{os.getpid()}-{folder.name}"
         self.root, self.root1 = make_fake_root(folder / "root"), make_fake_hawkears1(folder / "HawkEars")
@@ -70,15 +67,13 @@ class Place:
         }  # fmt: skip
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
         self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
-        self.sessions: list[Session] = []
+        self.sessions = []
         # Threads that outlive what they feed: a process dies with the thread that has started it.
         self.pool = ThreadPoolExecutor(4)
         self.scratch = folder / "scratch" / "worker-0"
         self.scratch.mkdir(parents=True)
 
-    def engine(
-        self, kind: str, *args: str, slow_s: float = 0, limit: HangTimeout | None = None, cpu: bool = False, **env: str
-    ) -> Engine:
+    def engine(self, kind, *args, slow_s=0, limit=None, cpu=False, **env):
         """Make an engine by its name, or by the template of a command; behind a program that is put before it."""
         kind, behind, _ = kind.partition(" behind")
         args = {"demo": (*args, f"--burn-s={slow_s}"), MANY: ("--batch=4",)}.get(kind, args)
@@ -92,38 +87,38 @@ class Place:
             return HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
         return CommandEngine(start, f"sh {DATA}/listen.sh {kind}", limit)
 
-    def open(self, engine: Engine, plan: WorkerPlan = GPU) -> Session:
+    def open(self, engine, plan=GPU):
         self.sessions.append(engine.open(plan, self.scratch))
         return self.sessions[-1]
 
-    def process(self, engine: Engine, batch: Sequence[Chunk], plan: WorkerPlan = GPU) -> dict[str, ChunkResult]:
+    def process(self, engine, batch, plan=GPU):
         session = self.open(engine, plan)
         try:
             return feed(session, batch)
         finally:
             session.close()
 
-    def broken(self, engine: Engine, batch: Sequence[Chunk]) -> tuple[str, bool, str]:
+    def broken(self, engine, batch):
         with pytest.raises(SessionBroken) as broken:
             self.process(engine, batch)
         return broken.value.error_class, broken.value.at_start, str(broken.value)
 
-    def good(self, name: str, seconds: float = 3, end_ms: int | None = None) -> Chunk:
+    def good(self, name, seconds=3, end_ms=None):
         tone_hz = 900 + sum(name.encode()) % 3000
         return chunk(make_wav(self.folder / "audio" / f"{name}.wav", seconds, loud=[(0.3, 0.6)][: seconds > 0.6],
                               tone_hz=tone_hz), end_ms)  # fmt: skip
 
-    def file(self, name: str, content: bytes) -> Chunk:
+    def file(self, name, content):
         path = self.folder / "audio" / f"{name}.wav"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
         return chunk(path)
 
-    def fake(self, name: str, word: str) -> Chunk:
+    def fake(self, name, word):
         """Make a recording at which a stand-in misbehaves."""
         return self.file(name, f"#fake {word} {name}\n".encode())
 
-    def environs(self) -> dict[psutil.Process, dict[str, str]]:
+    def environs(self):
         """Return the environments of the workers; one that becomes another program shows none."""
         found = {}
         for process in psutil.process_iter():
@@ -135,7 +130,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path):
     place = Place(tmp_path)
     yield place
     for session in place.sessions:
@@ -145,31 +140,31 @@ def place(tmp_path: Path) -> Iterator[Place]:
     assert place.environs() == {}, "something is still running"
 
 
-def chunk(path: Path, end_ms: int | None = None) -> Chunk:
+def chunk(path, end_ms=None):
     return Chunk(path.stem, path.stem, str(path), str(path), 0, end_ms)
 
 
-def feed(session: Session, batch: Sequence[Chunk], more: More = nothing_more) -> dict[str, ChunkResult]:
+def feed(session, batch, more=nothing_more):
     results = [news for news in session.process(batch, more) if isinstance(news, ChunkResult)]
     found = {one.chunk.chunk_id: one for one in results}
     assert len(found) == len(results), "a chunk has two results"
     return found
 
 
-def classes(results: dict[str, ChunkResult]) -> dict[str, str | None]:
+def classes(results):
     return {name: result.error_class for name, result in sorted(results.items())}
 
 
 class Feeding:
     """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
 
-    def __init__(self, place: Place, session: Session, batch: Sequence[Chunk]) -> None:
-        self.started: list[str] = []
-        self.results: list[ChunkResult] = []
-        self.broken: SessionBroken | None = None
+    def __init__(self, place, session, batch):
+        self.started = []
+        self.results = []
+        self.broken = None
         self._done = place.pool.submit(self._feed, session, batch)
 
-    def _feed(self, session: Session, batch: Sequence[Chunk]) -> None:
+    def _feed(self, session, batch):
         try:
             for news in session.process(batch):
                 if isinstance(news, ChunkStarted):
@@ -179,7 +174,7 @@ class Feeding:
         except SessionBroken as error:
             self.broken = error
 
-    def end(self) -> Feeding:
+    def end(self):
         self._done.result(30)
         return self
 
@@ -188,7 +183,7 @@ class Feeding:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Place, kind: str) -> None:
+def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place, kind):
     engine, before_ms = place.engine(kind, cpu=True), CLOCK.now_ms()
     engine.check()
     session = place.open(engine)
@@ -217,7 +212,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
         assert Path(one.audio_path).name in (result.error or "")
     waiting, asked = [place.good(name, 1) for name in "cdefgh"], list[tuple[int, int]]()
 
-    def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+    def more(wanted, *, idle=0):
         asked.append((wanted, idle))
         return [waiting.pop(0) for _ in range(min(len(waiting), max(wanted, idle)))]
 
@@ -230,7 +225,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place: Plac
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(place: Place, kind: str) -> None:
+def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(place, kind):
     session, few = place.open(place.engine(kind, slow_s=0.1)), [place.good("a", 1), place.good("b", 1)]
     feeding = Feeding(place, session, [*few, *(place.good(name, 1) for name in "cdefghijkl")])
     environ = next(iter(wait_for(place.environs, "a worker").values()))
@@ -248,9 +243,7 @@ def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(place
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(
-    place: Place, kind: str
-) -> None:
+def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_session_works(place, kind):
     batch = [place.good(name, 1) for name in "abc"]
     for outside in (False, True):
         session = place.open(place.engine(kind, slow_s=60), CPU)
@@ -279,11 +272,11 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
 # --- the lines of a worker --------------------------------------------------------------------------------------------
 
 
-def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptureFixture, pages: Pages) -> None:
+def test_what_every_line_of_a_worker_means(place, caplog, pages):
     batch = [Chunk("r", "a", "a.wav", "/a.wav", 0, 30_000), Chunk("r", "b", "b.wav", "/b.wav")]
     start, said = EngineStart((), place.environ, place.launchers[""], HandClock(9000)), list[str]()
 
-    def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+    def more(wanted, *, idle=0):
         said.append(f"    asks for {wanted}, idle {idle}")
         return ()
 
@@ -317,7 +310,7 @@ def test_what_every_line_of_a_worker_means(place: Place, caplog: pytest.LogCaptu
 # --- HawkEars 2 -------------------------------------------------------------------------------------------------------
 
 
-def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_signals(place: Place) -> None:
+def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_signals(place):
     """The lines between us and the worker program: its own docstring promises them."""
     batch = [place.good(name) for name in "abcdefgh"]
     orders = [json.dumps({"id": number, "audio": one.audio_path}) for number, one in enumerate(batch)]
@@ -351,7 +344,7 @@ def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_si
         assert "HawkEars prints what it likes" in said, "not between our lines"
 
 
-def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) -> None:
+def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place):
     batch = [
         place.good("a"), place.file("bad", b"no audio" * 9), place.file("empty", b""), place.fake("oom", "oom"),
         place.good("b"), place.fake("error", "traceback"), place.fake("full", "full"),
@@ -380,13 +373,13 @@ def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place: Place) 
     assert log.count("memory freed") == 1
 
 
-def test_where_only_some_threads_find_room_the_others_do_all(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_only_some_threads_find_room_the_others_do_all(place, caplog):
     engine = place.engine("hawkears", "--threads", "3", slow_s=0.05, FAKE_HAWKEARS_ROOM="2")
     assert classes(place.process(engine, [place.good(name) for name in "abcdef"])) == dict.fromkeys("abcdef")
     assert "a worker continues with fewer threads (2): " in caplog.text
 
 
-def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place: Place) -> None:
+def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place):
     """HawkEars knows the recordings of its list by their names."""
     for options, absent, least in (("--lat 50 --lon -120 --min_score 0.85", ("RUGR", "STGR"), 0.85),
                                    ("--region CA-BC", ("RUGR", "STGR"), 0), ("--region CA-NT", (), 0)):  # fmt: skip
@@ -399,11 +392,11 @@ def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place:
     assert {d.label: d.label_name for d in other}.items() <= {code.lower(): NAMES.get(code) for code in CODES}.items()
 
 
-def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place: Place) -> None:
+def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place):
     good, long_ago = place.good("good"), HangTimeout(start_s=60, least_s=0.5)
     long_ago.learn(0.01, 3)
 
-    def told(*args: str, batch: Sequence[Chunk] = (good,), **more: Any) -> tuple[str, bool]:
+    def told(*args, batch=(good,), **more):
         return place.broken(place.engine("hawkears", *args, **more), batch)[:2]
 
     assert told("--threads", "1", batch=[place.fake("SIGSEGV", "SIGSEGV"), good]) == ("engine_crash", False)
@@ -426,14 +419,14 @@ def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(plac
         assert (found[0], said in found[2]) == (error_class, True), found
 
 
-def test_the_cpu_is_accepted_where_it_was_agreed(place: Place) -> None:
+def test_the_cpu_is_accepted_where_it_was_agreed(place):
     for kind, plan, cpu in (("hawkears", GPU, True), ("hawkears", SIMULATED, False), ("hawkears", CPU, False),
                             ("hawkears1", CPU, False)):  # fmt: skip
         engine = place.engine(kind, cpu=cpu, FAKE_HAWKEARS_CUDA="0")
         assert place.process(engine, [place.good("a")], plan)["a"].ok
 
 
-def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place: Place, pages: Pages) -> None:
+def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     fine = place.engine("hawkears", "--threads", "2", "--region", "CA-NT")
     fine.check()
     assert (fine.version or "").startswith("2.3.0, 3 models ")
@@ -463,7 +456,7 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place: Place, pages
 # --- HawkEars 1 -------------------------------------------------------------------------------------------------------
 
 
-def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place: Place) -> None:
+def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place):
     long = f"it's a {'b' * 44}"
     batch = [place.good("a"), place.file("bad", b"no audio"), place.good(long), place.fake("quiet", "silence")]
     results = place.process(place.engine("hawkears1"), batch)
@@ -489,7 +482,7 @@ def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batc
 # --- less memory, and any program -------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place: Place) -> None:
+def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place):
     for kind in ("hawkears", "hawkears1", "demo"):
         args = ("--room-s=40",) if kind == "demo" else ("--min_score", "0.1", "--threads", "3")
         engine = place.engine(kind, *args, FAKE_HAWKEARS_ROOM_S="40")
@@ -500,7 +493,7 @@ def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place: Place) ->
         ), kind  # fmt: skip
 
 
-def test_a_program_is_told_what_and_where_and_lean_it_gets_one_chunk_at_a_time(place: Place) -> None:
+def test_a_program_is_told_what_and_where_and_lean_it_gets_one_chunk_at_a_time(place):
     for template, plan, *runs in (
         (ONE + " {device} {device_index} {chunk_id}", GPU, "- 8 a a GPU-1 1 GPU-1 3 a", "- 8 b b GPU-1 1 GPU-1 3 b"),
         (ONE + " [{device}{device_index}]", CPU, "- 2 a a  1 []", "- 2 b b  1 []"),
@@ -514,7 +507,7 @@ def test_a_program_is_told_what_and_where_and_lean_it_gets_one_chunk_at_a_time(p
 
 
 @pytest.mark.parametrize("template", [ONE, MANY])
-def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(place: Place, template: str) -> None:
+def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(place, template):
     good, engine = place.good("good"), place.engine(template)
     for word, error_class in {
         "nothing": "no_output", "half": "bad_output", "exit-3": "exit_code", "exit-memory": "out_of_memory",
@@ -537,7 +530,7 @@ def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(plac
     assert place.broken(gone, [good])[:2] == ("no_program", True)
 
 
-def test_a_program_hangs_when_it_is_silent_not_when_it_takes_long(place: Place) -> None:
+def test_a_program_hangs_when_it_is_silent_not_when_it_takes_long(place):
     hasty, patient = HangTimeout(start_s=0, least_s=0.5, slowest=0.1), HangTimeout(start_s=0, least_s=2, slowest=0.1)
     for limit in (hasty, patient):
         limit.learn(0.01, 3)

@@ -4,17 +4,16 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from rooms.devices import AmdReader, NvidiaSmiReader, NvmlReader, ReplayReader, SimulatedDevice, SimulatedReader
 from rooms.model import METRICS, Reading
-from rooms.root import Clock, DeviceUnreadable, GpuReader, SystemClock
+from rooms.root import DeviceUnreadable, GpuReader, SystemClock
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml
 from support.hand_clock import HandClock
-from support.recorded_tape import Said, write_recording
+from support.recorded_tape import write_recording
 
 COUNT = 4
 FRACTIONS = {"power_w", "energy_j"} | {
@@ -41,21 +40,21 @@ class Bench:
 SIMULATED = {metric: metric for metric in (*GIVEN, "energy_j", "busy_percent")}
 
 
-def simulated(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
+def simulated(clock, patch, folder):
     """Device 3 has it in its script to be lost after an hour."""
 
-    def opened(*unsupported: str) -> GpuReader:
+    def opened(*unsupported):
         devices = (SimulatedDevice(1, unsupported=unsupported), SimulatedDevice(3, lost_at_s=3600))
         return SimulatedReader(COUNT, devices, clock=clock, started_at_ms=clock.now_ms())
 
     return Bench(clock, opened, lambda: clock.sleep(3600), SIMULATED)
 
 
-def nvml(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
+def nvml(clock, patch, folder):
     """The real binding on the stand-in library."""
     library = FakeNvml(patch, devices=COUNT)
 
-    def opened(*unsupported: str) -> GpuReader:
+    def opened(*unsupported):
         library.set(unsupported=",".join(f"{call}:1" for call in unsupported))
         return NvmlReader(clock)
 
@@ -63,26 +62,26 @@ def nvml(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     return Bench(clock, opened, lambda: library.set(lost=3), refusable)
 
 
-def nvidia_smi(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
+def nvidia_smi(clock, patch, folder):
     """A stand-in program, in real time: it talks on its own."""
     program = FakeNvidiaSmi(folder, devices=COUNT)
 
-    def opened(*unsupported: str) -> GpuReader:
+    def opened(*unsupported):
         program.set(unsupported={field: [1] for field in unsupported})
         return NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03)
 
-    def lose() -> None:
+    def lose():
         program.set(lost=[3])
         program.wait_for_rounds()
 
     return Bench(clock, opened, lose, {"busy_percent": "utilization.gpu", "power_w": "power.draw"})
 
 
-def amd(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
+def amd(clock, patch, folder):
     """A stand-in package, with ROCm 7's answers."""
     package = FakeAmdsmi(patch, devices=COUNT)
 
-    def opened(*unsupported: str) -> GpuReader:
+    def opened(*unsupported):
         package.set(unsupported=",".join(f"{call}:1" for call in unsupported))
         return AmdReader(clock)
 
@@ -90,13 +89,13 @@ def amd(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
     return Bench(clock, opened, lambda: package.set(lost=3), refusable, r"GPU-[0-9a-f]{16}", "Device Not found")
 
 
-def replay(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
+def replay(clock, patch, folder):
     """Five minutes of simulated devices, a sample every 10 s; device 3 was lost in the fourth."""
 
-    def opened(*unsupported: str) -> GpuReader:
+    def opened(*unsupported):
         source = SimulatedReader(COUNT, clock=HandClock(), started_at_ms=0)
 
-        def said(index: int, at_s: float) -> Said:
+        def said(index, at_s):
             if index == 3 and at_s >= 240:
                 return "GPU is lost"
             then = HandClock(round(at_s * 1000))
@@ -112,16 +111,15 @@ def replay(clock: HandClock, patch: pytest.MonkeyPatch, folder: Path) -> Bench:
 
 
 @pytest.fixture(params=[simulated, nvml, nvidia_smi, amd, replay])
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    bench: Bench = request.param(HandClock(), monkeypatch, tmp_path)
-    return bench
+def bench(request, monkeypatch, tmp_path):
+    return request.param(HandClock(), monkeypatch, tmp_path)
 
 
-def uuids(reader: GpuReader) -> list[str]:
+def uuids(reader):
     return [device.uuid for device in reader.inventory()]
 
 
-def check_reading(reader: GpuReader, reading: Reading) -> None:
+def check_reading(reader, reading):
     """See numbers of their kind, and reasons for what is missing."""
     given = {metric: getattr(reading, metric) for metric in METRICS if getattr(reading, metric) is not None}
     assert set(GIVEN) <= given.keys()
@@ -134,7 +132,7 @@ def check_reading(reader: GpuReader, reading: Reading) -> None:
         assert reading.sources["busy_percent"]
 
 
-def test_every_device_is_listed_and_read_with_numbers_of_their_kind(bench: Bench) -> None:
+def test_every_device_is_listed_and_read_with_numbers_of_their_kind(bench):
     reader, other = bench.open(), bench.open()
     devices = reader.inventory()
     assert [device.index for device in devices] == [0, 1, 2, 3]
@@ -157,7 +155,7 @@ def test_every_device_is_listed_and_read_with_numbers_of_their_kind(bench: Bench
     reader.close(), other.close()
 
 
-def test_unsupported_metrics_are_none_with_a_reason_and_a_lost_device_is_unreadable(bench: Bench) -> None:
+def test_unsupported_metrics_are_none_with_a_reason_and_a_lost_device_is_unreadable(bench):
     reader = bench.open(*" ".join(bench.refusable.values()).split())
     first, second, third, doomed = uuids(reader)
     healthy = reader.read(first)
@@ -177,7 +175,7 @@ def test_unsupported_metrics_are_none_with_a_reason_and_a_lost_device_is_unreada
     reader.close()
 
 
-def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(bench: Bench) -> None:
+def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(bench):
     reader, unlisted = bench.open(), bench.open()
     for uuid in ("GPU-00000000-0000-0000-0000-000000000000", "nonsense", ""):
         with pytest.raises(DeviceUnreadable, match=r"\w"):
@@ -195,7 +193,7 @@ def test_a_reader_is_robust_to_unknown_uuids_to_reading_first_and_to_closing(ben
 
 
 @pytest.mark.parametrize("kind", [SystemClock, HandClock])
-def test_time_goes_forward_by_what_was_slept_in_whole_milliseconds_of_this_century(kind: type[Clock]) -> None:
+def test_time_goes_forward_by_what_was_slept_in_whole_milliseconds_of_this_century(kind):
     clock = kind()
     assert type(clock.now_ms()) is int
     assert 1_600_000_000_000 < clock.now_ms() < 5_000_000_000_000
@@ -207,7 +205,7 @@ def test_time_goes_forward_by_what_was_slept_in_whole_milliseconds_of_this_centu
     assert seen[1][0] - seen[0][0] >= 19 and seen[1][1] - seen[0][1] >= 0.0199
 
 
-def test_the_system_clock_tells_utc_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_clock_tells_utc_and_never_goes_back(monkeypatch):
     clock = SystemClock()
     before_ms, wall_s = clock.now_ms(), time.time()
     assert abs(before_ms - wall_s * 1000) < 500

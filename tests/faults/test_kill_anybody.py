@@ -7,15 +7,13 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, Program, Site, array_task, rows
+from support.badcjobs_program import MANIFEST_HEADER, array_task, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
@@ -54,7 +52,7 @@ VARIANTS = {
 }
 
 
-def engine(site: Site, name: str, chunk_s: float) -> tuple[object, ...]:
+def engine(site, name, chunk_s):
     if name == "demo":
         return "--engine", "demo", f"--engine-arg=--burn-s={chunk_s}"
     if name == "hawkears":
@@ -70,7 +68,7 @@ class Work:
     Audio differs from chunk to chunk: which tenths of a second are loud tells its number.
     """
 
-    def __init__(self, site: Site, chunks: int, name: str) -> None:
+    def __init__(self, site, chunks, name):
         self.site, self.chunks, self.name, self.variant = site, chunks, name, VARIANTS[name]
         self.manifest = site.folder / "manifest.csv"
         lines = [MANIFEST_HEADER]
@@ -84,7 +82,7 @@ class Work:
         assert undisturbed.exit_code == 0, undisturbed.stderr
         self.expected = self.result(site.folder / "undisturbed")
 
-    def start(self, out: Path, *, chunk_s: float, env: dict[str, str] | None = None) -> Program:
+    def start(self, out, *, chunk_s, env=None):
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.variant.mode}")
@@ -93,7 +91,7 @@ class Work:
         options = (*quick, *engine(self.site, self.name, chunk_s))
         return self.site.start("run", self.manifest, "--out", out, *options, env=env)
 
-    def result(self, out: Path) -> list[list[tuple[Any, ...]]]:
+    def result(self, out):
         """Merge, and return the science in it, whoever did it and when."""
         merged = self.site.badcjobs("merge", out)
         assert merged.exit_code == 0, merged.stderr
@@ -104,21 +102,21 @@ class Work:
 class Campaign:
     """One run, whoever is killed in it, and the account of that."""
 
-    def __init__(self, work: Work, kills: int, seed: int) -> None:
+    def __init__(self, work, kills, seed):
         self.work, self.site, self.wanted = work, work.site, kills
         self.chance = random.Random(seed)
-        self.kills: Counter[str] = Counter()
-        self.seen: dict[str, set[tuple[Any, ...]]] = {table: set() for table in PRECIOUS}  # at the kills
+        self.kills = Counter()
+        self.seen = {table: set() for table in PRECIOUS}  # at the kills
         self.at_most_in_flight = 0  # begun, and in the hands of those who were killed
-        self.wrappers: list[int] = []
+        self.wrappers = []
         self.program = self._start()
 
-    def _start(self) -> Program:
+    def _start(self):
         program = self.work.start(self.site.out, chunk_s=self.work.variant.chunk_s)
         self.wrappers.append(program.pid)
         return program
 
-    def is_over(self) -> bool:
+    def is_over(self):
         """Start the same command again if its wrapper was killed; whatever else ends it, but success, is a failure."""
         if self.program.running:
             return False
@@ -129,7 +127,7 @@ class Campaign:
         self.program = self._start()
         return False
 
-    def strike(self) -> None:
+    def strike(self):
         """Kill one of those who are there, each kind as likely as any other."""
         while True:
             left_s = (self.work.chunks - len(self.seen["chunk"])) * self.work.variant.chunk_s / DEVICES
@@ -137,7 +135,7 @@ class Campaign:
             time.sleep(self.chance.uniform(0, min(LONGEST_PAUSE_S, 1.5 * share_s)))  # the moment is what is tried here
             assert not self.is_over(), f"the work is over after {self.kills.total()} kills: it needs more chunks"
             with everybody_standing_still(self.site) as everybody:
-                kinds: dict[str, list[psutil.Process]] = {}
+                kinds = {}
                 for process in everybody:
                     with suppress(psutil.Error):
                         kinds.setdefault(self._kind(process), []).append(process)
@@ -147,14 +145,14 @@ class Campaign:
                     self._kill(kind, self.chance.choice(sorted(kinds[kind], key=lambda process: process.pid)))
                     return
 
-    def _kind(self, process: psutil.Process) -> str:
+    def _kind(self, process):
         if process.pid in self.wrappers:
             return "wrapper"
         if any("recorder_process" in word for word in process.cmdline()):
             return "recorder" if process.ppid() in self.wrappers else "recorder of a dead wrapper"
         return "worker" if process.ppid() in self.wrappers else "child of a worker"
 
-    def _kill(self, kind: str, victim: psutil.Process) -> None:
+    def _kill(self, kind, victim):
         self.kills[kind] += 1
         for live in (half for folder in live_folders(self.site) for half in halves(folder) if half.exists()):
             for table, sql in PRECIOUS.items():
@@ -163,7 +161,7 @@ class Campaign:
         if "recorder" not in kind:
             self.at_most_in_flight += self.work.variant.lanes * (DEVICES if kind == "wrapper" else 1)
 
-    def check_account(self, job: Path) -> None:
+    def check_account(self, job):
         """Compare what was finished and begun with what is in the job database."""
         done = Counter(rows(job, "SELECT recording_id, chunk_id FROM attempt WHERE outcome = 'done'"))
         lost = {table: self.seen[table] - set(self.site.rows(sql)) for table, sql in PRECIOUS.items()}
@@ -176,7 +174,7 @@ class Campaign:
 
 
 @contextmanager
-def everybody_standing_still(site: Site) -> Iterator[list[psutil.Process]]:
+def everybody_standing_still(site):
     """Stop the time for all processes of a site, so that what is committed at this moment can be seen."""
     stopped = []
     for process in site.processes():
@@ -191,9 +189,7 @@ def everybody_standing_still(site: Site) -> Iterator[list[psutil.Process]]:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(
-    site: Site, name: str, pytestconfig: pytest.Config
-) -> None:
+def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(site, name, pytestconfig):
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     kills = max(1, round(VARIANTS[name].share * pytestconfig.getoption("--count")))
     print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
@@ -207,7 +203,7 @@ def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happe
     campaign.check_account(site.out / "job.sqlite")
 
 
-def test_two_live_copies_of_the_same_array_task_do_no_harm(site: Site) -> None:
+def test_two_live_copies_of_the_same_array_task_do_no_harm(site):
     """A node is thought dead and its task started elsewhere, while the old one goes on: the same index, twice."""
     work = Work(site, 24, "demo")
     granted = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1"}

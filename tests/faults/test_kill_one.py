@@ -5,12 +5,11 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 from rooms.workers import query_hawkears
-from support.badcjobs_program import NOT_LATE, Program, Site, array_task, rows
+from support.badcjobs_program import NOT_LATE, array_task, rows
 from support.fake_hawkears import fake_package_environ, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
 from support.waiting import wait_for
@@ -22,7 +21,7 @@ SAMPLES = "SELECT at_ms, device_id FROM sample"
 both_modes = pytest.mark.parametrize("mode", ["local", "shared"])  # the live files: on the node, or in the run folder
 
 
-def start(site: Site, chunks: int = 6, *, mode: str = "local", publish_every_s: float = 0.1) -> Program:
+def start(site, chunks=6, *, mode="local", publish_every_s=0.1):
     """Start a run on two devices and wait until both have a chunk and telemetry is written."""
     config = ("--config", f"run.live_mode={mode}", "--config", f"run.publish_every_s={publish_every_s}")
     program = site.start_run(site.manifest(chunks), *ENGINE, *config)
@@ -30,7 +29,7 @@ def start(site: Site, chunks: int = 6, *, mode: str = "local", publish_every_s: 
     return program
 
 
-def kill_the_recorder(site: Site) -> int:
+def kill_the_recorder(site):
     """Kill the recorder once it has written something, and return its process id."""
     samples = len(live_rows(site, SAMPLES))
     wait_for(lambda: len(live_rows(site, SAMPLES)) > samples and site.recorders(), "the recorder is at work")
@@ -44,9 +43,7 @@ def kill_the_recorder(site: Site) -> int:
 
 
 @both_modes
-def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(
-    site: Site, mode: str
-) -> None:
+def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(site, mode):
     """Publishing is so rare that what is in the file afterwards can only be the recorder's work."""
     program = start(site, 10, mode=mode, publish_every_s=600)
     done_now = "SELECT 1 FROM chunk WHERE status = 'done'"
@@ -80,7 +77,7 @@ def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_wha
     assert rows(job, "SELECT verdict FROM task ORDER BY verdict") == [("done",), ("killed",)]
 
 
-def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site: Site) -> None:
+def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site):
     manifest = site.manifest(4)
     program = site.start_run(manifest, *ENGINE, "--no-emit-gpu-telemetry")
     wait_for(lambda: site.task_databases() and site.workers(), "a worker runs")
@@ -92,7 +89,7 @@ def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site: Sit
 
 
 @both_modes
-def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site: Site, mode: str) -> None:
+def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     """All processes at once, and the node's disk with them; what stays in the run folder is no task database."""
     start(site, 8, mode=mode)
     wait_for(lambda: site.task_databases() and site.count("chunk", "status = 'done'") >= 2, "it is published")
@@ -123,9 +120,7 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site: Site, m
 
 
 @both_modes
-def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped_wrapper_nothing(
-    site: Site, mode: str
-) -> None:
+def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped_wrapper_nothing(site, mode):
     """A recorder that is killed a second time is given up, but never the run."""
     program = start(site, 12, mode=mode, publish_every_s=600)
     program.send(signal.SIGSTOP)  # as in a suspended job: it is not dead
@@ -162,7 +157,7 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     assert list(site.local.iterdir()) == []
 
 
-def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_results(site: Site) -> None:
+def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_results(site):
     gate, heard = site.folder / "gate", 'echo start_time,end_time,label,score > "$2"'
     script = site.script("gated.sh", f"while [ ! -e {gate} ]; do sleep 0.05; done\n{heard}")
     program = site.start_run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 2)
@@ -180,7 +175,7 @@ def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_res
     assert rows(site.merged(), STATES) == [("done", 2)]
 
 
-def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site: Site) -> None:
+def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site):
     """There may be no time to start it again."""
     pid = site.folder / "recorder.pid"
     heard = 'echo start_time,end_time,label,score > "$2"'
@@ -197,7 +192,7 @@ def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site: Site) -
     assert site.count("sample", f"at_ms = {from_ms}") == 1, "a gap starts with the last reading before it"
 
 
-def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site: Site) -> None:
+def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site):
     (site.folder / "broken").mkdir()
     (site.folder / "broken" / "sitecustomize.py").write_text(
         "import os, sys\n"
@@ -212,7 +207,7 @@ def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site: Site) -
     assert (site.rows(gap), site.rows(STATES)) == ([(1, 1)], [("done", 3)])
 
 
-def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(site: Site) -> None:
+def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(site):
     """Drivers do hang; the wrapper waits for an answer of the recorder only with a limit."""
     program = start(site, 2)
     (recorder,) = site.recorders()
@@ -248,7 +243,7 @@ if "run" in sys.orig_argv:
 ENDS = {"SIGTERM": (75, "stopped"), "SIGINT": (130, "stopped"), "SIGHUP": (75, "stopped"), "SIGKILL": (-9, "killed")}
 
 
-def start_programs(site: Site, **env: str) -> Program:
+def start_programs(site, **env):
     """Start a run on two devices, and wait until both have a chunk's program, its child and its daemon."""
     script = site.script("program.sh", PROGRAM.format(folder=site.folder))
     options = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--config", "run.grace_s=0")
@@ -259,7 +254,7 @@ def start_programs(site: Site, **env: str) -> Program:
 
 
 @pytest.mark.parametrize("end", [*ENDS, "a bug"])
-def test_nobody_outlives_a_wrapper(site: Site, end: str) -> None:
+def test_nobody_outlives_a_wrapper(site, end):
     bug = site.folder / "bug"
     (site.folder / "edge").mkdir()
     (site.folder / "edge" / "sitecustomize.py").write_text(BUG.format(bug=str(bug)))
@@ -281,7 +276,7 @@ def test_nobody_outlives_a_wrapper(site: Site, end: str) -> None:
     assert site.rows("SELECT status, count(*) FROM chunk GROUP BY 1") == [("pending", 4)]
 
 
-def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run_ends_the_rest(site: Site) -> None:
+def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run_ends_the_rest(site):
     program = start_programs(site)
     (recorder,) = site.recorders()
     recorder.kill()
@@ -297,7 +292,7 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
     assert list(site.local.iterdir()) == [], "and nothing of theirs stays on the node"
 
 
-def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_again(tmp_path: Path) -> None:
+def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_again(tmp_path):
     python, killed = tmp_path / "python", tmp_path / "killed"
     python.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

@@ -5,9 +5,7 @@ wanted is recorded anew, in the commit that makes it: ``pytest tests/flow/test_b
 """
 
 import os
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from rooms.report import report_job
@@ -16,14 +14,13 @@ from support.audio import make_wav
 from support.badcjobs_program import QUICK, array_task, rows
 from support.behaviour import START_MS, FixedSite, lay_out, pretty, some_rows, tables
 from support.hand_clock import HandClock
-from support.pages import Pages
 
 JOBS = ("array", "cpu-bound", "done-again", "few-workers", "healthy", "memory", "no-telemetry", "on-cpu", "power",
         "requeued", "silent", "slice", "start-up", "tail", "time-limit", "troubled", "waiting", "live")  # fmt: skip
 
 
 @pytest.fixture
-def site() -> Iterator[FixedSite]:
+def site():
     with closing(FixedSite()) as site:
         yield site
 
@@ -32,7 +29,7 @@ def site() -> Iterator[FixedSite]:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[FixedSite]:
+def jobs():
     """All recorded jobs, merged."""
     with closing(FixedSite()) as site:
         for job in JOBS:
@@ -40,18 +37,18 @@ def jobs() -> Iterator[FixedSite]:
         yield site
 
 
-def clock_of(job: str) -> HandClock:
+def clock_of(job):
     """Return a clock at which a job is looked at: a day after the start of its first task, or while it runs."""
     return HandClock(START_MS + 1000 * (110 if job == "live" else 86400))
 
 
-def merged(job: str, folder: Path, only: str = "*") -> Path:
+def merged(job, folder, only="*"):
     lay_out(job, folder, only)
     merge(MergeOrder([folder], folder / "job.sqlite"), clock_of(job))
     return folder / "job.sqlite"
 
 
-def test_jobs(jobs: FixedSite, pages: Pages) -> None:
+def test_jobs(jobs, pages):
     """What is found in each recorded job, and its numbers; of some in other forms, too."""
     said = {}
     for job in JOBS:
@@ -69,9 +66,7 @@ def test_jobs(jobs: FixedSite, pages: Pages) -> None:
     pages({name: jobs.plain(text) for name, text in said.items()})
 
 
-def test_a_job_that_grows_from_merge_to_merge_is_the_same_as_one_that_is_merged_at_once(
-    site: FixedSite, pages: Pages
-) -> None:
+def test_a_job_that_grows_from_merge_to_merge_is_the_same_as_one_that_is_merged_at_once(site, pages):
     said = {}
     for which in ("4821_0*", "4821_[12].r0*", "*", "*"):
         merged("small", site.out, which)
@@ -87,7 +82,7 @@ def test_a_job_that_grows_from_merge_to_merge_is_the_same_as_one_that_is_merged_
     pages({**said, "tables.txt": site.plain(again)})
 
 
-def damage(folder: Path) -> None:
+def damage(folder):
     """Cut one file short, empty one, change a value in one, and put a text beside them."""
     names = ("0.r0.gpu1", "2.r0.gpu3", "2.r1.gpu4", "9")
     cut, empty, changed, text = paths = [folder / f"4821_{name}.sqlite" for name in names]
@@ -115,7 +110,7 @@ SAME = {
 COLUMNS = "SELECT t.name, group_concat(c.name, ', ') FROM sqlite_master t, pragma_table_info(t.name) c GROUP BY 1"
 
 
-def test_two_array_tasks_and_a_restart_over_recordings_that_are_cut(site: FixedSite, pages: Pages) -> None:
+def test_two_array_tasks_and_a_restart_over_recordings_that_are_cut(site, pages):
     site.after_s = None
     for name in ("Fort Smith/FS-01_20220501_060000", "Edehzhie/E-07_20221399_060000"):
         calls = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]

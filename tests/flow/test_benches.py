@@ -14,7 +14,7 @@ WIDTHS = {"timeline": 1024, "live": 1280, "terminal": 1280}
 
 
 @pytest.mark.parametrize("name", ["dispatch", "merge", "monitor", "plan", "report_page", "writing"])
-def test_a_bench_keeps_its_promises_at_a_small_scale(name: str, tmp_path: Path) -> None:
+def test_a_bench_keeps_its_promises_at_a_small_scale(name, tmp_path):
     if name == "report_page":
         chromium()
     command = [sys.executable, BENCH / f"{name}.py", "--small", "--folder", tmp_path]
@@ -23,7 +23,7 @@ def test_a_bench_keeps_its_promises_at_a_small_scale(name: str, tmp_path: Path) 
     assert "BROKEN" not in done.stdout and " kept" in done.stdout
 
 
-def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path: Path) -> None:
+def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path):
     chromium()
     words = [sys.executable, str(BENCH / "pictures.py"), "--out", str(tmp_path), "--tasks", "8"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path: Path) -
     assert "tasks       8 (7 done, 1 failed)" in done.stdout
 
 
-def test_without_the_packages_of_the_tests_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_packages_of_the_tests_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "support.live_run", None)
     with pytest.raises(SystemExit, match=r"pip install -e '\.\[test\]'"):
         runpy.run_path(str(BENCH / "pictures.py"))

@@ -9,9 +9,8 @@ from pathlib import Path
 import soundfile
 from rooms.workers import analyse
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, assert_refused
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, assert_refused
 from support.fake_prefix import install_fake_prefix
-from support.pages import Pages
 from support.waiting import wait_for
 
 RATE, LENGTH_S = 2000, 31.0
@@ -21,11 +20,11 @@ STATES = "SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1"
 DEMO = ("--engine", "demo", "--simulate", 2, "--no-emit-gpu-telemetry")
 
 
-def record(path: Path, length_s: float = LENGTH_S, rate: int = RATE) -> Path:
+def record(path, length_s=LENGTH_S, rate=RATE):
     return make_wav(path, length_s, rate, loud=LOUD, tone_hz=100)
 
 
-def heard_beforehand(source: Path, target: Path, start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+def heard_beforehand(source, target, start_ms, end_ms):
     """Cut with nothing of ours, as somebody would before, and return what is to be heard."""
     with wave.open(str(source)) as audio, wave.open(str(target), "wb") as out:
         out.setparams(audio.getparams())
@@ -34,15 +33,15 @@ def heard_beforehand(source: Path, target: Path, start_ms: int, end_ms: int) -> 
     return [tuple(found[:2]) for found in analyse(str(target), 0.25)["detections"]]
 
 
-def left_behind(site: Site) -> list[Path]:
+def left_behind(site):
     return [path for path in site.local.rglob("*") if path.suffix == ".wav"]
 
 
-def log_of(site: Site) -> str:
+def log_of(site):
     return "".join(path.read_text() for path in sorted((site.out / "tasks").glob("*.log")))
 
 
-def test_stretches_of_whole_recordings_are_heard_as_if_they_had_been_cut_beforehand(site: Site) -> None:
+def test_stretches_of_whole_recordings_are_heard_as_if_they_had_been_cut_beforehand(site):
     """Cut in advance or on demand, and again where one is too long for the device."""
     lines, expected = [MANIFEST_HEADER], []
     for recording in (record(site.folder / "a.wav", 80.0), record(site.folder / "b.wav", 29.7, 5000)):
@@ -69,12 +68,12 @@ def test_stretches_of_whole_recordings_are_heard_as_if_they_had_been_cut_beforeh
         assert late and (int(late[1]) >= 14) == (stage == "never"), log_of(site)
 
 
-def samples_of(path: Path) -> bytes:
+def samples_of(path):
     with soundfile.SoundFile(path) as audio:
         return bytes(audio.buffer_read(dtype="int32"))
 
 
-def test_every_sample_of_whole_recordings_is_in_the_chunks_that_were_asked_for(site: Site) -> None:
+def test_every_sample_of_whole_recordings_is_in_the_chunks_that_were_asked_for(site):
     """Kinds of audio beside each other: rates, 24 bits, float, FLAC, one name in two folders, letters of all kinds."""
     folder, kept = site.folder / "rec", site.folder / "kept"
     record(folder / "A" / "s_20230501_043000.wav", 23.0)
@@ -98,7 +97,7 @@ def test_every_sample_of_whole_recordings_is_in_the_chunks_that_were_asked_for(s
     ]
     lengths_s = sum(end_ms - start_ms for _, start_ms, end_ms, *_ in found) / 1000
     assert (planned["chunks"], round(planned["audio_s"], 2)) == (len(found), round(lengths_s, 2)), "as check has said"
-    covered: dict[str, int] = {}
+    covered = {}
     for recording, start_ms, _, chunk_id, audio_path in found:
         whole, rate = samples_of(audio_path), soundfile.info(audio_path).samplerate
         piece, first = samples_of(kept / recording / f"{chunk_id}.wav"), start_ms * rate // 1000 * 4
@@ -113,9 +112,7 @@ def test_every_sample_of_whole_recordings_is_in_the_chunks_that_were_asked_for(s
     assert_refused(overlap, 2, "--overlap 5 must be at least 1 s shorter than --chunk-length 5")
 
 
-def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_it_goes(
-    site: Site, pages: Pages
-) -> None:
+def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_it_goes(site, pages):
     folder = site.folder / "rec"
     good, broken = record(folder / "a good one.wav", 12.0), record(folder / "a.wav", 120.0)
     expected = heard_beforehand(broken, site.folder / "cut.wav", 0, 36_500)
@@ -141,7 +138,7 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     pages({"chunks.txt": told.replace(str(site.folder), "/…")})
 
 
-def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its_planned_length(site: Site) -> None:
+def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its_planned_length(site):
     short = record(site.folder / "rec" / "a.wav", 40.0)
     short.write_bytes(short.read_bytes()[: 44 + 2 * RATE * 5])  # 5 s of the 40 s that its header says
     for name in ("b", "c"):
@@ -156,7 +153,7 @@ def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its
     assert limits == [(40.0,), (40.0,)], "with the usual threads and with one; 40 s have never fitted"
 
 
-def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_nothing_that_is_found(site: Site) -> None:
+def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_nothing_that_is_found(site):
     source = site.manifest(20)
     (site.folder / "audio" / "c019.wav").write_bytes(b"this is not audio")
     burn = (*DEMO, "--engine-arg=--burn-s=0.05", "--retries", 0)
@@ -181,7 +178,7 @@ def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_not
     assert [path.stem.rpartition("-")[2] for path in reports] == ["1", "2"], "a report for each of the two workers"
 
 
-def test_a_prefix_or_a_wish_that_cannot_be_is_refused_before_anything_starts(site: Site) -> None:
+def test_a_prefix_or_a_wish_that_cannot_be_is_refused_before_anything_starts(site):
     cases = [
         (("--engine-prefix", "no-such-program -x"), 3, "no-such-program"),
         (("--engine-prefix", "'"), 2, "cannot be read"),

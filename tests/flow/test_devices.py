@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 from rooms.model import InventoryDevice, Reading
-from support.badcjobs_program import QUICK, Site, array_task, assert_refused, rows
+from support.badcjobs_program import QUICK, array_task, assert_refused, rows
 from support.fake_nvml import fake_nvml_environ, fake_slice_uuid, fake_uuid, no_driver
-from support.pages import Pages
 from support.recorded_tape import write_recording
 from support.waiting import wait_for
 
@@ -17,7 +16,7 @@ SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 IN_ARRAY = array_task(0, (0, 1))
 
 
-def witness(site: Site, workers: int = 1) -> str:
+def witness(site, workers=1):
     """Return a command that dumps its arguments and environment by chunk, once all the workers have come."""
     for folder in ("seen", "met"):
         (site.folder / folder).mkdir()
@@ -30,13 +29,13 @@ echo start_time,end_time,label,score > "$2" """
     return f"{script} {{input}} {{output}} {{device}} {{device_index}} {{chunk_id}} {{recording_id}}"
 
 
-def seen(site: Site) -> dict[str, dict[str, str]]:
+def seen(site):
     """Return the environment of each chunk."""
     files = sorted((site.folder / "seen").iterdir())
     return {path.name: dict(line.split("=", 1) for line in path.read_text().splitlines()) for path in files}
 
 
-def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containers(site: Site) -> None:
+def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containers(site):
     """Two workers share each device; one device does not give its power."""
     (site.folder / "devices.toml").write_text('devices = 4\n[[device]]\nindex = 3\nunsupported = ["power_w"]\n')
     index_of = {SIMULATED.format(3): "3", SIMULATED.format(1): "1"}
@@ -71,7 +70,7 @@ def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containe
     assert site.rows(nulls) == [(1, 0), (3, 1)]
 
 
-def test_a_task_without_a_gpu_is_refused_and_leaves_nothing_and_workers_on_the_cpu_need_none(site: Site) -> None:
+def test_a_task_without_a_gpu_is_refused_and_leaves_nothing_and_workers_on_the_cpu_need_none(site):
     manifest, run = site.manifest(3), ("--engine", "demo")
     refused = site.run(manifest, *run, env=no_driver())
     assert_refused(refused, 3, "no GPU", "--cpu-workers", "--simulate", "driver")
@@ -90,7 +89,7 @@ def test_a_task_without_a_gpu_is_refused_and_leaves_nothing_and_workers_on_the_c
     assert site.count("host_sample") > 0, "the machine itself is recorded all the same"
 
 
-def test_granted_tokens_are_used_even_where_no_library_can_read_them(site: Site) -> None:
+def test_granted_tokens_are_used_even_where_no_library_can_read_them(site):
     env = {"CUDA_VISIBLE_DEVICES": "0,2", **IN_ARRAY, **no_driver()}
     done = site.run(site.manifest(24), "--command", witness(site, workers=2), env=env)
     assert done.exit_code == 0, done.stderr
@@ -108,7 +107,7 @@ def test_granted_tokens_are_used_even_where_no_library_can_read_them(site: Site)
     assert len(warnings) == 1 and "2 devices cannot be read: no driver library" in warnings[0], "\n".join(warnings)
 
 
-def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_failure(site: Site) -> None:
+def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_failure(site):
     slice_, card, flag = fake_slice_uuid(1, 1), fake_uuid(3), site.folder / "lost"
     command = witness(site, workers=3)  # they wait until this test makes the third
     env = {**fake_nvml_environ(4, mig="1:2", lost=3, lost_while=flag), **IN_ARRAY}
@@ -143,7 +142,7 @@ def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_fail
     assert site.count("chunk", "status = 'done'") == site.count("chunk") == 4
 
 
-def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> None:
+def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site):
     package = Path(__file__).parents[1] / "support" / "fake_amdsmi"
     search_path = [str(package), *filter(None, [site.environ().get("PYTHONPATH")])]
     env = {
@@ -164,19 +163,19 @@ def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site: Site) -> Non
 ON_DEMO = ("--engine", "demo", "--json", "--simulate")
 
 
-def locks(site: Site) -> dict[str, str]:
+def locks(site):
     """Return the environment of a machine whose locks are this test's own."""
     return {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
 
 
-def loads(site: Site, *loads: str) -> Path:
+def loads(site, *loads):
     """Write a simulation in which device i has load i, as the script writes it."""
     script = site.folder / "loads.toml"
     script.write_text("".join(f"[[device]]\nindex = {i}\nload = {load}\n" for i, load in enumerate(loads)))
     return script
 
 
-def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_as_gpu_time(site: Site) -> None:
+def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_as_gpu_time(site):
     script = loads(site, "[[0, 95]]", "[[0, 10]]", "[[0, 60]]", "[[0, 95], [2, 1]]", "[[0, 40]]")
     began_ms = time.time() * 1000
     limits = ("--max-gpus", 2, "--config", "run.max_utilization=30", "--config", "run.wait_s=60")
@@ -190,7 +189,7 @@ def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_
     assert started_at_ms - began_ms > 1900
 
 
-def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_all_are_recorded(site: Site) -> None:
+def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_all_are_recorded(site):
     script = loads(site, "[[0, 95]]", "[[0, 80]]", "[[0, 0]]")
     env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1,2", **locks(site)}
     done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.15", "--max-gpus", 2, env=env)
@@ -201,7 +200,7 @@ def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_al
     assert not (site.folder / "locks").exists()
 
 
-def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(site: Site) -> None:
+def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(site):
     script, manifest = loads(site, "[[0, 95]]", "[[0, 95]]"), site.manifest(3)
     busy = ("--simulate", script, "--max-gpus", 9, "--config", "run.max_utilization=50")  # more than there are
     refused = site.run(manifest, "--engine", "demo", *busy, env=locks(site))
@@ -219,7 +218,7 @@ def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(sit
     assert not site.out.exists()
 
 
-def test_two_runs_started_together_take_different_cards_and_keep_them_until_they_end_or_are_killed(site: Site) -> None:
+def test_two_runs_started_together_take_different_cards_and_keep_them_until_they_end_or_are_killed(site):
     seen, enough, manifest = site.folder / "seen", site.folder / "enough", site.manifest(2)
     seen.mkdir()
     wait = f"while [ ! -e {enough} ]; do sleep 0.05; done"
@@ -229,7 +228,7 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
     args = (*QUICK, "--command", command, "--simulate", 4, "--max-gpus", 2)
     programs = [site.start("run", manifest, "--out", out, *args, env=locks(site)) for out in outs]
 
-    def free(many: int) -> list[str]:
+    def free(many):
         found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many, env=locks(site))
         return [device["uuid"] for device in found.json["devices"]] if found.exit_code == 0 else [found.json["why"]]
 
@@ -256,7 +255,7 @@ DATA = Path(__file__).parents[1] / "data"
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(site: Site, pages: Pages) -> None:
+def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(site, pages):
     shutil.copy(DATA / "loads.toml", site.folder)
     tape = [InventoryDevice(i, f"GPU-tape{i}", "Tesla V100", "nvml", 16 * 2**30) for i in range(2)]
     said = Reading(utilization_percent=50, memory_used_bytes=4 * 2**30)

@@ -8,10 +8,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -51,20 +48,20 @@ class Scenario:
     program: Program | None = None
     ends: list[Outcome] = field(default_factory=list)
 
-    def start(self, *words: object) -> Program:
+    def start(self, *words):
         locks = {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / f"locks-{self.chunks}")}
         self.program = self.site.start(*(words or self.arguments), env=locks)
         return self.program
 
-    def finish(self, *words: object) -> Outcome:
+    def finish(self, *words):
         """Take what was in the way out of it, and give the same command again, or another one."""
         (self.site.folder / "finish").touch()
         return self.start(*words).wait()
 
-    def job(self, sql: str) -> list[tuple[Any, ...]]:
+    def job(self, sql):
         return rows(self.site.out / "job.sqlite", sql)
 
-    def all_done(self, outcome: Outcome) -> None:
+    def all_done(self, outcome):
         """See that a try has left every chunk done, once, and nothing on the machine."""
         assert (outcome.exit_code, outcome.json["verdict"]) == (0, "done"), outcome.stderr
         done = self.job("SELECT chunk_id, count(*) FROM chunk WHERE status = 'done' GROUP BY 1")
@@ -74,14 +71,14 @@ class Scenario:
         assert [path.name for path in self.site.local.iterdir()] == []
 
 
-def array(site: Site, chunks: int, *options: object, simulate: int = 8, what: str = "") -> Scenario:
+def array(site, chunks, *options, simulate=8, what=""):
     script = site.script("engine.sh", what.replace("{folder}", str(site.folder)) + HEARD)
     lean = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1, "--simulate", simulate)
     words = (*LOCAL, site.manifest(chunks), "--out", site.out, "--json", *options, *KEYS)
     return Scenario(site, chunks, (*words, "--", "--command", f"{script} {{input}} {{output}}", *lean))
 
 
-def template(site: Site, chunks: int) -> Scenario:
+def template(site, chunks):
     """A filled template, of which one task cannot begin; the source comes from the command line."""
     refuses = f"[ -e {site.folder}/finish ] || [ $SLURM_ARRAY_TASK_ID != 2 ] || exit 9"
     program = site.script("badcjobs", f'exec {PYTHON} "$@"')
@@ -93,7 +90,7 @@ def template(site: Site, chunks: int) -> Scenario:
     return Scenario(site, chunks, (*LOCAL, "filled.sbatch", "--out", site.out.name, "--json", *options))
 
 
-def nested(site: Site, chunks: int) -> Scenario:
+def nested(site, chunks):
     """A job that submits an array from inside, on what it was granted itself."""
     inner = array(site, chunks, "--tasks", 2, simulate=4, what="echo $CUDA_VISIBLE_DEVICES >> {folder}/seen\n")
     (site.folder / "outer.sbatch").write_text(
@@ -107,7 +104,7 @@ ASKED = ("--time", 90, "--config=submit.requeues=2", *SHORT)
 
 
 @pytest.fixture(scope="module")
-def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Scenario]]:
+def scenarios(tmp_path_factory):
     """All of them, over; each with locks of its own, by its number of chunks."""
     parent = tmp_path_factory.mktemp("emulation")
     sites = {name: Site(parent / name) for name in ("misfortunes", "stopped", "killed", "nested", "template")}
@@ -128,7 +125,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sc
             scenario.site.close()
 
 
-def run_all(found: dict[str, Scenario]) -> None:
+def run_all(found):
     begun = {name: scenario.start() for name, scenario in found.items()}
     for name in ("stopped", "killed"):
         wait_for((found[name].site.folder / "hangs").exists, f"a chunk of {name} hangs", 120)
@@ -147,7 +144,7 @@ def run_all(found: dict[str, Scenario]) -> None:
         found[name].ends = [first, found[name].finish("submit", "--json", *shlex.split(command)[2:])]
 
 
-def test_a_filled_template_names_log_and_command_of_what_is_left(scenarios: dict[str, Scenario]) -> None:
+def test_a_filled_template_names_log_and_command_of_what_is_left(scenarios):
     job = scenarios["template"]
     first, second = job.ends
     states = [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]]
@@ -170,7 +167,7 @@ def test_a_filled_template_names_log_and_command_of_what_is_left(scenarios: dict
     assert {device["backend"] for device in devices} == {"simulated"} and any(device["samples"] for device in devices)
 
 
-def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(scenarios: dict[str, Scenario]) -> None:
+def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(scenarios):
     job = scenarios["misfortunes"]
     first, second = job.ends
     assert [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]] == [
@@ -196,7 +193,7 @@ def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(sc
     job.all_done(second)
 
 
-def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run(scenarios: dict[str, Scenario]) -> None:
+def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run(scenarios):
     first, second = scenarios["stopped"].ends
     assert first.exit_code == 130, first.stderr
     assert [(task["state"], task["exit_code"]) for task in first.json["tasks"]] == [("CANCELLED", 75)]
@@ -207,7 +204,7 @@ def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run(sce
     scenarios["killed"].all_done(finished)
 
 
-def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str, Scenario]) -> None:
+def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios):
     outer = scenarios["nested"]
     (end,) = outer.ends
     assert end.exit_code == 0, end.stderr
@@ -222,7 +219,7 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios: dict[str
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
-def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused(tmp_path: Path) -> None:
+def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused(tmp_path):
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
     busy = f"{tmp_path}/busy-$CUDA_VISIBLE_DEVICES"
     alone = f"mkdir {busy} || exit 1; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {busy}\n"
@@ -244,7 +241,7 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_re
     other.close()
 
 
-def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_gone(site: Site) -> None:
+def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_gone(site):
     """Not even what a script without exec has set free is left."""
     up = site.folder / "up"
     deaf = f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true"
@@ -262,7 +259,7 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     wait_for(lambda: not site.processes() and not list(site.local.iterdir()), "everybody has ended")
 
 
-def test_ctrl_c_is_130_for_a_script_without_a_run_folder(site: Site) -> None:
+def test_ctrl_c_is_130_for_a_script_without_a_run_folder(site):
     program = site.start(*LOCAL, site.script("job.sbatch", "touch up; while :; do sleep 0.05; done"))
     wait_for((site.folder / "up").exists, "it runs")
     program.send(signal.SIGINT)

@@ -8,13 +8,12 @@ import select
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
+from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 from support.fake_hawkears import make_fake_hawkears1
-from support.pages import Pages, tree
+from support.pages import tree
 from support.task_files import TaskFile, add_host_samples, make_job
 from support.waiting import wait_for
 
@@ -22,12 +21,12 @@ EXPORT = (sys.executable, "-m", "badcjobs", "export")
 HOSTS = ("--table", "host_sample", "--format")
 
 
-def long_task(folder: Path, count: int) -> Path:
+def long_task(folder, count):
     task = TaskFile(folder, samples=0, states={"a": "done"}, labels=("Grüne-漢",)).write()
     return add_host_samples(task, count)
 
 
-def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_way(site: Site) -> None:
+def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_way(site):
     make_job(site.out)
     out, export = site.folder / "for-badc", ("export", site.out, "-o", site.folder / "x", "--format")
     done = site.badcjobs("export", site.out, "--format", "badc", "-o", out)
@@ -38,7 +37,7 @@ def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_
     (site.folder / "stub").mkdir()
     (site.folder / "stub" / "pyarrow.py").write_text("raise ImportError('no pyarrow here')")
     without = {"PYTHONPATH": os.pathsep.join([str(site.folder / "stub"), site.environ()["PYTHONPATH"]])}
-    cases: list[tuple[tuple[object, ...], int, str]] = [
+    cases = [
         ((*export, "xml"), 2, "parquet"), ((*export, "csv", "--table", "nope"), 2, "detection"),
         (("export", "-o", "x.csv"), 2, "DIR is missing"), (("export", site.out, "--format", "csv"), 2, "--out"),
         (("export", site.folder / "empty", "--format", "csv", "-o", "x"), 4, "is not a run folder"),
@@ -51,7 +50,7 @@ def test_what_is_written_is_named_on_stdout_and_what_is_wrong_is_refused_in_our_
     assert not (site.folder / "x").exists()
 
 
-def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_helps(site: Site) -> None:
+def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_helps(site):
     task = long_task(site.out, 3000)
     env = site.environ({"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "TASK": str(task)})
     said = subprocess.check_output([*EXPORT, str(task), "--table", "detection", "-o", "-"], env=env)
@@ -66,7 +65,7 @@ def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_a_reader_who_leaves_early_is_no_failure(site: Site, form: str) -> None:
+def test_a_reader_who_leaves_early_is_no_failure(site, form):
     command = [*EXPORT, str(long_task(site.out, 20_000)), *HOSTS, form, "-o", "-"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=site.environ(), **pipes) as process:  # type: ignore[call-overload]
@@ -75,7 +74,7 @@ def test_a_reader_who_leaves_early_is_no_failure(site: Site, form: str) -> None:
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
-def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_file(site: Site) -> None:
+def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_file(site):
     pipe, folder, task = site.folder / "pipe", site.folder / "tables", long_task(site.out, 60_000)
     os.mkfifo(pipe)
     folder.mkdir()
@@ -111,7 +110,7 @@ LOOSE = "loose_20220501_060000"
 CUT = ("--chunk-length", 4, "--overlap", 1)
 
 
-def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site: Site, pages: Pages) -> None:
+def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, pages):
     """Two tasks of an array cut them on the fly with an overlap; each call is heard once, on the recording's clock."""
     data, folder, lab = site.folder / "data", site.folder / "july", site.folder / "lab.toml"
     for name in (FORT_SMITH, SAMBAA, UNDATED, LOOSE):
@@ -145,7 +144,7 @@ PROGRAM = """
     esac"""
 
 
-def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_not_stop_the_work(site: Site) -> None:
+def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_not_stop_the_work(site):
     engine = ("--command", f"{site.script('engine.sh', PROGRAM)} {{input}} {{output}}", *ONE_WORKER)
     site.out.mkdir()
     (site.out / "raw").write_text("a file")

@@ -1,12 +1,10 @@
 """Full disks and vanished folders: the run goes on; the loss is a gap and a warning."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.badcjobs_program import Outcome, Program, Site, rows
-from support.filesystems import SmallDisk, small_disk
+from support.badcjobs_program import rows
+from support.filesystems import small_disk
 from support.waiting import wait_for
 
 CHUNKS = 20
@@ -15,12 +13,12 @@ ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.1", "--simulate", 2)
 
 
 @pytest.fixture
-def local_disk(site: Site) -> Iterator[SmallDisk]:
+def local_disk(site):
     with small_disk(site.local) as disk:
         yield disk
 
 
-def start(site: Site) -> Program:
+def start(site):
     """Start a run and hold its workers in the middle of it: the rest comes with ``go_on``."""
     program = site.start_run(site.manifest(CHUNKS), *ENGINE)
     wait_for(lambda: site.count_now("chunk", DONE) >= 2, "some chunks are done")
@@ -31,22 +29,22 @@ def start(site: Site) -> Program:
     return program
 
 
-def go_on(site: Site) -> None:
+def go_on(site):
     for worker in site.workers():
         worker.resume()
 
 
-def done(site: Site) -> int:
+def done(site):
     return site.count("chunk", DONE)
 
 
-def warnings(outcome: Outcome) -> list[str]:
+def warnings(outcome):
     """Return all but that of a machine too busy for ten readings a second."""
     said = [line.split("WARNING ")[1].strip() for line in outcome.stderr.splitlines() if "WARNING" in line]
     return [words for words in said if not words.startswith("the recorder was late")]
 
 
-def assert_all_done(ended: Outcome, database: Path) -> None:
+def assert_all_done(ended, database):
     assert ended.exit_code == 0, ended.stderr
     assert rows(database, "PRAGMA integrity_check") == [("ok",)]
     assert rows(database, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
@@ -57,7 +55,7 @@ def assert_all_done(ended: Outcome, database: Path) -> None:
     assert {path.suffix for path in database.parent.iterdir()} == {".log", ".sqlite"}
 
 
-def test_a_full_local_disk_costs_readings_and_nothing_else(site: Site, local_disk: SmallDisk) -> None:
+def test_a_full_local_disk_costs_readings_and_nothing_else(site, local_disk):
     program = start(site)
     local_disk.stay_full()
     wait_for(lambda: "readings cannot be written" in program.stderr, "the disk to refuse")
@@ -78,7 +76,7 @@ def test_a_full_local_disk_costs_readings_and_nothing_else(site: Site, local_dis
     assert 1 <= len(warnings(ended)) <= len(lost) + 1, ended.stderr
 
 
-def test_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
+def test_a_local_folder_that_is_tidied_away_is_not_missed(site):
     """Its files have no name any more, but whoever writes them has them open."""
     program = start(site)
     (folder,) = site.local.iterdir()
@@ -90,7 +88,7 @@ def test_a_local_folder_that_is_tidied_away_is_not_missed(site: Site) -> None:
     assert last_ms >= last_chunk_ms, "the readings of all the time are there"
 
 
-def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_said_what_is_missing(site: Site) -> None:
+def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_said_what_is_missing(site):
     with small_disk(site.out, "8m") as run_disk:
         program = start(site)
         run_disk.stay_full()
@@ -111,12 +109,12 @@ def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_sa
     assert rows(job, "SELECT count(*) FROM sample") == samples_there, "what stayed on the node is merged, too"
 
 
-def test_what_no_disk_accepts_is_said(site: Site, local_disk: SmallDisk) -> None:
+def test_what_no_disk_accepts_is_said(site, local_disk):
     with small_disk(site.out, "8m") as run_disk:
         assert "that no disk accepted" in refuse_the_end(site, start(site), run_disk, local_disk).stdout
 
 
-def refuse_the_end(site: Site, program: Program, *disks: SmallDisk) -> Outcome:
+def refuse_the_end(site, program, *disks):
     """Let a run end while disks are full; the old file stays in the run folder."""
     for disk in disks:
         disk.stay_full()

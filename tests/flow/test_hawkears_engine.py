@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rooms.model import Chunk, ChunkResult, Detection, Device, WorkerPlan
-from rooms.root import BadInput, Session, SessionBroken, SubprocessLauncher, SystemClock
+from rooms.root import BadInput, SessionBroken, SubprocessLauncher, SystemClock
 from rooms.workers import EngineStart, HawkEarsEngine, parse_detections_csv, python_of
 from support.audio import make_wav
 from support.needs import missing
@@ -27,18 +27,18 @@ OPTIONS = ("--region", "CA-NT", "--date", "file", "--low-band", "--models", "2",
 class Installation:
     """The real one, and a folder for audio."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
         if not (program and root):
             missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
         self.program, self.root, self.folder = Path(program), Path(root), folder
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
-    def engine(self, *args: str, root: Path | None = None) -> HawkEarsEngine:
+    def engine(self, *args, root=None):
         start = EngineStart(args, self.environ, SubprocessLauncher("test"), SystemClock())
         return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False)
 
-    def analyze_alone(self, audio: Path, *options: str) -> dict[str, set[Detection]]:
+    def analyze_alone(self, audio, *options):
         """Run ``hawkears analyze`` itself on a folder and return its table."""
         words = [self.program, "analyze", audio, "-o", self.folder / "own", "--rtype", "csv", *options]
         env = {**self.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -49,7 +49,7 @@ class Installation:
             found.setdefault(name, set()).add(detection)
         return found
 
-    def broken(self, name: str, engine: HawkEarsEngine, plan: WorkerPlan) -> tuple[str, str]:
+    def broken(self, name, engine, plan):
         """Feed a recording to a session that cannot work; return why."""
         one = sound(self.folder / name / "a.wav", 3)
         session = engine.open(plan, self.folder / name)
@@ -61,16 +61,16 @@ class Installation:
 
 
 @pytest.fixture
-def hawkears(tmp_path: Path) -> Installation:
+def hawkears(tmp_path):
     return Installation(tmp_path)
 
 
-def sound(path: Path, seconds: float, tone_hz: int = 2000) -> Chunk:
+def sound(path, seconds, tone_hz=2000):
     make_wav(path, seconds, RATE, loud=[(0.2, seconds / 2)], tone_hz=tone_hz)
     return Chunk(path.stem, path.stem, path.name, str(path), 0, round(seconds * 1000))
 
 
-def results_of(session: Session, batch: list[Chunk], *, interrupt: bool = False) -> dict[str, ChunkResult]:
+def results_of(session, batch, *, interrupt=False):
     results = {}
     for event in session.process(batch):
         if isinstance(event, ChunkResult):
@@ -80,7 +80,7 @@ def results_of(session: Session, batch: list[Chunk], *, interrupt: bool = False)
     return results
 
 
-def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears: Installation) -> None:
+def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears):
     """One process: bad files among good ones cost only themselves, and the next batch needs no new models."""
     audio, other = hawkears.folder / "audio", hawkears.folder / "other"
     good = [sound(audio / f"site{n}_2023061{n}_040000.wav", 3 + n, 1500 + 700 * n) for n in range(4)]
@@ -106,7 +106,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     assert exit_code == 0 and 1 <= len(stopped) <= 3 and all(result.ok for result in stopped.values())
 
 
-def test_what_cannot_work_is_told_by_its_cause(hawkears: Installation) -> None:
+def test_what_cannot_work_is_told_by_its_cause(hawkears):
     (hawkears.folder / "nothing").mkdir()
     cases = {
         "cpu": (hawkears.engine(), GPU, "ran_on_cpu", "uses the CPU although this worker has a GPU"),

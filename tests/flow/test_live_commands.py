@@ -7,16 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 from rooms.report import METRIC_BY_NAME
-from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
+from support.badcjobs_program import ON_CPU, QUICK, assert_refused
 from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 from support.terminal import Terminal
@@ -27,7 +26,7 @@ SLOW = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "2", *QUI
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """Write a run of twenty tasks in the middle of its work, one of which has failed and one is silent."""
     folder = tmp_path_factory.mktemp("run") / "july"
     write_live_run(folder, 20, now_ms=time.time_ns() // 10**6, waiting=4, seconds=30)
@@ -36,10 +35,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def terminal(site: Site) -> Iterator[Open]:
-    opened: list[Terminal] = []
+def terminal(site):
+    opened = []
 
-    def start(*args: object, env: dict[str, str] | None = None, columns: int = 80, lines: int = 24) -> Terminal:
+    def start(*args, env=None, columns=80, lines=24):
         argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
         opened.append(Terminal(argv, site.environ(env), site.folder, columns=columns, lines=lines))
         return opened[-1]
@@ -49,7 +48,7 @@ def terminal(site: Site) -> Iterator[Open]:
         one.close()
 
 
-def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site: Site, run: Path) -> None:
+def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site, run):
     (site.folder / "badcjobs.toml").write_text(f'[run]\nout = "{run}"\n')
     one = next((run / "tasks").glob("*_7.*.sqlite"))
     commands = [("--once",), (run, "--json", "--config", "run.simulate=2"), (one,), (run,), ("--simulate", 3, "--once")]
@@ -65,7 +64,7 @@ def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site: Sit
     assert (ascii_only.stdout.isascii(), "====" in ascii_only.stdout) == (True, True)
 
 
-def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal: Open, run: Path) -> None:
+def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal, run):
     screen = terminal("monitor", run)
     shown = screen.wait_for(lambda text: "4821_3" in text and "? help" in text, "the tasks").splitlines()
     assert "16 running" in shown[0] and shown[-1].startswith("by task   q quit") and screen.screen.cursor.hidden
@@ -100,7 +99,7 @@ def test_keys_sizes_and_ctrl_z_are_obeyed_and_the_terminal_is_as_before(terminal
     assert screen.raw.endswith(b"\x1b[?1049l\x1b[?25h")  # what stood there before is back, and the cursor
 
 
-def test_a_signal_ends_it_with_the_terminal_as_before_and_a_dumb_one_gets_one_frame(terminal: Open, run: Path) -> None:
+def test_a_signal_ends_it_with_the_terminal_as_before_and_a_dumb_one_gets_one_frame(terminal, run):
     ends = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
     screens = {number: terminal("monitor", run, env={"NO_COLOR": "1"}) for number in ends}
     dumb = terminal("monitor", run, env={"TERM": "dumb"}, lines=60)
@@ -113,7 +112,7 @@ def test_a_signal_ends_it_with_the_terminal_as_before_and_a_dumb_one_gets_one_fr
     assert (dumb.end(), b"\x1b[" in dumb.raw, "4821_19" in dumb.text) == (0, False, True)
 
 
-def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(site: Site, terminal: Open) -> None:
+def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(site, terminal):
     """The folder is written while it is looked at; bars are drawn below the log, and are gone in the end."""
     site.out.mkdir()
     monitor = terminal("monitor", site.out, "--interval", "0.2", columns=160)
@@ -138,9 +137,7 @@ def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(s
     assert monitor.end() == 0
 
 
-def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal_cannot(
-    site: Site, terminal: Open
-) -> None:
+def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal_cannot(site, terminal):
     """And the run stops in order when its terminal is closed."""
     manifest = site.manifest(90)
     screen = terminal("run", manifest, "--out", site.out, *SLOW, env={"NO_COLOR": "1"})
@@ -172,7 +169,7 @@ PROPERLY = r"GET PATH HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 TOKEN = "a+token/with&signs=and%more"
 
 
-def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run: Path) -> None:
+def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run):
     """Nobody looks at the folder before someone asks."""
     with LiveServer(run.parent, run, interval_s=0.1) as server:
         place = {"url": f"{server.url}/", "host": "127.0.0.1", "port": server.ready["port"], "pid": server.pid}
@@ -205,12 +202,12 @@ def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run: Path) -> None:
     assert {re.split("[{ ]", line)[0] for line in lines} <= METRIC_BY_NAME.keys()
 
 
-def test_a_token_opens_the_page_for_people_and_is_never_written_down(run: Path) -> None:
+def test_a_token_opens_the_page_for_people_and_is_never_written_down(run):
     """On all addresses: it prints one that a browser can open, and how to get there from outside."""
     servers, said = {}, {}
     for host, env in (("127.0.0.1", {}), ("0.0.0.0", {"BADCJOBS_TOKEN": TOKEN})):
         words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", host]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         servers[host] = subprocess.Popen(words, env={**os.environ, **env}, **pipes)
     for host, process in servers.items():
         with process:
@@ -232,14 +229,14 @@ def test_a_token_opens_the_page_for_people_and_is_never_written_down(run: Path) 
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "starlette"])
-def test_without_the_extra_it_says_what_to_install(site: Site, package: str) -> None:
+def test_without_the_extra_it_says_what_to_install(site, package):
     (site.folder / package).mkdir()
     (site.folder / package / "__init__.py").write_text(f"raise ImportError('No module named {package}')")
     refused = site.badcjobs("serve", "--simulate", "1", env={"PYTHONPATH": str(site.folder)})
     assert_refused(refused, 3, "pip install 'badcjobs[serve]'")
 
 
-def test_a_listener_hears_of_every_change_and_of_a_run_that_is_gone_until_it_is_back(tmp_path: Path) -> None:
+def test_a_listener_hears_of_every_change_and_of_a_run_that_is_gone_until_it_is_back(tmp_path):
     run = tmp_path / os.fsdecode(b"j\xfcly")  # as a file system of old times would have it
     task = TaskFile(run, states={"a": "done", "b": "pending"}, ended_at_ms=None)
     task.write()
@@ -268,7 +265,7 @@ def test_a_listener_hears_of_every_change_and_of_a_run_that_is_gone_until_it_is_
         assert (server.end(signal.SIGINT), server.stderr, list(events)) == (130, "", [])
 
 
-def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path: Path) -> None:
+def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path):
     (tmp_path / "devices.toml").write_text("[[device]]\nindex = 0\nprocesses = [[1, 900]]\n")
     with LiveServer(tmp_path, "--simulate", "devices.toml", interval_s=0.1) as server:
         wait_for(lambda: server.get("/api/health").json()["looks"] > 5, "it looks by itself, so that there is a past")

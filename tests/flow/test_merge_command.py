@@ -7,11 +7,9 @@ import shlex
 import shutil
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support.badcjobs_program import ON_CPU, Site, array_task, rows
+from support.badcjobs_program import ON_CPU, array_task, rows
 from support.databases import canonical, names_in
 from support.task_files import TaskFile
 from support.waiting import wait_for
@@ -20,7 +18,7 @@ NASTY = "<script>alert(1)</script>"
 CHUNKS = 10
 
 
-def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site: Site) -> None:
+def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site):
     """Take an array of two tasks with two devices each; one has no energy counter, one chunk always fails."""
     manifest = site.manifest(CHUNKS)
     manifest.write_text(manifest.read_text().replace("rec2,c006", f"{NASTY},c006"))
@@ -60,21 +58,19 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site: Site)
         assert word not in ours.lower(), f"the page is not alone: {word}"
 
 
-def content(job: Path) -> int:
+def content(job):
     assert rows(job, "PRAGMA integrity_check") == [("ok",)]
     return hash(canonical(job))
 
 
-def copied(start: Path, run: Path) -> Path:
+def copied(start, run):
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(start, run)  # with the times of the files
     return run
 
 
 @pytest.mark.parametrize("new", [4, 12], ids=["a few more: changed in place", "many more: drafted and renamed"])
-def test_a_killed_merge_leaves_the_old_content_or_the_new(
-    site: Site, new: int, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_killed_merge_leaves_the_old_content_or_the_new(site, new, request, tmp_path):
     """Killed at any moment; by hand again and again: ``pytest tests/flow/test_merge_command.py --count 100 -s``."""
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     kills = max(1, request.config.getoption("--count") // 4)
@@ -103,14 +99,14 @@ def test_a_killed_merge_leaves_the_old_content_or_the_new(
     print(f"killed {kills} times: {seen[old]} times the old content, {seen[finished]} times the new")
 
 
-def answer(site: Site, command: str, *keys: str) -> tuple[list[Any], dict[str, Any]]:
+def answer(site, command, *keys):
     """Merge or report; return some of what it says of the job and of its completeness, and the latter."""
     document = site.badcjobs(command, site.out, "--json").json
     proof = document["completeness"]
     return [{**document, **proof}[key] for key in keys], proof
 
 
-def paste(site: Site, command: str, exit_code: int = 0) -> str:
+def paste(site, command, exit_code=0):
     """Run a command that was printed, as a shell would."""
     program, *words = shlex.split(command)
     done = site.badcjobs(*words)
@@ -118,7 +114,7 @@ def paste(site: Site, command: str, exit_code: int = 0) -> str:
     return done.stdout
 
 
-def test_what_an_array_has_left_is_named_and_its_command_does_it(site: Site) -> None:
+def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     site.run_tasks(site.manifest(10), *ON_CPU, envs=[array_task(index, range(4)) for index in (0, 3)])
     told = site.badcjobs("merge", site.out)
     assert "complete    no: 5 of 10 rows of the source done; 5 rows of array index 1,2 not started\n" in told.stdout
@@ -143,7 +139,7 @@ def test_what_an_array_has_left_is_named_and_its_command_does_it(site: Site) -> 
     assert told.stdout.startswith("run: all done\n") and "\n  complete    unknown:" in told.stdout
 
 
-def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_command(site: Site) -> None:
+def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_command(site):
     gate, mended = site.folder / "gate", site.folder / "mended"
     wait = f"while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {gate} ]; do sleep 0.02; done"
     trouble = f"[ -e {mended} ] || case $BADCJOBS_CHUNK_ID in c001) exit 1 ;; c004) kill -9 $$ ;; esac"

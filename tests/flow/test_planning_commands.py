@@ -6,18 +6,15 @@ Plans run as they are; a probe finds what simulated cards can take, and later ru
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rooms.workers import read_probes, to_toml
 from support.audio import make_wav
-from support.badcjobs_program import Outcome, Program, Site, assert_refused, rows
+from support.badcjobs_program import assert_refused, rows
 from support.brief import without_hints
 from support.fake_hawkears import fake_package_environ, install_fake_hawkears, make_fake_root
-from support.pages import Pages
 from support.slow_files import slow_files, somebody_waits
 from support.source_files import write_files
 from support.waiting import wait_for
@@ -26,7 +23,7 @@ from support.waiting import wait_for
 SMALL = ("--rate", 0.005, "--time", 20, "--config", "plan.margin=1.2", "--parallel", 2)
 
 
-def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site) -> None:
+def test_a_written_plan_passes_check_and_does_everything_exactly_once(site):
     manifest = site.manifest(5)
     make_wav(site.folder / "audio" / "st1" / "r1.wav", 10, 1000, loud=[(1.0, 2.0), (7.0, 8.0)], tone_hz=100)
     (site.folder / "list.txt").write_text("audio/st1/r1.wav\n")
@@ -50,7 +47,7 @@ def test_a_written_plan_passes_check_and_does_everything_exactly_once(site: Site
     assert len(site.task_databases()) == many
 
 
-def test_the_same_command_says_the_same_and_a_row_that_is_left_out_is_named(site: Site) -> None:
+def test_the_same_command_says_the_same_and_a_row_that_is_left_out_is_named(site):
     manifest = site.manifest(3)
     (site.folder / "wrong.csv").write_text(manifest.read_text() + "rec9,c9,x.wav,5,1,0,,\n")
     asked = ("plan", manifest, *SMALL, "--site", "sockeye", "--gpus-per-task", 1)
@@ -61,7 +58,7 @@ def test_the_same_command_says_the_same_and_a_row_that_is_left_out_is_named(site
     assert wrong.exit_code == 1 and "line 5: end_ms 1 is not after start_ms 5" in wrong.stdout
 
 
-def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves_no_draft(site: Site) -> None:
+def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves_no_draft(site):
     make_wav(site.folder / "audio" / "slow.wav", 5, 100)
     for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)):
         waits = site.start("plan", "audio", "--rate", 400, "--out", "plan", env=slow_files(site))
@@ -84,31 +81,31 @@ DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engin
 QUICK = ("--config", "probe.lengths_s=[20, 100]", "--config", "probe.trial_s=0.1")
 
 
-def start(site: Site, *of_run: object, more: Sequence[object] = (), **options: Any) -> Program:
+def start(site, *of_run, more=(), **options):
     """Start a probe with these options of run, and more of its own."""
     audio = make_wav(site.folder / "night é.wav", 5, 1000, tone_hz=100)
     return site.start("probe", audio, *QUICK, *more, "--", *of_run, **options)
 
 
-def probe(site: Site, *of_run: object, more: Sequence[object] = (), **options: Any) -> Outcome:
+def probe(site, *of_run, more=(), **options):
     return start(site, *of_run, more=more, **options).wait()
 
 
-def cards(site: Site, text: str = CARDS) -> tuple[object, ...]:
+def cards(site, text=CARDS):
     script = site.folder / "cards.toml"
     script.write_text(text)
     return ("--simulate", script)
 
 
-def store(site: Site) -> Path:
+def store(site):
     return Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "probe.toml"
 
 
-def tried(outcome: Outcome) -> list[str]:
+def tried(outcome):
     return [line.partition(" INFO    ")[2] for line in outcome.stderr.splitlines() if ": trying " in line]
 
 
-def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too_long(site: Site) -> None:
+def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too_long(site):
     html = site.folder / "probe.html"
     found = probe(site, *DEMO, *cards(site), more=("--json", "--html", html))
     assert found.exit_code == 0, found.stderr
@@ -150,11 +147,11 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
     assert why.startswith("found by badcjobs probe: audio of ")
 
 
-def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_set_aside(site: Site) -> None:
+def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_set_aside(site):
     file, half = site.folder / "mine.toml", to_toml([])[:-5]
     file.write_text(half)
     arguments = (*DEMO, *cards(site, CARDS.partition("[[device]]\nindex = 1")[0]), "--no-emit-gpu-telemetry")
-    known: set[str] = set()
+    known = set()
     for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         program = start(site, *arguments, more=("--out", file, "--json"))
         wait_for(lambda program=program: "× real time" in program.stderr, "a trial has ended")  # type: ignore[misc]
@@ -176,7 +173,7 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
     assert gpu["finished"] and {trial["length_s"] for trial in gpu["trials"]} >= {t.length_s for t in before.trials}
 
 
-def test_a_command_is_probed_by_its_words_and_what_fails_for_another_reason_is_not_kept(site: Site) -> None:
+def test_a_command_is_probed_by_its_words_and_what_fails_for_another_reason_is_not_kept(site):
     failing = site.script("fail.sh", "echo 'it is broken' >&2; exit 3")
     fussy = site.script(
         "fussy.sh",
@@ -197,7 +194,7 @@ def test_a_command_is_probed_by_its_words_and_what_fails_for_another_reason_is_n
     assert probed.key.engine_version.startswith("fussy.sh ")
 
 
-def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site: Site) -> None:
+def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site):
     make_fake_root(site.folder / "root")
     options = ("--hawkears-python", sys.executable, "--hawkears-root", site.folder / "root", "--engine-arg=--threads=2")
     # Both threads together have room for 70 s, so one alone for twice as much as each.
@@ -215,7 +212,7 @@ def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site: S
     assert rows(database, "SELECT count(*) FROM attempt WHERE error_class = 'out_of_memory'") >= [(2,)]
 
 
-def test_without_a_gpu_the_cpu_can_be_measured_and_the_time_is_kept_to(site: Site) -> None:
+def test_without_a_gpu_the_cpu_can_be_measured_and_the_time_is_kept_to(site):
     quick = ("--config", "probe.lengths_s=[20, 20]", "--config", "probe.trial_s=60")  # which no 4 chunks take
     late = start(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, more=("--time", "0:01"))
     done = probe(site, "--engine", "demo", "--cpu-workers", 1, more=(*quick, "--json"))
@@ -251,7 +248,7 @@ ANSWERED = (
 SHOWN = ("engine", "source", "account", "merge account", "signal", "array", "GPU-hours", "time")
 
 
-def test_the_words_of_submit_and_of_run_are_judged(site: Site, pages: Pages) -> None:
+def test_the_words_of_submit_and_of_run_are_judged(site, pages):
     folder = site.folder
     site.manifest(6)
     (folder / "own.sbatch").write_text(SCRIPT)
@@ -290,7 +287,7 @@ check manifest.csv --engine demo
 """
 
 
-def test_wrong_input_is_refused_before_anything_is_started(site: Site, pages: Pages) -> None:
+def test_wrong_input_is_refused_before_anything_is_started(site, pages):
     write_files("empty.wav: 0 s\nnotes.wav: text no audio\ngood.wav: 1 s\npipe.wav: pipe", site.folder)
     odd = 'name = "odd"\n[limits]\ngpu_hours = nan\narray_tasks = -3\nbirds = 3\n[plan]\ngpus = "x"\n'
     (site.folder / "odd.toml").write_text(odd)

@@ -5,20 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.badcjobs_program import Site, rows
+from support.badcjobs_program import rows
 from support.fake_nvml import no_driver
 from support.waiting import wait_for
 
 SCRIPTS = (Path(__file__).parents[1] / "data" / "user_scripts.txt").read_text().split("=== ")[1:]
 
 
-def run_script(site: Site, name: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run_script(site, name, env=None):
     text = dict(script.split("\n", 1) for script in SCRIPTS)[name]
     argv = [sys.executable, "-c", text]
     return subprocess.run(argv, env=site.environ(env), cwd=site.folder, capture_output=True, text=True, timeout=60)
 
 
-def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site: Site) -> None:
+def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site):
     done = run_script(site, "a training loop")
     assert done.returncode == 0, done.stderr
     out, (document, *seen) = site.folder / "run.sqlite", done.stdout.splitlines()
@@ -49,14 +49,14 @@ def test_a_training_loop_is_recorded_with_marks_alerts_and_statistics(site: Site
     assert list(site.local.iterdir()) == [] and site.processes() == [], "nothing stays on the node"
 
 
-def test_on_a_machine_without_a_gpu_the_machine_alone_is_recorded_with_one_warning(site: Site) -> None:
+def test_on_a_machine_without_a_gpu_the_machine_alone_is_recorded_with_one_warning(site):
     done = run_script(site, "no GPU", {**no_driver(), "PATH": "/usr/bin:/bin"})
     assert (done.returncode, done.stderr.count("no GPU to record"), done.stderr.count("\n") <= 3) == (0, 1, True)
     assert json.loads(done.stdout) == [[], {}]
     assert rows(site.folder / "run.sqlite", "SELECT count(*) >= 2 FROM host_sample") == [(1,)]
 
 
-def test_a_program_that_is_killed_still_has_its_file_even_when_its_child_lives_on(site: Site) -> None:
+def test_a_program_that_is_killed_still_has_its_file_even_when_its_child_lives_on(site):
     """A forked child holds the pipes of its parent open; the recorder must notice the death all the same."""
     assert run_script(site, "killed").returncode == -9
     sql, last = "SELECT verdict, (SELECT count(*) > 2 FROM sample) FROM task", [("killed", 1)]

@@ -6,17 +6,15 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from support.badcjobs_program import ON_CPU, QUICK, Site, assert_refused
+from support.badcjobs_program import ON_CPU, QUICK, assert_refused
 from support.brief import without_hints
-from support.pages import Pages
 from support.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
-def july(shared_site: Site) -> Path:
+def july(shared_site):
     """A run on two devices, merged; beside it is one on the CPU."""
     manifest, cpu = shared_site.manifest(10), shared_site.folder / "cpu"
     on_cpu = shared_site.start("run", manifest, "--out", cpu, *QUICK, *ON_CPU)
@@ -27,7 +25,7 @@ def july(shared_site: Site) -> Path:
     return shared_site.out
 
 
-def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: Path, shared_site: Site) -> None:
+def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july, shared_site):
     names = {"--html": "a.html", "--markdown": "a.md", "--prometheus": "a.prom"}
     files = [shared_site.folder / name for name in names.values()]
     files[2].write_text("what was here before\n")
@@ -65,7 +63,7 @@ def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july: 
     assert [other.name for other in shared_site.folder.glob(".*")] == []
 
 
-def test_colours_are_for_terminals_whose_users_want_them(july: Path, shared_site: Site) -> None:
+def test_colours_are_for_terminals_whose_users_want_them(july, shared_site):
     argv = [sys.executable, "-m", "badcjobs", "report", str(july)]
     for changes, wanted in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
         with closing(Terminal(argv, shared_site.environ({"TERM": "xterm", **changes}), shared_site.folder)) as terminal:
@@ -74,9 +72,7 @@ def test_colours_are_for_terminals_whose_users_want_them(july: Path, shared_site
         assert (b"\x1b[32mall done\x1b[0m" in said, b"\x1b" in said) == (wanted, wanted), changes
 
 
-def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large_is_one(
-    july: Path, shared_site: Site
-) -> None:
+def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large_is_one(july, shared_site):
     line = '"$0" -m badcjobs report "$1" --html /dev/stdout | head -c 9; echo " ${PIPESTATUS[0]}"'
     line += '; "$0" -m badcjobs report "$1" --markdown /dev/stdout > file.md && head -c 5 file.md'
     line += '; ulimit -S -f 4; "$0" -m badcjobs report "$1" --html big.html; echo " $?"'
@@ -87,9 +83,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large
     assert not (shared_site.folder / "big.html").exists()
 
 
-def test_no_command_writes_over_somebodys_data_and_a_wrong_word_is_answered(
-    july: Path, shared_site: Site, pages: Pages
-) -> None:
+def test_no_command_writes_over_somebodys_data_and_a_wrong_word_is_answered(july, shared_site, pages):
     [task], audio = shared_site.task_databases(), shared_site.folder / "recording.wav"
     shutil.copy(next(path for path in shared_site.folder.rglob("*.wav") if path != audio), audio)
     (shared_site.folder / "a folder").mkdir(exist_ok=True)

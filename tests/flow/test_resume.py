@@ -3,12 +3,10 @@
 import os
 import re
 from collections import Counter
-from pathlib import Path
 
 from support.audio import make_wav
 from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, loud, rows
 from support.file_calls import FileCalls
-from support.pages import Pages
 from support.task_files import TaskFile
 
 LEFT_ALONE = ("--config", "run.retry_failed=false")
@@ -18,10 +16,10 @@ TOLD = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^
 class Story:
     """Runs one command after the other, and tells what each did: its exit code, its words and the chunks by state."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site):
         self.site, self.lines = site, list[str]()
 
-    def run(self, name: str, source: Path, *options: str) -> None:
+    def run(self, name, source, *options):
         done = self.site.run(source, *ON_CPU, *options)
         self.lines += [f"# {name}: exit code {done.exit_code}", *re.findall(TOLD, done.stderr + done.stdout)]
         if done.exit_code in (0, 1):
@@ -30,20 +28,20 @@ class Story:
             self.lines += [f"  {status}: {names}" for status, names in rows(last, sql)]
             self.lines += [f"  workers: {len(rows(last, 'SELECT 1 FROM worker'))}"]
 
-    def page(self) -> str:
+    def page(self):
         return "\n".join(self.lines).replace(str(self.site.folder), "/…")
 
 
-def audio(site: Site, name: str) -> Path:
+def audio(site, name):
     return site.folder / "audio" / f"{name}.wav"
 
 
-def rewrite_in_place(path: Path) -> None:
+def rewrite_in_place(path):
     """Let a recording of the same length, and so of the same size, take its place."""
     make_wav(path, CHUNK_S, 1000, loud=loud(2), tone_hz=150)
 
 
-def test_only_what_is_done_with_the_same_audio_is_skipped_and_the_new_result_counts(site: Site, pages: Pages) -> None:
+def test_only_what_is_done_with_the_same_audio_is_skipped_and_the_new_result_counts(site, pages):
     manifest, story = site.manifest(8), Story(site)
     audio(site, "c006").write_bytes(b"not a wav file")
     audio(site, "c007").write_bytes(b"not a wav file")
@@ -64,9 +62,7 @@ def test_only_what_is_done_with_the_same_audio_is_skipped_and_the_new_result_cou
     pages({"runs.txt": story.page()})
 
 
-def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is_brought_up_to_date(
-    site: Site, pages: Pages
-) -> None:
+def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is_brought_up_to_date(site, pages):
     manifest, story, folder = site.manifest(2), Story(site), site.folder / "recordings"
     summed = manifest.read_text().replace("0,,", f"0,{'a' * 64},")
     manifest.write_text(summed)
@@ -88,7 +84,7 @@ def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is
 # --- what looking back costs ------------------------------------------------------------------------------------------
 
 
-def calls_of_first_task(site: Site, tasks: int) -> Counter[tuple[str, str]]:
+def calls_of_first_task(site, tasks):
     """Run the first of so many tasks, two chunks each, after all others have published; return what it touched.
 
     Without the task's own files: how often it looks at those depends on the time it takes.
@@ -103,7 +99,7 @@ def calls_of_first_task(site: Site, tasks: int) -> Counter[tuple[str, str]]:
     env = {**array_task(0, range(tasks)), **calls.environ}
     done = site.run(manifest, *ON_CPU, "--config", "run.publish_every_s=60", env=env)
     assert done.exit_code == 0, done.stderr
-    found: Counter[tuple[str, str]] = Counter()
+    found = Counter()
     for (call, path), many in calls.count().items():
         name = str(path.relative_to(site.folder))
         if name.startswith(("run/", "audio/")) and "4821_0." not in name:
@@ -111,7 +107,7 @@ def calls_of_first_task(site: Site, tasks: int) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_opens_and_stats_are_constant_in_the_size_of_the_array_and_audio_is_looked_at_once(tmp_path: Path) -> None:
+def test_opens_and_stats_are_constant_in_the_size_of_the_array_and_audio_is_looked_at_once(tmp_path):
     sums = []
     for tasks in (3, 9):
         calls = calls_of_first_task(Site(tmp_path / str(tasks)), tasks)

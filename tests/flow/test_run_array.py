@@ -5,11 +5,10 @@ import shutil
 import socket
 
 from support.audio import make_wav
-from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
-from support.pages import Pages
+from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 
 
-def parts(site: Site) -> dict[str, str]:
+def parts(site):
     """Return the chunks in each task's database, with what is not done marked."""
     marked = "chunk_id || iif(status = 'done', '', ' ' || status)"
     sql = f"SELECT group_concat({marked}, ', ') FROM (SELECT * FROM chunk ORDER BY chunk_id)"
@@ -37,7 +36,7 @@ ONE_TASK = {
 }
 
 
-def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice(site: Site, pages: Pages) -> None:
+def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice(site, pages):
     manifest = site.manifest(12)
     manifest.write_text(manifest.read_text().replace(f"{site.folder}/audio/", ""))
     root = ("--root", site.folder / "audio")
@@ -63,7 +62,7 @@ def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice
     pages({"rows.txt": "\n".join(said)})
 
 
-def test_the_parts_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen(site: Site) -> None:
+def test_the_parts_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen(site):
     """An array 1-5:2 of which only the first task ran; then ``--array=3,5``, a new job of another shape."""
     manifest = site.manifest(8)
     first = site.run(manifest, *ON_CPU, env=array_task(1, (1, 3, 5), step=2))
@@ -86,7 +85,7 @@ def test_the_parts_of_an_array_are_disjoint_and_complete_and_its_shape_is_frozen
     assert sorted(site.out.rglob("*")) == before
 
 
-def test_the_tasks_of_a_step_share_the_part_of_their_task_or_are_refused(site: Site) -> None:
+def test_the_tasks_of_a_step_share_the_part_of_their_task_or_are_refused(site):
     listed = site.folder / "manifests.txt"
     manifests = [site.manifest(2, name=f"{name}.csv", prefix=name) for name in ("dawn", "dusk")]
     listed.write_text("".join(f"{path}\n" for path in manifests))
@@ -107,7 +106,7 @@ def test_the_tasks_of_a_step_share_the_part_of_their_task_or_are_refused(site: S
         shutil.rmtree(site.out)
 
 
-def test_a_requeued_task_does_only_what_is_left_and_does_not_look_into_its_siblings(site: Site) -> None:
+def test_a_requeued_task_does_only_what_is_left_and_does_not_look_into_its_siblings(site):
     """It uses Slurm's own scratch folder, and its ``--shard`` wins over the array."""
     manifest, tasks, scratch = site.manifest(4), site.out / "tasks", site.folder / "slurm-tmpdir"
     tasks.mkdir(parents=True)
@@ -128,7 +127,7 @@ def test_a_requeued_task_does_only_what_is_left_and_does_not_look_into_its_sibli
     assert parts(site) == {"4821_0.r0.gpu-01": "c000, c002 failed", "4821_0.r1.gpu-01": "c000 skipped, c002"}
 
 
-def test_a_task_without_a_share_ends_well_and_an_array_over_a_run_without_one_is_refused(site: Site) -> None:
+def test_a_task_without_a_share_ends_well_and_an_array_over_a_run_without_one_is_refused(site):
     for name in ("north/dawn.wav", "south.wav"):
         make_wav(site.folder / "audio" / name, 0.3, 1000)
     done = site.run(site.folder / "audio", *ON_CPU, "--json", env={"SLURM_JOB_ID": "4821", "SLURMD_NODENAME": "gpu-01"})

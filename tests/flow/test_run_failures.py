@@ -9,23 +9,20 @@ from itertools import pairwise
 from pathlib import Path
 
 from support.audio import make_wav
-from support.badcjobs_program import ON_CPU, Outcome, Site, array_task, assert_refused, rows
+from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
-from support.pages import Pages
 from support.waiting import wait_for
 
 ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry")
 
 
-def command(site: Site, text: str) -> tuple[object, ...]:
+def command(site, text):
     """Return the options that run a shell script for every chunk."""
     script = site.script("engine.sh", text)
     return "--command", f"{script} {{input}} {{output}}", *ONE_WORKER
 
 
-def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_are_named(
-    site: Site, pages: Pages
-) -> None:
+def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_are_named(site, pages):
     program = (Path(__file__).parents[1] / "data" / "each_chunk.sh").read_text()
     pool = "with multiprocessing.Pool(2) as pool:\n        assert pool.map(abs, [-1, -2]) == [1, 2]"
     (site.folder / "pool.py").write_text(f'import multiprocessing\nif __name__ == "__main__":\n    {pool}\n')
@@ -50,7 +47,7 @@ def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_
     pages({name: changing.sub("...", text).replace(str(site.folder), "$") for name, text in said.items()})
 
 
-def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site: Site) -> None:
+def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site):
     fails = command(site, "echo the model is missing >&2; exit 1")
     done = site.run(site.manifest(60), *fails, "--retries", 0, "--json")
     assert (done.exit_code, len(done.json["failed"])) == (3, 20), "enough to name"
@@ -60,7 +57,7 @@ def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site:
     assert site.rows("SELECT verdict, exit_code FROM task") == [("failed", 3)]
 
 
-def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site: Site) -> None:
+def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site):
     manifest = site.manifest(3)
     refused = site.run(manifest, "--command", "no-such-program {input} {output}", *ONE_WORKER)
     assert_refused(refused, 3, "'no-such-program'", "command -v no-such-program")
@@ -71,7 +68,7 @@ def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site: Site) ->
     assert not site.out.exists()
 
 
-def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_says_so(site: Site) -> None:
+def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_says_so(site):
     gate = site.folder / "gate"
     gated = command(site, f"while [ ! -e {gate} ]; do sleep 0.02; done; echo start_time,end_time,label,score > $2")
     program = site.start_run(site.manifest(2), *gated)
@@ -85,13 +82,13 @@ def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_say
     assert rows(kept / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 2)]
 
 
-def shell(site: Site, line: str) -> int:
+def shell(site, line):
     """Run a line with $BADCJOBS in it, with the pipes and redirections that people use."""
     env = site.environ({"BADCJOBS": f"{sys.executable} -m badcjobs", "PYTHONIOENCODING": "ascii"})
     return subprocess.run(["bash", "-c", line], env=env, cwd=site.folder, stderr=subprocess.DEVNULL).returncode
 
 
-def test_a_result_that_nobody_reads_changes_no_exit_code(site: Site) -> None:
+def test_a_result_that_nobody_reads_changes_no_exit_code(site):
     """A pipe that is closed, a full disk, no stdout at all; and all of it in ASCII."""
     site.manifest(1)
     for number, where in enumerate(["| head -c 1; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-", "> read.txt"]):
@@ -101,7 +98,7 @@ def test_a_result_that_nobody_reads_changes_no_exit_code(site: Site) -> None:
     assert "? real time" in (site.folder / "read.txt").read_text()
 
 
-def test_a_recording_that_could_not_be_written_is_not_called_one(site: Site) -> None:
+def test_a_recording_that_could_not_be_written_is_not_called_one(site):
     folder = site.folder / "vanishing"
     folder.mkdir()
     refused = site.badcjobs("record", "--out", "x.sqlite", "--simulate", 1, "--interval", "inf")
@@ -118,7 +115,7 @@ def test_a_recording_that_could_not_be_written_is_not_called_one(site: Site) -> 
 # --- HawkEars, fed ----------------------------------------------------------------------------------------------------
 
 
-def environ(**others: str) -> dict[str, str]:
+def environ(**others):
     return {**fake_package_environ(), "HOME": "/nonexistent", **others}  # the caches of a test are its own
 
 
@@ -131,7 +128,7 @@ BROKEN = {
 LOUD = [(5.0, 6.0), (19.5, 22.0), (35.0, 36.0)]  # the second lies across the joint, at 21 s
 
 
-def run_with_a_long_one(site: Site, long: str, *others: object) -> Outcome:
+def run_with_a_long_one(site, long, *others):
     """Run 60 chunks, one of them a long one, on the stand-in package and two simulated devices."""
     manifest, audio = site.manifest(60, prefix=long[0]), site.folder / "audio"
     make_wav(audio / f"{long}.wav", LONG_S, 1000, loud=LOUD, tone_hz=100)
@@ -144,7 +141,7 @@ def run_with_a_long_one(site: Site, long: str, *others: object) -> Outcome:
     return site.run(manifest, *options, env=environ(**ROOM), timeout_s=90)
 
 
-def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_pieces(site: Site) -> None:
+def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_pieces(site):
     mixed = run_with_a_long_one(site, "c025")
     assert mixed.exit_code == 1, mixed.stderr
     assert {chunk["chunk_id"]: chunk["error_class"] for chunk in mixed.json["failed"]} == {
@@ -182,7 +179,7 @@ RED, TWO_LINES, TURNED, LETTERS = "\x1b[31mred", "a\nb", "a\u202eb", "Ñandú鳥
 LINE_OF_A_LOG = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8} (INFO|WARNING|ERROR) |    \| ")
 
 
-def strange_manifest(site: Site) -> Path:
+def strange_manifest(site):
     path = site.manifest(5)
     with path.open(newline="") as file:
         header, *found = csv.reader(file)
@@ -193,12 +190,12 @@ def strange_manifest(site: Site) -> Path:
     return path
 
 
-def assert_plain(*texts: str) -> None:
+def assert_plain(*texts):
     for text in texts:
         assert all(line.isprintable() for line in text.split("\n")), text
 
 
-def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(site: Site) -> None:
+def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(site):
     engine = site.script("engine", r"""printf 'no \033[2J luck\n\342\200\256turned\007\n' >&2; exit 3""")
     command = ("--engine", "command", "--command", f"{engine} {{input}} {{output}}")
     done = site.run(strange_manifest(site), *ON_CPU[2:], *command, "--retries", 1)
@@ -217,7 +214,7 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
     assert {chunk["chunk_id"] for chunk in document.json["failed_chunks"]} >= {RED, TWO_LINES, TURNED, LETTERS}
 
 
-def test_a_mistake_in_a_source_is_told_in_letters(site: Site) -> None:
+def test_a_mistake_in_a_source_is_told_in_letters(site):
     manifest = strange_manifest(site)
     manifest.write_text(manifest.read_text(encoding="utf-8").replace("c004.wav", "\x1b[2Jgone.wav"), encoding="utf-8")
     refused = site.badcjobs("submit", manifest, "--out", site.out, "--cluster", "local", "--", *ON_CPU)

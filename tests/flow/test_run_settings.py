@@ -7,7 +7,7 @@ from array import array
 from pathlib import Path
 
 from rooms.cli import write_chunk
-from support.badcjobs_program import ON_CPU, Site, array_task, assert_refused, rows
+from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 
-def test_the_first_task_freezes_what_all_share_and_others_must_agree(site: Site) -> None:
+def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
     manifest = site.manifest(6)
     both = [site.start_run(manifest, *ON_CPU, "--retries", n, env=array_task(n, (0, 1))) for n in (0, 1)]
     ends = [program.wait() for program in both]  # they start together, and want different things
@@ -37,7 +37,7 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site: Site)
     assert site.rows("SELECT count(*), min(status), max(status) FROM chunk") == [(3, "done", "done")] * 2
 
 
-def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site: Site) -> None:
+def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
     done = site.badcjobs("demo", "--out", site.out)
     assert done.exit_code == 0, done.stderr
     words = ("all done", "4 (4 done)", "audio-hours per GPU-hour", "× real time", "report.html", "badcjobs run ")
@@ -51,9 +51,7 @@ def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site: Site) 
     assert (len(site.task_databases()), list(site.local.iterdir()), site.processes()) == (4, [], [])
 
 
-def test_a_second_demo_in_the_same_folder_leaves_the_audio_alone_so_that_what_is_done_stays(
-    tmp_path: Path,
-) -> None:
+def test_a_second_demo_in_the_same_folder_leaves_the_audio_alone_so_that_what_is_done_stays(tmp_path):
     path = tmp_path / "site01.wav"
     path.write_text("half a file")
     for _ in range(2):

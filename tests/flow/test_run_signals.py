@@ -14,10 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Outcome, Program, Site, array_task, assert_refused, rows
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, array_task, assert_refused, rows
 from support.slow_files import slow_files, somebody_waits
 from support.waiting import wait_for
 
@@ -27,7 +26,7 @@ CHUNKS = 6
 class Stage:
     """A run on two devices whose chunks wait until the test lets them finish."""
 
-    def __init__(self, site: Site, *args: object, chunks: int = CHUNKS) -> None:
+    def __init__(self, site, *args, chunks=CHUNKS):
         self.site, self.gate = site, site.folder / "gate"
         self.gate.unlink(missing_ok=True)
         gated = f'while [ ! -e {self.gate} ]; do sleep 0.02; done\necho start_time,end_time,label,score > "$2"'
@@ -35,27 +34,27 @@ class Stage:
         manifest = site.manifest(chunks)
         manifest.write_text(manifest.read_text().replace("rec0,c000", "rec0,bad"))
         self.command = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--retries", 0, *args)
-        self.program: Program = site.start_run(manifest, *self.command)
+        self.program = site.start_run(manifest, *self.command)
         wait_for(lambda: self.running == 2 and len(self.programs()) == 2, "two chunks are running")
 
     @property
-    def running(self) -> int:
+    def running(self):
         return self.site.count_now("attempt", "ended_at_ms IS NULL")
 
-    def programs(self) -> list[psutil.Process]:
+    def programs(self):
         """Return the programs of the chunks; the wrapper has their name on its command line, too."""
         return [process for process in self.site.processes("gated.sh") if process.name() == "gated.sh"]
 
-    def send(self, signum: signal.Signals) -> None:
+    def send(self, signum):
         self.program.send(signum)
         wait_for(lambda: f"{signum.name}: starting nothing new" in self.program.stderr, f"{signum.name} was heard")
 
-    def finish(self) -> Outcome:
+    def finish(self):
         """Let the running chunks finish and wait for the end of the run."""
         self.gate.touch()
         return self.program.wait()
 
-    def assert_left(self, exit_code: int, outcomes: list[tuple[str | None, int]], verdict: str = "stopped") -> None:
+    def assert_left(self, exit_code, outcomes, verdict="stopped"):
         """Check the last state of the task; the bad chunk has failed in any case."""
         assert self.site.rows("SELECT verdict, exit_code FROM task") == [(verdict, exit_code)]
         assert self.site.rows("SELECT outcome, count(*) FROM attempt GROUP BY 1") == outcomes
@@ -63,7 +62,7 @@ class Stage:
         assert list(self.site.local.iterdir()) == []
 
 
-def test_running_chunks_finish_and_the_next_run_does_exactly_what_is_left(site: Site) -> None:
+def test_running_chunks_finish_and_the_next_run_does_exactly_what_is_left(site):
     """TERM twice in the same breath is one message; a chunk that has failed is named all the same."""
     stage = Stage(site)
     stage.send(signal.SIGTERM)
@@ -80,7 +79,7 @@ def test_running_chunks_finish_and_the_next_run_does_exactly_what_is_left(site: 
     assert rows(job, "SELECT count(*), count(DISTINCT chunk_id) FROM attempt") == [(7, 6)]
 
 
-def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site: Site) -> None:
+def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site):
     """And TERM to the programs of chunks is not held against them: they are started again."""
     stage = Stage(site, chunks=3)
     for program in stage.programs():
@@ -91,7 +90,7 @@ def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site: Sit
     stage.assert_left(1, [(None, 2), ("done", 2), ("failed", 1)], "failed")
 
 
-def test_ctrl_c_drains_and_the_second_one_stops_at_once(site: Site) -> None:
+def test_ctrl_c_drains_and_the_second_one_stops_at_once(site):
     stage = Stage(site)
     stage.send(signal.SIGINT)
     stage.program.send(signal.SIGINT)
@@ -99,7 +98,7 @@ def test_ctrl_c_drains_and_the_second_one_stops_at_once(site: Site) -> None:
     stage.assert_left(130, [(None, 2), ("failed", 1)])
 
 
-def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_the_grace(site: Site) -> None:
+def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_the_grace(site):
     stage = Stage(site, "--config", "run.grace_s=0")
     stage.send(signal.SIGUSR1)
     samples = site.count_now("sample")
@@ -110,7 +109,7 @@ def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_th
     stage.assert_left(75, [(None, 2), ("failed", 1)])
 
 
-def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site: Site) -> None:
+def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site):
     program = site.start_run(site.manifest(CHUNKS), "--engine", "demo", "--engine-arg=--burn-s=0.8", "--simulate", 2)
     wait_for(
         lambda: site.count_now("sample") and site.count_now("attempt", "ended_at_ms IS NULL") == 2, "two chunks run"
@@ -126,7 +125,7 @@ def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site: 
     assert site.count("sample", f"at_ms > {sent_ms}") > 0
 
 
-def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site: Site) -> None:
+def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site):
     """During a long listing; and while a filesystem does not answer."""
     manifest = site.manifest(2)
     header, row = manifest.read_text().splitlines()[:2]
@@ -150,7 +149,7 @@ def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site: S
 # --- the end of the time, known beforehand ----------------------------------------------------------------------------
 
 
-def test_a_task_asks_for_its_end_and_stops_before_it_with_nothing_killed(site: Site) -> None:
+def test_a_task_asks_for_its_end_and_stops_before_it_with_nothing_killed(site):
     slow = ("--engine", "demo", "--cpu-workers", 2, "--no-emit-gpu-telemetry", "--engine-arg=--burn-s=0.3")
     squeue = site.script("squeue", f'echo "$*" >> {site.folder}/asked\necho $(($(date +%s) + 4))')
     env = {**array_task(0, (0,)), "PATH": f"{squeue.parent}:{site.environ()['PATH']}"}
@@ -178,7 +177,7 @@ UNEVEN = 0.1  # chunks of the same length differ by so much
 ENDS = ("stop-after", signal.SIGTERM, "stop-after", signal.SIGUSR1, "stop-after", signal.SIGUSR2)
 
 
-def live_through(number: int, folder: Path, seed: int) -> list[str]:
+def live_through(number, folder, seed):
     """Run one emulated deadline; return what went wrong.
 
     Each has another end, another number of devices and chunks of another length each. The *last moment* is the one
@@ -238,9 +237,7 @@ def live_through(number: int, folder: Path, seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(0)
-def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(tmp_path, pytestconfig):
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     count = max(2, pytestconfig.getoption("--count") // 2)
     print(f"\n{count} deadlines; BADCJOBS_TEST_SEED={seed} repeats them")
@@ -256,7 +253,7 @@ TWO_CORES = {
 }  # fmt: skip
 
 
-def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_one_ended(site: Site) -> None:
+def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_one_ended(site):
     """The work waits more than it computes, as HawkEars does: with each worker more is done."""
     program = site.script("work.sh", 'sleep 0.12\necho start_time,end_time,label,score > "$2"')
     command = f"{program} {{input}} {{output}}"

@@ -11,14 +11,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU, array_task
 from support.behaviour import FixedSite, pretty
 from support.login_node import LoginNode
-from support.pages import Pages
 from support.waiting import wait_for
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU, "--interval", "0.1")
@@ -28,7 +26,7 @@ SOURCES = {"old": "four.csv", "half": "nine.csv"}
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[FixedSite]:
+def site():
     """One site with sources, and runs that were done before: all of one of two tasks, two of three tasks of another."""
     site = FixedSite()
     site.manifest(9, name="nine.csv")
@@ -61,7 +59,7 @@ def site() -> Iterator[FixedSite]:
     site.close()
 
 
-def command(words: list[str], name: str) -> list[str]:
+def command(words, name):
     if words[:1] == ["$"]:
         return shlex.split(re.sub(r"\bRUN\b", shlex.join(RUN), re.sub(r"\bOUT\b", name, " ".join(words[1:]))))
     dashes = words.index("--") if "--" in words else len(words)
@@ -69,7 +67,7 @@ def command(words: list[str], name: str) -> list[str]:
     return ["submit", source, *words[:dashes], "--out", name, *RUN, *words[dashes + 1 :]]
 
 
-def environment(node: LoginNode, changes: list[str]) -> dict[str, str]:
+def environment(node, changes):
     given = dict(change.strip().split("=", 1) for change in changes if change.strip())
     inside = array_task(2, [0, 1, 2]) if given.pop("INSIDE", None) else {}
     does = {key: given.pop(key) for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT", "SINFO") if key in given}
@@ -77,7 +75,7 @@ def environment(node: LoginNode, changes: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> None:
+def test_a_story_at_the_login_node(site, pages, name):
     node, out = LoginNode(site), site.folder / name
     shutil.rmtree(out, ignore_errors=True)  # of a first try
     (site.folder / "badcjobs.toml").unlink(missing_ok=True)  # of another story
@@ -109,7 +107,7 @@ def test_a_story_at_the_login_node(site: FixedSite, pages: Pages, name: str) -> 
     pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})
 
 
-def told(stdout: str) -> str:
+def told(stdout):
     """Return what a command says, without what other tests are about and what differs from run to run."""
     if not stdout.startswith("{"):
         return re.sub(r"hours analysed in .* s;|  speed .*", "…", stdout)

@@ -6,7 +6,6 @@ from contextlib import closing
 
 from support.badcjobs_program import QUICK, array_task
 from support.behaviour import FixedSite, pretty, some_rows
-from support.pages import Pages
 
 LOADS = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((90, 5, 42.5)))
 GRANTED = {
@@ -22,7 +21,7 @@ KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst
 OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
 
 
-def told(site: FixedSite) -> str:
+def told(site):
     """Return the tables that a task writes, with their columns; a recorder on a busy machine is no gap."""
     ids = {row[0]: row[1] for row in site.rows("SELECT device_id, 'GPU ' || device_index FROM device")}
     ids |= {row[0]: "ours" for row in site.rows("SELECT task_id FROM task UNION SELECT worker_id FROM worker")}
@@ -40,13 +39,13 @@ def told(site: FixedSite) -> str:
     return re.sub(r'-\w{8}"', '-RANDOM"', "\n".join(parts))
 
 
-def shown_log(text: str) -> str:
+def shown_log(text):
     text = re.sub(r"(?m)^\S+ ", "", text)
     text = re.sub(r"-\w{8} \(\w+, local\)", "-RANDOM (FILESYSTEM, local)", text)
     return re.sub(r"until \S+, 0:5\d:\d\d|(?<=recorder: ).*", "…", text)
 
 
-def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_do(pages: Pages) -> None:
+def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_do(pages):
     """The second of two devices is not used; one file is missing, one is broken."""
     with closing(FixedSite(after_s=None)) as site:
         manifest = site.manifest(5)

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 from rooms.telemetry import RECORDING_MARK, ProcessLookup
-from support.badcjobs_program import NOT_LATE, QUICK, Site, array_task, assert_refused, rows
+from support.badcjobs_program import NOT_LATE, QUICK, array_task, assert_refused, rows
 from support.databases import change
 from support.fake_nvml import no_driver
-from support.pages import Pages
 from support.waiting import wait_for
 
 OFTEN = ("--interval", 0.05)
@@ -37,11 +36,11 @@ while time.process_time() < 0.5: pass' && printf 'start_time,end_time,label,scor
 
 
 @pytest.fixture
-def out(site: Site) -> Path:
+def out(site):
     return site.folder / "recording.sqlite"
 
 
-def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_cost(site: Site, out: Path) -> None:
+def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_cost(site, out):
     """One process on device 0 is this test, which started the recording but is not below it; one does not exist."""
     processes = f"processes = [[{os.getpid()}, 50], [{NO_PROCESS}, 100]]"
     (site.folder / "load.toml").write_text(
@@ -79,7 +78,7 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     assert list(site.local.iterdir()) == []
 
 
-def test_text_has_a_line_per_device_and_instant(site: Site) -> None:
+def test_text_has_a_line_per_device_and_instant(site):
     files = [site.folder / f"recording.{ending}" for ending in ("csv", "jsonl")]
     commands = [("record", "--out", out, "--simulate", 2, "--duration", 0.4, *OFTEN) for out in files]
     assert [done.exit_code for done in site.badcjobs_each(commands)] == [0, 0]
@@ -94,7 +93,7 @@ def test_text_has_a_line_per_device_and_instant(site: Site) -> None:
     assert_refused(site.badcjobs("report", files[0]), 4, "recording.csv cannot be read", "badcjobs record --out ")
 
 
-def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(site: Site, out: Path) -> None:
+def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(site, out):
     busy = "python3 -c 'import time\nwhile time.process_time() < 1.2: pass'"
     site.script("said.sh", f"echo $*; {busy}; exit 3")
     bad, record, simulated = site.folder / "bad.sqlite", ("record", *OFTEN, "--out"), ("--simulate", 1, "--")
@@ -121,7 +120,7 @@ def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(
     assert not (site.folder / "job.sqlite").exists(), "report writes nothing"
 
 
-def test_what_cannot_be_recorded_is_refused_before_the_command(site: Site, out: Path, pages: Pages) -> None:
+def test_what_cannot_be_recorded_is_refused_before_the_command(site, out, pages):
     wrong = "[alert]\n[alerts]\ntemprature_c = 60\nmemory_percent = -1\npower_percent = 101\n"
     (site.folder / "wrong.toml").write_text(wrong)
     (site.folder / "open.toml").write_text(f'[alerts]\ncommand = "\'tell {SECRET}"\n')
@@ -147,7 +146,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_command(site: Site, out: 
 # --- signals and kills ------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_recording_well_and_term_is_passed_on(site: Site, out: Path) -> None:
+def test_ctrl_c_ends_a_recording_well_and_term_is_passed_on(site, out):
     script = f"trap 'exit 7' TERM; touch {site.folder}/up; while :; do sleep 0.02; done"
     alone = site.start("record", "--out", out, "--simulate", 1, *OFTEN)
     around = site.start("record", "--out", "around.sqlite", "--simulate", 1, "--", "sh", "-c", script)
@@ -160,7 +159,7 @@ def test_ctrl_c_ends_a_recording_well_and_term_is_passed_on(site: Site, out: Pat
     assert rows(out, "SELECT verdict FROM task") == [("done",)]
 
 
-def test_a_killed_recording_leaves_its_file_and_what_the_command_left_running(site: Site, out: Path) -> None:
+def test_a_killed_recording_leaves_its_file_and_what_the_command_left_running(site, out):
     """A process that has left its parents behind is known by its environment."""
     script = site.script("detach.sh", f"(setsid sleep 60 & echo $! > {site.folder}/pid.new)\n"
                          f"mv {site.folder}/pid.new {site.folder}/pid\nsleep 60")  # fmt: skip
@@ -182,7 +181,7 @@ def test_a_killed_recording_leaves_its_file_and_what_the_command_left_running(si
     assert list(site.local.iterdir()) == []
 
 
-def test_two_recordings_in_one_job_do_not_disturb_each_other(site: Site) -> None:
+def test_two_recordings_in_one_job_do_not_disturb_each_other(site):
     """Inside Slurm both have the same name; killing one must not end what belongs to the other."""
     job = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "gpu-01", "CUDA_VISIBLE_DEVICES": "0"}
     run = site.start_run(site.manifest(99), "--engine", "demo", "--engine-arg=--burn-s=0.3", "--simulate", 1, env=job)
@@ -198,18 +197,18 @@ def test_two_recordings_in_one_job_do_not_disturb_each_other(site: Site) -> None
     assert site.rows("SELECT pid FROM worker") == [(worker.pid,)], "no other had to take its place"
 
 
-def log_of(site: Site) -> str:
+def log_of(site):
     return site.task_database().with_suffix(".log").read_text()
 
 
-def heartbeats(site: Site) -> list[tuple[str, ...]]:
+def heartbeats(site):
     lines = [line[line.index("heartbeat ") :] for line in log_of(site).splitlines() if " heartbeat " in line]
     found = [HEARTBEAT.fullmatch(line) for line in lines]
     assert None not in found, lines
     return [one.groups() for one in found if one]
 
 
-def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(site: Site) -> None:
+def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(site):
     """Device 0 is idle although work waits, device 2 is lost from the start."""
     loads = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((0, 60)))
     (site.folder / "load.toml").write_text(f"{loads}[[device]]\nindex = 2\nlost_at_s = 0\n")
@@ -241,7 +240,7 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     assert not any(b"xyzzy" in path.read_bytes() for path in site.out.rglob("*.*"))
 
 
-def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: Site) -> None:
+def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site):
     job = {**array_task(0, [0]), "CUDA_VISIBLE_DEVICES": "0,1"}
     program = site.start_run(site.manifest(4), *SLOWLY, "--simulate", 2, "--no-emit-gpu-telemetry", *BEATS, env=job)
     wait_for(lambda: site.count_now("attempt"), "chunks are running")
@@ -258,7 +257,7 @@ def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site: 
     assert merged["devices"][0]["utilization_mean_percent"] is None, "unknown is not zero"
 
 
-def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> None:
+def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site):
     command = ("--command", "sh -c 'sleep 0.6; exit 1' {input} {output}", "--retries", 0, "--simulate", 1, *QUICK)
     assert site.run(site.manifest(1), *command).exit_code == 1
     ((state, ended_at_ms, device_id),) = site.rows("SELECT gpu_state, ended_at_ms, device_id FROM attempt")
@@ -269,7 +268,7 @@ def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site: Site) -> 
     assert "fan_percent" not in found or found["fan_percent"] is not None
 
 
-def test_a_task_in_the_emulation_writes_what_it_was_given_and_what_its_processes_use(site: Site) -> None:
+def test_a_task_in_the_emulation_writes_what_it_was_given_and_what_its_processes_use(site):
     engine = site.script("engine", COMMAND)
     done = site.badcjobs(
         "submit", site.manifest(6), "--out", site.out, "--cluster", "local", "--wait", "--tasks", 1,
@@ -297,7 +296,7 @@ SECONDS = float(os.environ.get("BADCJOBS_TEST_COVERAGE_S", "3"))
 START_MS, INTERVAL_MS = 2000, 500
 
 
-def covered_ms(database: Path, device: int) -> tuple[int, int]:
+def covered_ms(database, device):
     """Return (covered, all) milliseconds of a recording, from its first moment to the recorder's last.
 
     Two neighbouring samples cover the time between them when they are at most one and a half intervals apart; until the
@@ -316,7 +315,7 @@ def covered_ms(database: Path, device: int) -> tuple[int, int]:
     return covered, ended_ms - began_ms
 
 
-def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_gaps(site: Site, out: Path) -> None:
+def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_gaps(site, out):
     words = ("--simulate", 2, "--interval", INTERVAL_MS / 1000, "--duration", SECONDS)
     with ExitStack() as stack:
         for _ in range(2 * len(os.sched_getaffinity(0))):  # two processes per core compute as fast as they can

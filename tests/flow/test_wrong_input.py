@@ -6,14 +6,12 @@ import shlex
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU
 from support.behaviour import FixedSite
-from support.pages import Pages
 
 CASES = Path(__file__).parents[1] / "data" / "wrong_commands.txt"
 FILES = {
@@ -27,7 +25,7 @@ OF_OTHERS = re.compile(r"(?m)^\d{4}-.* INFO .*\n|(?<=error: )[A-Z].*(?=\n  try: 
 
 
 @pytest.fixture
-def place() -> Iterator[FixedSite]:
+def place():
     site = FixedSite(after_s=None)
     audio = site.manifest(2, name="good.csv").parent / "audio" / "c000.wav"
     for name, content in FILES.items():
@@ -42,7 +40,7 @@ def place() -> Iterator[FixedSite]:
     site.close()
 
 
-def test_every_wrong_command_is_answered(place: FixedSite, pages: Pages) -> None:
+def test_every_wrong_command_is_answered(place, pages):
     before, said = {*place.folder.rglob("*")}, {}
     for case in CASES.read_text().split("=== ")[1:]:
         name, *lines = case.splitlines()
@@ -60,7 +58,7 @@ def test_every_wrong_command_is_answered(place: FixedSite, pages: Pages) -> None
     assert {path for path in left if "cache" not in path.parts} == set(), "a refused command has left something"
 
 
-def test_debug_shows_the_traceback_and_keeps_the_exit_code(site: Site) -> None:
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(site):
     lines = ("--debug merge nowhere", "run --loud --debug", "run --loud -- --debug", "--version", "")
     told = site.badcjobs_each([line.split() for line in lines])
     assert [one.exit_code for one in told] == [4, 2, 2, 0, 0]
@@ -69,7 +67,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(site: Site) -> None:
     assert told[4].stdout.startswith("Usage: badcjobs COMMAND")
 
 
-def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(site: Site) -> None:
+def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(site):
     """Also in a run folder whose name needs care."""
     site.out = site.folder / "été 100% #1?"
     manifest = site.manifest(3)
@@ -91,7 +89,7 @@ def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(sit
     assert (merged.exit_code, merged.json["done"], (site.out / "report.html").exists()) == (0, 3, True)
 
 
-def test_a_reader_of_stdout_that_leaves_is_no_bug(site: Site) -> None:
+def test_a_reader_of_stdout_that_leaves_is_no_bug(site):
     """As in ``badcjobs guide tables | head -1``."""
     read, write = os.pipe()
     os.close(read)

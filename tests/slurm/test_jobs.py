@@ -22,7 +22,7 @@ DONE = {JobEnd("COMPLETED", 0)}
 
 
 @story
-def test_a_task_at_its_time_limit_says_so_and_is_finished_by_the_same_command(desk: Desk) -> None:
+def test_a_task_at_its_time_limit_says_so_and_is_finished_by_the_same_command(desk):
     job = desk.job(quick=4)
     job_id = job.sbatch_template(*ONE)
     job.hangs(1)
@@ -37,7 +37,7 @@ def test_a_task_at_its_time_limit_says_so_and_is_finished_by_the_same_command(de
 
 
 @story
-def test_of_a_node_that_goes_dark_a_task_is_done_elsewhere_while_its_old_process_still_works(desk: Desk) -> None:
+def test_of_a_node_that_goes_dark_a_task_is_done_elsewhere_while_its_old_process_still_works(desk):
     """One job is started again, one is given up; then the node comes back."""
     cluster, job, given_up = desk.cluster, desk.job("restarted", quick=4), desk.job("given-up", quick=4)
     fragile = ("--partition=fragile", "--nodelist=gpu4", "--gpus-per-node=1", "--cpus-per-task=1")
@@ -68,7 +68,7 @@ def test_of_a_node_that_goes_dark_a_task_is_done_elsewhere_while_its_old_process
 
 
 @story
-def test_a_preempted_task_stops_in_order_and_goes_on_when_slurm_starts_it_again(desk: Desk) -> None:
+def test_a_preempted_task_stops_in_order_and_goes_on_when_slurm_starts_it_again(desk):
     job = desk.job(quick=4)
     job_id = job.sbatch_template(*ONE, "--partition=low")
     job.hangs(1)
@@ -85,7 +85,7 @@ def test_a_preempted_task_stops_in_order_and_goes_on_when_slurm_starts_it_again(
 
 
 @story
-def test_every_node_and_step_works_with_the_devices_it_was_given(desk: Desk) -> None:
+def test_every_node_and_step_works_with_the_devices_it_was_given(desk):
     uneven, exclusive, own, side = (desk.job(name) for name in ("uneven", "exclusive", "own", "side"))
     options, whole = ("--partition=odd", "--cpus-per-task=1"), ("--partition=odd", "--nodelist=gpu6", "--exclusive")
     record = f"{side.folder}/badcjobs record --simulate 4 --interval 0.2 --out side.sqlite"
@@ -122,7 +122,7 @@ DEAF = f"""if [ ${{BADCJOBS_CHUNK_ID#c}} -ge 6 ]; then trap '' TERM; : > hangs-$
 
 
 @story
-def test_what_was_finished_is_kept_whether_the_kill_comes_after_the_grace_or_before(desk: Desk) -> None:
+def test_what_was_finished_is_kept_whether_the_kill_comes_after_the_grace_or_before(desk):
     short, long = (desk.job(name, engine=DEAF, quick=6) for name in ("short", "long"))
     long.run_words += " --config run.grace_s=20"  # longer than KillWait
     ids = {job: job.sbatch_lines(f"exec {job.run_words}", options=("--gpus-per-node=2",)) for job in (short, long)}
@@ -145,7 +145,7 @@ def test_what_was_finished_is_kept_whether_the_kill_comes_after_the_grace_or_bef
 
 
 @story
-def test_with_our_scripts_installed_slurm_says_how_a_killed_wrapper_and_a_cancelled_one_ended(desk: Desk) -> None:
+def test_with_our_scripts_installed_slurm_says_how_a_killed_wrapper_and_a_cancelled_one_ended(desk):
     killed, cancelled, other = (desk.job(name, quick=4) for name in ("killed", "cancelled", "other"))
     ids = {job: job.sbatch_template("--array=3", *ONE[1:]) for job in (killed, cancelled)}
     ids[other] = other.sbatch_lines("env > env.txt", options=ONE[1:])
@@ -181,7 +181,7 @@ EATS = f"""[ $BADCJOBS_CHUNK_ID != c11 ] || {sys.executable} -c 'b"x" * (400 << 
 
 
 @story
-def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_for(desk: Desk) -> None:
+def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_for(desk):
     """Cards 2 and 3 of a node are called 0 and 1 there; who uses more memory says so and is finished with more."""
     if why := SlurmCluster.missing_for_cgroups():
         missing("cgroup", why)
@@ -220,10 +220,10 @@ SHAPES = {
 
 
 @story
-def test_arrays_exit_codes_and_signals_are_as_we_believe(desk: Desk) -> None:
+def test_arrays_exit_codes_and_signals_are_as_we_believe(desk):
     cluster, folder = desk.cluster, desk.folder
 
-    def sbatch(line: str, *options: str) -> int:
+    def sbatch(line, *options):
         (folder / "job.sh").write_text(f"#!/bin/bash\n{line}\n")
         return cluster.sbatch(folder / "job.sh", *options, cwd=folder)
 
@@ -249,7 +249,7 @@ def test_arrays_exit_codes_and_signals_are_as_we_believe(desk: Desk) -> None:
 
 
 @story
-def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_gpus(desk: Desk) -> None:
+def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_gpus(desk):
     if not SPANK_HEADER.exists():
         missing("spank", f"no {SPANK_HEADER}")
     cluster = desk.cluster
@@ -290,7 +290,7 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
 # --- the scripts by themselves, without a cluster ---------------------------------------------------------------------
 
 
-def test_whatever_is_missing_the_scripts_are_silent_and_exit_with_0(tmp_path: Path) -> None:
+def test_whatever_is_missing_the_scripts_are_silent_and_exit_with_0(tmp_path):
     for script in ("task_prolog.sh", "task_epilog.sh", "jobcomp.sh", "epilog.d/50-badcjobs.sh"):
         for env in (BARE, {**BARE, "SLURM_JOB_ID": "no number"}, {}):
             words = ["/bin/bash", str(SCRIPTS / script)]
@@ -299,7 +299,7 @@ def test_whatever_is_missing_the_scripts_are_silent_and_exit_with_0(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp_path: Path) -> None:
+def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp_path):
     hooks = Hooks(tmp_path)
     asked, linked, stranger = (hooks.spool / "wanted" / name for name in "789")
     asked.touch()
@@ -317,7 +317,7 @@ def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp
     ]  # fmt: skip
 
 
-def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_root() -> None:
+def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_root():
     uid = 65534 if os.getuid() == 0 else os.getuid()  # root becomes somebody
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # other users cannot read those of pytest
         open_folder, notes = Path(name), Path(f"/tmp/badcjobs-slurm-{uid}")

@@ -4,17 +4,16 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from support.slurm_cluster import JobEnd
-from support.slurm_stories import HEARD, Desk, SlurmJob, story
+from support.slurm_stories import HEARD, story
 from support.waiting import wait_for
 
 DONE = {JobEnd("COMPLETED", 0)}
 
 
 @story
-def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75(desk: Desk) -> None:
+def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75(desk):
     """Its time limit warns it first, as near the end as Slurm's clock allows; then somebody else does.
 
     Between the two the time limit is long again: no signal comes before the task is seen to work.
@@ -40,7 +39,7 @@ def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75
 
 
 @story
-def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest_is_submitted(desk: Desk) -> None:
+def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest_is_submitted(desk):
     job, three = desk.job(devices=0, quick=6), ("--tasks", 3)
     waiting = job.start(*job.submit_words, *three, "--wait")
     job.hangs(3)
@@ -75,7 +74,7 @@ def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest
 
 
 @story
-def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for_each_change(desk: Desk) -> None:
+def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for_each_change(desk):
     job = desk.job(devices=0)
     script = job.folder / "outer.sbatch"
     words = " ".join([*job.submit_words, "--sbatch=--array=1-9:2%2", "--wait", "--json"])
@@ -101,7 +100,7 @@ def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for
 
 
 @story
-def test_what_slurm_refuses_is_told_in_its_words_and_without_a_merge_job_whoever_waits_merges(desk: Desk) -> None:
+def test_what_slurm_refuses_is_told_in_its_words_and_without_a_merge_job_whoever_waits_merges(desk):
     job = desk.job(devices=0, chunks=3)
     assert "invalid partition specified: none" in job.submit("--sbatch=--partition=none", expect=5).stderr
     assert not job.out.exists()
@@ -138,7 +137,7 @@ TOGETHER = """SELECT count(*) FROM task a JOIN task b ON a.task_id < b.task_id A
 
 
 @story
-def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk: Desk) -> None:
+def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk):
     template, submit, local = jobs = [desk.job(name, engine=SPY) for name in ("template", "submit", "local")]
     options = ("--array=1-5:2", "--gpus-per-node=2", "--cpus-per-task=2")
     for job in (template, local):
@@ -182,7 +181,7 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk:
     assert submit.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 12)]
 
 
-def check_variables(*texts: str) -> None:
+def check_variables(*texts):
     """See that the emulation sets only what Slurm sets, and to the same."""
     slurm, local = (dict(line.split("=", 1) for line in text.splitlines()) for text in texts)
     assert set(local) - set(slurm) <= OF_THE_EMULATION
@@ -194,10 +193,10 @@ def check_variables(*texts: str) -> None:
 
 
 @story
-def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock(desk: Desk) -> None:
+def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock(desk):
     job = desk.job(chunks=1)
 
-    def ask(command: str, *words: object) -> dict[str, list[dict[str, Any]]]:
+    def ask(command, *words):
         done = job.badcjobs(command, "--json", *words)
         assert done.exit_code in (0, 1), done.stderr
         return dict(done.json)
@@ -230,7 +229,7 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
 # --- filled templates, submitted as a scientist would -----------------------------------------------------------------
 
 
-def fill(job: SlurmJob, name: str, *settings: str) -> Path:
+def fill(job, name, *settings):
     """Make a script of a template."""
     given = [f"source={job.folder}/manifest.csv", f"args={job.arguments}"] if name != "merge" else []
     words = [f"--set={one}" for one in (*given, f"out={job.out}", *settings)]
@@ -240,7 +239,7 @@ def fill(job: SlurmJob, name: str, *settings: str) -> Path:
 
 
 @story
-def test_a_warning_reaches_every_node_of_the_multinode_template_and_75_is_the_jobs_exit_code(desk: Desk) -> None:
+def test_a_warning_reaches_every_node_of_the_multinode_template_and_75_is_the_jobs_exit_code(desk):
     job = desk.job(quick=4)
     job_id = job.sbatch(fill(job, "multinode", "gpus-per-node=1", "cpus-per-task=2"))
     job.hangs(2)
@@ -254,7 +253,7 @@ def test_a_warning_reaches_every_node_of_the_multinode_template_and_75_is_the_jo
 
 
 @story
-def test_single_and_sockeye_do_all_after_their_set_up_and_a_read_only_folder_is_refused(desk: Desk) -> None:
+def test_single_and_sockeye_do_all_after_their_set_up_and_a_read_only_folder_is_refused(desk):
     one, sockeye = desk.job("single", chunks=4), desk.job("sockeye", chunks=4)
     single = one.sbatch(fill(one, "single", f"setup=echo set up > {one.folder}/was-set-up", "gpus_per_node=2"))
     sockeye.program("module", "exit 0")
@@ -273,7 +272,7 @@ def test_single_and_sockeye_do_all_after_their_set_up_and_a_read_only_folder_is_
 
 
 @story
-def test_apptainer_runs_badcjobs_in_the_image_and_the_merge_template_merges_what_is_there(desk: Desk) -> None:
+def test_apptainer_runs_badcjobs_in_the_image_and_the_merge_template_merges_what_is_there(desk):
     job = desk.job(chunks=4)
     # A container with all of this machine in it; it shows how it was called.
     job.program(

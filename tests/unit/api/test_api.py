@@ -2,8 +2,6 @@
 
 import re
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rooms.api import read_stats
@@ -12,7 +10,6 @@ from rooms.root import BadInput, DatabaseProblem
 from rooms.store import read_only_uri
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import pretty
-from support.pages import Pages
 from support.task_files import make_job
 
 import badcjobs
@@ -20,7 +17,7 @@ import badcjobs
 MIB = 2**20
 
 
-def test_the_promised_names_are_there() -> None:
+def test_the_promised_names_are_there():
     assert {"Recorder", "list_devices", "open_job", "AlertLimits"} <= set(badcjobs.__all__) <= set(dir(badcjobs))
     assert [device.index for device in badcjobs.list_devices(simulate=2)] == [0, 1]
     assert all(getattr(badcjobs, name) for name in badcjobs.__all__)
@@ -28,7 +25,7 @@ def test_the_promised_names_are_there() -> None:
         badcjobs.Recoder  # noqa: B018
 
 
-def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path: Path, pages: Pages) -> None:
+def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path, pages):
     readings = [
         (5, Reading(utilization_percent=p, memory_used_bytes=p * MIB, temperature_c=40 + p, power_w=2.0 * p))
         for p in range(1, 21)
@@ -51,7 +48,7 @@ def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path: Path, 
 
 PATHS = ("run.xls", "no/such/folder/run.sqlite", "there.sqlite", "/proc/run.sqlite", "xxx.sqlite", "a.file/run.sqlite",
          "folder.sqlite")  # fmt: skip
-UNUSABLE: list[dict[str, Any]] = [
+UNUSABLE = [
     *({"interval_s": value} for value in (0.0, 0.009, float("nan"), "x", None, True, 86_400.1)),
     *({"simulate": value} for value in ("a", 0, -1, True, 1.0)),
     {"limits": {"temperature_c": 80}}, {"limits": badcjobs.AlertLimits(memory_percent="x")},  # type: ignore[arg-type]
@@ -59,7 +56,7 @@ UNUSABLE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_used_is_refused_before_the_work(tmp_path: Path, pages: Pages) -> None:
+def test_what_cannot_be_used_is_refused_before_the_work(tmp_path, pages):
     """A path when it starts; an argument where it is given, as a ValueError."""
     (tmp_path / "there.sqlite").write_text("precious")
     (tmp_path / "a.file").touch()
@@ -92,7 +89,7 @@ def test_what_cannot_be_used_is_refused_before_the_work(tmp_path: Path, pages: P
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_opened_for_reading(tmp_path: Path) -> None:
+def test_a_job_is_opened_for_reading(tmp_path):
     job = badcjobs.open_job(make_job(tmp_path))
     assert repr(job) == f"Job('{tmp_path}/job.sqlite')" and badcjobs.open_job(tmp_path).path == job.path
     assert (job.summary()["done"], job.summary()["failed"]) == (3, 1)

@@ -5,7 +5,6 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal
 
 
 @pytest.fixture(autouse=True)
-def own_folder_and_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_folder_and_signals(tmp_path, monkeypatch):
     """Work in a folder; in the end give the process back its own handlers."""
     monkeypatch.chdir(tmp_path)
     before = {number: signal.getsignal(number) for number in NUMBERS}
@@ -33,17 +32,17 @@ DONE, FAILED, STOPPED = (f"signal.signal(signal.SIGUSR1, lambda *_: os._exit({co
 LONG = "time.sleep(60)\n"
 
 
-def run(program: str, requeues: int = 2, send: signal.Signals | None = None) -> tuple[object, list[Any]]:
+def run(program, requeues=2, send=None):
     """Run a program as a task, answer the warning as submitit does; return the exit code and what is requeued."""
     Path("program.py").write_text(f"import os, signal, time\n{program}")
     task, seen = BatchTask((sys.executable, "program.py", "a b.csv"), requeues), list[Any]()
     main = threading.main_thread().ident or 0
 
-    def checkpoint(_signum: int, _frame: object) -> None:
+    def checkpoint(_signum, _frame):
         seen.append(task.checkpoint())
         sys.exit(-1)
 
-    def warn() -> None:
+    def warn():
         wait_for(Path("ready").exists, "the child is there")
         signal.pthread_kill(main, send or signal.SIGUSR2)
         Path("sent").touch()
@@ -58,7 +57,7 @@ def run(program: str, requeues: int = 2, send: signal.Signals | None = None) -> 
     return None, seen
 
 
-def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys):
     kill, stop = "import os; os.kill(os.getpid(), 9)", "raise SystemExit(75)"
     ends = {"raise SystemExit(0)": None, "raise SystemExit(1)": 1, "raise SystemExit(70)": 70, kill: 137, stop: -1}
     assert {program: run(program)[0] for program in ends} == ends
@@ -69,7 +68,7 @@ def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys: 
     assert run("import sys; open('called', 'w').write(repr(sys.argv[1:]))")[0] is None
     assert Path("called").read_text() == "['a b.csv']"
 
-    def refuse(_signum: int, _frame: object) -> None:
+    def refuse(_signum, _frame):
         raise OSError("scontrol: requeue is disabled")
 
     Path("program.py").write_text(stop)
@@ -86,7 +85,7 @@ WARNED = {  # what the child does → how the task ends, and how often it is req
 }  # fmt: skip
 
 
-def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(tmp_path: Path) -> None:
+def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(tmp_path):
     cancelled = READY + SENT + "os._exit(75)"
     for number, (child, expected) in enumerate({**WARNED, cancelled: (75, 0)}.items()):
         (tmp_path / f"{number}").mkdir()
@@ -98,7 +97,7 @@ def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued
 # --- signals while a job is submitted ---------------------------------------------------------------------------------
 
 
-def test_a_signal_waits_while_the_job_is_submitted_and_leaves_before_that(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_waits_while_the_job_is_submitted_and_leaves_before_that(capfd):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

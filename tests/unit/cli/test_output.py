@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -22,18 +20,17 @@ from rooms.root import BadInput, folder
 from rooms.task import DeviceWorkNow, TaskProgress
 from support.audio import make_wav
 from support.brief import page
-from support.pages import Pages
 
 RED, TURNED, LETTERS = "\x1b[31mred", "a\u202eb\u200f", "Ñandú 鳥 птица 🐦 ×"
 
 
-def logged(message: str, *args: object, error: BaseException | None = None) -> str:
+def logged(message, *args, error=None):
     trouble = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("badcjobs", logging.WARNING, "task.py", 1, message, args, trouble)
     return cli.SafeFormatter("12:00 %(levelname)s %(message)s").format(record)
 
 
-def test_text_from_files_steers_no_terminal_and_forges_no_line() -> None:
+def test_text_from_files_steers_no_terminal_and_forges_no_line():
     assert logged("%s failed (%s) %s", RED, TURNED, LETTERS) == f"12:00 WARNING �[31mred failed (a�b�) {LETTERS}"
     assert logged("%s", "\x9b2J\r\x07\x7f\t") == "12:00 WARNING �2J���\t"
     assert logged("%s failed", "a\n12:00 INFO    done") == "12:00 WARNING a\n    | 12:00 INFO    done failed"
@@ -55,14 +52,14 @@ def test_text_from_files_steers_no_terminal_and_forges_no_line() -> None:
 
 @settings(max_examples=30)
 @given(st.text())
-def test_a_json_document_says_the_same_with_every_sign_spelled_out(text: str) -> None:
+def test_a_json_document_says_the_same_with_every_sign_spelled_out(text):
     said = cli.safe_json(json.dumps([text, RED, TURNED, "\x7f\x9b\U000e0041", LETTERS], indent=2, ensure_ascii=False))
     assert json.loads(said) == [text, RED, TURNED, "\x7f\x9b\U000e0041", LETTERS]
     assert all(line.isprintable() for line in said.split("\n"))
     assert f'"{LETTERS}"' in said
 
 
-def test_a_wrong_interval_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_interval_is_refused(monkeypatch):
     assert cli.poll_s(2.5) == 2.5
     for text, seconds in (("0.1", 0.1), ("3", 3.0), ("", 2.5)):
         monkeypatch.setenv("BADCJOBS_POLL_S", text)
@@ -94,7 +91,7 @@ BARS = {
 }  # fmt: skip
 
 
-def test_bars_say_how_far_each_device_is_in_terminals_of_every_width(pages: Pages) -> None:
+def test_bars_say_how_far_each_device_is_in_terminals_of_every_width(pages):
     said = {}
     for columns in (20, 40, 70, 100, 200):
         lines = []
@@ -110,7 +107,7 @@ def test_bars_say_how_far_each_device_is_in_terminals_of_every_width(pages: Page
 
 @settings(max_examples=60)
 @given(st.integers(1, 250), st.integers(1, 60), st.sampled_from([*BARS.values()]))
-def test_every_line_of_bars_fits_the_terminal(columns: int, lines: int, work: TaskProgress) -> None:
+def test_every_line_of_bars_fits_the_terminal(columns, lines, work):
     rows = cli.bar_rows(work, columns=columns, lines=lines)
     assert all(row.cell_len < max(columns, 2) for row in rows)
     assert columns < 20 or rows[-1].plain.startswith("all ")
@@ -126,7 +123,7 @@ TARGETS = """july/run.toml july/job.sqlite july/submitted.json sent/submitted.js
     elsewhere/submitted.json /dev/null - gone/x.html"""
 
 
-def answer(*paths: str, inputs: list[Path], whatever_it_holds: bool = False) -> list[str]:
+def answer(*paths, inputs, whatever_it_holds=False):
     """Return how a command that writes these files is refused, or that it is not."""
     targets = [cli.Target(f"--{n}", Path(path), f"{n}.txt") for n, path in enumerate(paths)]
     try:
@@ -136,7 +133,7 @@ def answer(*paths: str, inputs: list[Path], whatever_it_holds: bool = False) -> 
     return ["may be written"]
 
 
-def test_a_file_with_data_is_never_replaced(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_a_file_with_data_is_never_replaced(short_path, monkeypatch, pages):
     monkeypatch.chdir(short_path)
     for first in ("july/tasks/4821_0.r0.gpu1.log", "sent/submitted.json", "emulated/logs/emulation.lock", "costs.toml",
                   "july.csv", "elsewhere/tasks/x", "elsewhere/logs/x", "july/report.html"):  # fmt: skip
@@ -171,11 +168,11 @@ def test_a_file_with_data_is_never_replaced(short_path: Path, monkeypatch: pytes
 # --- help pages, the handbook, and every command that a message, page or script suggests ------------------------------
 
 ROOT = Path(__file__).parents[3]
-PROGRAM: Any = typer.main.get_command(app)
+PROGRAM = typer.main.get_command(app)
 PARSE = make_parser(PROGRAM)
 
 
-def test_every_help_page(pages: Pages, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_help_page(pages, capsys):
     said = {}
     for command in ("", *BY_NAME):
         app([*filter(None, [command]), "--help"], standalone_mode=False)
@@ -188,14 +185,14 @@ def test_every_help_page(pages: Pages, capsys: pytest.CaptureFixture[str]) -> No
     assert all(f"Example:\n  badcjobs {command}" in said[f"{command}.txt"] for command in BY_NAME)
 
 
-def commands_of(page: str) -> Iterator[list[str]]:
+def commands_of(page):
     """Yield the words of each indented line that starts badcjobs, without what explains it."""
     for line in re.findall(r"^    (?:nohup |exec )?badcjobs ([a-z].*)", page, re.MULTILINE):
         if "…" not in (plain := re.split(r" {3,}| [#>|&]", line)[0]):
             yield shlex.split(plain)
 
 
-def refusal_of(words: list[str]) -> str | None:
+def refusal_of(words):
     """Return why the program refuses a command line; None: it accepts it."""
     dashes = words.index("--") if "--" in words else len(words)
     wrong = PARSE(words[:dashes]).wrong
@@ -204,7 +201,7 @@ def refusal_of(words: list[str]) -> str | None:
     return wrong[0] if wrong else None
 
 
-def test_the_handbook_is_a_list_of_short_pages_with_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_handbook_is_a_list_of_short_pages_with_commands_that_exist(capsys):
     assert guide(None) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ")] == list(PAGES)
@@ -232,7 +229,7 @@ OPTION = re.compile(r"(?<![\w=-])--[a-z][a-z-]*")
 PLACES = ("badcjobs/**/*.py", "badcjobs/**/*.md", "templates/*", "slurm/**/*.*", "README.md")
 
 
-def find_wrong(text: str) -> Iterator[str]:
+def find_wrong(text):
     """Yield the suggested commands with an option or a page that does not exist."""
     for found in SUGGESTED.finditer(text):
         command, (own, _, after) = found[1], found[2].partition(" -- ")
@@ -245,7 +242,7 @@ def find_wrong(text: str) -> Iterator[str]:
                 yield found[0]
 
 
-def test_commands_in_messages_pages_and_scripts_have_only_options_and_pages_that_exist() -> None:
+def test_commands_in_messages_pages_and_scripts_have_only_options_and_pages_that_exist():
     files = sorted(path for place in PLACES for path in ROOT.glob(place) if path.is_file())
     assert [(file.name, wrong) for file in files for wrong in find_wrong(file.read_text("utf-8"))] == []
     assert list(find_wrong("try: badcjobs submit x --retries 2 -- --retries 2 or `badcjobs guide sbatch`")) == [

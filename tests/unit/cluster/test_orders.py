@@ -1,21 +1,18 @@
 """The options of ``badcjobs submit`` become an order: its array, its times, its script, and every mistake at once."""
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.cluster import ArrayPlan, make_order, parse_array, parse_limit, parse_minutes, read_source, suggest_range
-from rooms.model import ArrayOrder, ArrayShape
+from rooms.model import ArrayShape
 from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
 from rooms.store import asked_of, differences, submit_command, with_words
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
-from support.pages import Pages
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 ON_CPU = (*RUN, "--cpu-workers=1")
@@ -24,7 +21,7 @@ ON_CPU = (*RUN, "--cpu-workers=1")
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> tuple[str, list[int], int | None]:
+def parts(draw):
     """Return a part of an array as text, its indices, and the step that it names."""
     first, count, step = draw(st.integers(0, 30)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
     if count == 1:
@@ -36,9 +33,7 @@ def parts(draw: st.DrawFn) -> tuple[str, list[int], int | None]:
 
 @settings(max_examples=60)
 @given(st.lists(parts(), min_size=1, max_size=4), st.none() | st.integers(0, 9))
-def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its_last_range(
-    chosen: list[tuple[str, list[int], int | None]], parallel: int | None
-) -> None:
+def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its_last_range(chosen, parallel):
     text = ",".join(part for part, _, _ in chosen) + ("" if parallel is None else f"%{parallel}")
     spec = parse_array(text)
     assert spec.indices == tuple(sorted({index for _, indices, _ in chosen for index in indices}))
@@ -57,7 +52,7 @@ def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its
 
 @settings(max_examples=40)
 @given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
-def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d: int, h: int, m: int, s: int) -> None:
+def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d, h, m, s):
     forms = {
         f"{m}": 60 * m, f"{m}:{s:02d}": 60 * m + s, f"{h}:{m}:{s}": 3600 * h + 60 * m + s,
         f"{d}-{h}": 86400 * d + 3600 * h,
@@ -74,14 +69,14 @@ ARRAYS = ("", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "
 TIMES = ("unlimited", "INFINITE", "-1", "0", "0-0", "", "1:2:3:4", "-5", "1-", "12h", "٣", "noon")
 
 
-def answer(parse: Callable[[str], Any], text: str) -> Any:
+def answer(parse, text):
     try:
         return parse(text)
     except ValueError as error:
         return f"refused: {error}"
 
 
-def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages: Pages) -> None:
+def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages):
     assert parse_array("0-4000001:4000001").indices == (0, 4_000_001)
     arrays = {repr(text): answer(parse_array, text) for text in ARRAYS}
     times = {repr(text): [answer(parse_limit, text), answer(parse_minutes, text)] for text in TIMES}
@@ -91,7 +86,7 @@ def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages: Pages) -> N
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def order(known: str = "", run: tuple[str, ...] = RUN, out: Path = Path("/scratch/july"), **wishes: Any) -> ArrayOrder:
+def order(known="", run=RUN, out=Path("/scratch/july"), **wishes):
     """Make an order for what is known of a run: an array, or so many manifests."""
     frozen, listed = None, None
     if known.endswith("manifests"):
@@ -103,8 +98,8 @@ def order(known: str = "", run: tuple[str, ...] = RUN, out: Path = Path("/scratc
     return make_order(options, frozen, listed, out=out, run_arguments=run)
 
 
-def read_wishes(text: str) -> dict[str, Any]:
-    wishes: dict[str, Any] = {}
+def read_wishes(text):
+    wishes = {}
     for key, _, value in (word.replace("⏎", "\n").partition("=") for word in shlex.split(text) if word != "-"):
         if key in ("sbatch", "setup"):
             wishes[key] = (*wishes.get(key, ()), value)
@@ -116,7 +111,7 @@ def read_wishes(text: str) -> dict[str, Any]:
     return wishes
 
 
-def told(text: str) -> Any:
+def told(text):
     wishes, _, known = text.partition(" | ")
     try:
         made = order(known, **read_wishes(wishes))
@@ -125,7 +120,7 @@ def told(text: str) -> Any:
     return {"spec": made.spec, "indices": len(made.indices), "order": made}
 
 
-def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages: Pages) -> None:
+def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages):
     cases = (Path(__file__).parents[2] / "data" / "orders.txt").read_text().split("\n\n")[1].splitlines()
     pages({"orders.txt": page({text: told(text) for text in cases})})
     with pytest.raises(BadInput) as refused:
@@ -134,17 +129,17 @@ def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_
     assert ((refused.value.why or "").splitlines(), refused.value.exit_code) == (why, 2)
 
 
-def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tmp_path: Path) -> None:
+def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tmp_path):
     make_wav(tmp_path / "a.wav")
     for many, looked_at in ((3, 3), (3999, 3999), (4001, 2001)):
         rows = [MANIFEST_HEADER, *(f"r,c{number},a.wav,0,600,0,," for number in range(many))]
         (tmp_path / "m.csv").write_text("\n".join(rows) + "\n")
-        told: list[int] = []
+        told = []
         found = read_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
         assert (found, told) == ((many, looked_at, None), [*range(1, many + 1)])
 
 
-def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list() -> None:
+def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list():
     four = order(tasks=4)
     assert [ArrayPlan(four, chunks, {}).idle for chunks in (5, 4, 3, 1, 0)] == [0, 0, 1, 3, 0]
     assert ArrayPlan(order("0-3", sbatch=("--array=3",)), 3, {}).idle == 0
@@ -154,7 +149,7 @@ def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_
 # --- and back to a command --------------------------------------------------------------------------------------------
 
 
-def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values() -> None:
+def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values():
     plain = submit_command("slurm", RUN, asked_of(order()))
     begin, end = ("badcjobs", "submit", "/data/m.csv", "--out=/scratch/july"), ("--", "--engine=demo")
     assert plain == (*begin, "--cluster=slurm", *end)
@@ -181,7 +176,7 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
     account=st.none() | st.just("st-pi-1"),
     requeues=st.integers(0, 12),
 )
-def test_the_command_asks_for_the_same_order(**wishes: Any) -> None:
+def test_the_command_asks_for_the_same_order(**wishes):
     first = order(run=ON_CPU, **wishes)
     words = submit_command("slurm", RUN, asked_of(first))[5:-2]
     settings = [word.removeprefix("--config=submit.").removeprefix("--") for word in words]

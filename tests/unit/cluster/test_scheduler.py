@@ -7,21 +7,17 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from rooms import cluster
 from rooms.devices import DeviceLocks
 from rooms.model import ArrayOrder, Device, StandIn, Submitted
-from rooms.root import BadInput, Clock, Scheduler, SystemClock
+from rooms.root import BadInput, SystemClock
 from rooms.task import StopRequest, World
 from support.brief import page
-from support.pages import Pages
 from support.task_files import TaskFile
 from support.waiting import wait_for
 
@@ -29,26 +25,26 @@ from support.waiting import wait_for
 class QuickClock(SystemClock):
     """A clock of which a minute takes two seconds: no time limit of Slurm is shorter than a minute."""
 
-    def monotonic_s(self) -> float:
+    def monotonic_s(self):
         return super().monotonic_s() * 30
 
 
 class Place:
     """A machine of four devices and eight cores for one test."""
 
-    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+    def __init__(self, folder, clock=None):
         self.folder, self.tmp, self.clock = folder, folder / "tmp", clock or SystemClock()
         self.tmp.mkdir(parents=True)
         self.said, self.job_id, self.stop = list[str](), "", StopRequest(self.clock.monotonic_s)
         locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
         self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
-    def scheduler(self, out: str = "run", **settings: Any) -> cluster.LocalScheduler:
+    def scheduler(self, out="run", **settings):
         known = cluster.LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
         world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
         return cluster.LocalScheduler(known, world, self.said.append, self.folder / out)
 
-    def run(self, *lines: str, options: tuple[str, ...] = (), **settings: Any) -> tuple[cluster.TaskRow, ...]:
+    def run(self, *lines, options=(), **settings):
         self.said.clear()
         script = "\n".join(["#!/bin/sh", *lines, ""])
         self.job_id, rows = self.scheduler(**settings).run(script, "job.sh", options)
@@ -56,12 +52,12 @@ class Place:
         assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
         return rows
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _is_ours(self, process):
         with suppress(psutil.Error):
             return process.environ().get("TMPDIR") == self.environ["TMPDIR"] and process.status() != "zombie"
         return False
 
-    def plain(self, text: str) -> str:
+    def plain(self, text):
         """Return a text without what differs from run to run."""
         text = re.sub(r"after \d+ s", "after SECONDS", re.sub(r"_TIME=\d+", "_TIME=SECONDS", text))
         for number in (2, 1, 0):
@@ -71,14 +67,14 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path):
     return Place(tmp_path / "machine")
 
 
 # --- what a task sees -------------------------------------------------------------------------------------------------
 
 
-def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Place, pages: Pages) -> None:
+def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place, pages):
     foreign = ("SLURM_STEP_NUM_TASKS", "SBATCH_ACCOUNT", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SRUN_X")
     place.environ |= dict.fromkeys(foreign, "9")
     (place.folder / "sub").mkdir()
@@ -98,7 +94,7 @@ def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place: Plac
     pages({**said, "log-name.txt": place.plain(str(one.log)), "no-array.txt": place.plain(one.log.read_text())})
 
 
-def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
+def test_a_task_sees_its_devices_in_its_vendors_list():
     cards = [Device(str(i), "", index=i, uuid=f"GPU-{i:04d}") for i in range(2)]
     piece = Device("MIG-GPU-7/1/0", "", index=0, uuid="MIG-0007", parent_uuid="GPU-7", driver="535.1")
     amd = Device("1", "", index=1, uuid="GPU-0123456789abcdef", vendor="amd")
@@ -113,7 +109,7 @@ def test_a_task_sees_its_devices_in_its_vendors_list() -> None:
 
 
 # head, what a task does → how many run at a time; tasks wait until so many are there
-HEADS: dict[str, tuple[int, dict[str, Any]]] = {
+HEADS = {
     "--array=0-4 --gpus-per-node=2|mkdir at-$CUDA_VISIBLE_DEVICES && MEET && rmdir at-$CUDA_VISIBLE_DEVICES": (2, {}),
     "--array=0-5%2|MEET": (2, {}),
     "--array=0-3%3 -c4|MEET": (2, {}),
@@ -124,7 +120,7 @@ HEADS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path: Path, pages: Pages) -> None:
+def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path, pages):
     said = []
     for number, (head, (most, settings)) in enumerate(HEADS.items()):
         place, (options, line) = Place(tmp_path / f"{number}"), head.split("|", 1)
@@ -137,16 +133,16 @@ def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_d
     pages({"said.txt": "\n".join(said)})
 
 
-def make_pool(folder: Path, count: int, who: str, *, share: bool = False) -> cluster.DevicePool:
+def make_pool(folder, count, who, *, share=False):
     devices = [Device(str(i), "", index=i, uuid=f"GPU-{i:04d}") for i in range(count)]
     return cluster.DevicePool(devices, lambda: DeviceLocks(folder, SystemClock(), who), share=share)
 
 
-def tokens(lent: tuple[Device, ...] | None) -> str | None:
+def tokens(lent):
     return None if lent is None else ",".join(device.token for device in lent)
 
 
-def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_whole_or_nothing(tmp_path: Path) -> None:
+def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_whole_or_nothing(tmp_path):
     one, other = (make_pool(tmp_path / "locks", 4, who) for who in ("one", "two"))
     assert one.take(0) == () and not (tmp_path / "locks").exists()
     first = one.take(2)
@@ -183,11 +179,11 @@ esac
 """
 
 
-def end_of(row: cluster.TaskRow) -> str:
+def end_of(row):
     return f"{row.index}: {row.state} {row.exit_code} after {row.restarts} restarts: {row.note}"
 
 
-def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_helps(place: Place, pages: Pages) -> None:
+def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_helps(place, pages):
     tasks = place.folder / "run" / "tasks"
     for restart, status in enumerate(("done", "pending")):
         TaskFile(place.folder / f"{restart}", states={"c0": status}).write().rename(place.folder / f"db-{restart}")
@@ -206,7 +202,7 @@ def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_hel
     pages({"ends.txt": "\n".join(said)})
 
 
-def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_path: Path) -> None:
+def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_path):
     place = Place(tmp_path / "machine", QuickClock())
     (row,) = place.run(
         "#SBATCH --time=0:02 --signal=B:USR1@30",
@@ -221,7 +217,7 @@ def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_
     assert (first, {"told", "child told"} <= {*others}, (place.folder / "deaf").exists()) == ("warned", True, True)
 
 
-def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path: Path, pages: Pages) -> None:
+def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path, pages):
     said, wait = {}, "touch up; while :; do sleep 0.05; done"
     for name, script, steps in (
         ("INT", f"trap 'exit 75' TERM; {wait}", {"up": signal.SIGINT}),
@@ -230,7 +226,7 @@ def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path: Path
     ):  # fmt: skip
         place = Place(tmp_path / name)
 
-        def send(place: Place = place, steps: dict[str, signal.Signals] = steps) -> None:
+        def send(place=place, steps=steps):
             for mark, number in steps.items():
                 wait_for((place.folder / mark).exists, mark)
                 place.stop.receive(number)
@@ -245,7 +241,7 @@ def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path: Path
     pages({"ends.txt": page(said)})
 
 
-def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place: Place) -> None:
+def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
     with pytest.raises(BadInput) as refused:
         place.run("#SBATCH --output=logs/%A_%a.out", "true")
     assert refused.value.fix == f"mkdir -p {place.folder / 'logs'}"
@@ -266,13 +262,13 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place: Place) ->
 PROGRAM = (sys.executable, "-m", "badcjobs")
 
 
-def never(argv: tuple[str, ...], requeues: int) -> Callable[[], None]:
+def never(argv, requeues):
     raise AssertionError("nothing is to be run")
 
 
-def test_their_scripts_ask_for_what_was_ordered(place: Place, pages: Pages) -> None:
+def test_their_scripts_ask_for_what_was_ordered(place, pages):
     slurm, out = cluster.SlurmScheduler(PROGRAM, never), place.folder / "my run"
-    schedulers: tuple[Scheduler, ...] = (slurm, place.scheduler("my run"))
+    schedulers = (slurm, place.scheduler("my run"))
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
         step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
@@ -301,7 +297,7 @@ def test_their_scripts_ask_for_what_was_ordered(place: Place, pages: Pages) -> N
     pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
 
 
-def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(place: Place) -> None:
+def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(place):
     scheduler, out = place.scheduler("a run 100%"), place.folder / "a run 100%"
     setup = ("export X='a b'", 'echo "$X"; exit')
     job = scheduler.submit(ArrayOrder(out, ("run",), 3, first=1, step=2, cpus=1, setup=setup))

@@ -5,7 +5,6 @@ The inputs stand in tests/data, what is understood of them in the pages.
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -16,7 +15,6 @@ from rooms.cli import app, make_parser
 from rooms.planning import PreflightFacts, check_script
 from rooms.root import BadInput, Project, SubmitSettings, folder
 from support.brief import brief, page
-from support.pages import Pages
 
 PARSE = make_parser(typer.main.get_command(app))
 DATA = Path(__file__).parents[2] / "data"
@@ -27,11 +25,11 @@ CALLS, OPTIONS, REQUESTS, FORMS = (
 WHOLE = (DATA / "whole_job.sbatch").read_text()
 
 
-def script(*lines: str) -> str:
+def script(*lines):
     return "\n".join(["#!/bin/bash", *lines, ""])
 
 
-def read(text: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
+def read(text, environ=None):
     found = cluster.read_script(text, "job.sbatch", environ or {}, "/july", parse=PARSE)
     asked = brief(cluster.read_script(text, "job.sbatch", {}, "/july").asked)
     more = {"asked without a parser": asked} if asked != brief(found.asked) else {}
@@ -44,12 +42,12 @@ def read(text: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
     return {**known, **more, **({"calls": calls} if calls else {})}
 
 
-def options(text: str) -> dict[str, Any]:
+def options(text):
     """Return what a script asks for with these options, of which a GPU would be missed."""
     return {key: one for key, one in read(script(f"#SBATCH {text}", "badcjobs run m")).items() if key != "calls"}
 
 
-def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(pages: Pages) -> None:
+def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(pages):
     known = {"OUT": "/scratch/other", "NAME": "birds", "X": "cuda", "SLURM_ARRAY_TASK_ID": "3"}
     whole = {
         "as it is": read(WHOLE), "variables": read(WHOLE, known),
@@ -73,7 +71,7 @@ WISHES = (
 )  # fmt: skip
 
 
-def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pages: Pages) -> None:
+def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pages):
     found = {}
     for wishes in WISHES:
         options, known = cluster.submit_words(SubmitSettings(**wishes)), {"SBATCH_TIMELIMIT": "60"}
@@ -87,7 +85,7 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pag
 # --- the emulation ----------------------------------------------------------------------------------------------------
 
 
-def requested(text: str, *options: str) -> Any:
+def requested(text, *options):
     try:
         found = cluster.read_request(text, options)
     except BadInput as error:
@@ -96,7 +94,7 @@ def requested(text: str, *options: str) -> Any:
     return {key: one for key, one in {**brief(found), **more}.items() if key != "given"}
 
 
-def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages: Pages) -> None:
+def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages):
     texts = {
         one: requested(script("# why", f"#SBATCH {one}", "", "##SBATCH -t 9", "ls", "#SBATCH -t 7")) for one in REQUESTS
     }
@@ -113,15 +111,15 @@ TEMPLATES = {template.name: template for template in cluster.list_templates()}
 BARE = {"PATH": "/usr/bin:/bin"}
 
 
-def filled(name: str, *given: str, complete: bool = False) -> cluster.Template:
+def filled(name, *given, complete=False):
     return cluster.fill_template(name, given, Project(), complete=complete)
 
 
-def run(text: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(text, **env):
     return subprocess.run(["bash"], input=text, text=True, capture_output=True, env={**BARE, **env})
 
 
-def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_it() -> None:
+def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_it():
     assert sorted(TEMPLATES) == ["apptainer-array", "array", "merge", "multinode", "single", "sockeye-array"]
     for name, template in TEMPLATES.items():
         assert subprocess.run(["bash", "-n"], input=template.text, text=True).returncode == 0
@@ -136,7 +134,7 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         assert again.splitlines() == template.text.replace("##SBATCH", "#SBATCH").replace("'", "").splitlines(), name
 
 
-def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit() -> None:
+def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit():
     for env, code, words in (
         ({"OUT": "out"}, 2, "SOURCE is not set"),
         ({"SOURCE": "in.csv"}, 2, "OUT is not set"),
@@ -146,7 +144,7 @@ def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit(
         assert (done.returncode, words in done.stderr, "try: sbatch --export=ALL," in done.stderr) == (code, True, True)
 
 
-def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(tmp_path: Path) -> None:
+def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(tmp_path):
     """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
     (tmp_path / "srun").symlink_to("/bin/echo")
     for more, cores in (({"SLURM_CPUS_PER_TASK": "6"}, 6), ({}, 1)):
@@ -160,14 +158,14 @@ VALUES = st.text(st.sampled_from("ab }\"'$`\\!*~ä(){x-"), min_size=1, max_size=
 
 @settings(max_examples=8)
 @given(st.lists(VALUES, min_size=20, max_size=20))
-def test_the_shell_sees_exactly_the_value_that_was_given(values: list[str]) -> None:
+def test_the_shell_sees_exactly_the_value_that_was_given(values):
     scripts = [filled("single", f"source={value}").text.splitlines() for value in values]
     chosen = [line for lines in scripts for line in lines if line.startswith(': "${SOURCE:=')]
     done = run("\n".join(f'unset SOURCE\n{line}\nprintf "%s\\n" "$SOURCE"' for line in chosen))
     assert done.stdout.splitlines() == values, done.stderr
 
 
-def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_path: Path) -> None:
+def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_path):
     text = filled("array", "time=1-00:00:00", "account=st-pi-1", "gpus_per_node=2", "job-name=two words", "qos=q").text
     before, after = TEMPLATES["array"].text.splitlines(), text.splitlines()
     changed = [one.removeprefix("#SBATCH --") for one, other in zip(after, before, strict=True) if one != other]
@@ -190,7 +188,7 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
     assert filled("sockeye-array", "account=st-a-1-gpu", "out=x").open == ("source",)
 
 
-def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_that_fixes_it(pages: Pages) -> None:
+def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_that_fixes_it(pages):
     text = (Path(__file__).parents[2] / "data" / "template_settings.txt").read_text()
     said = {}
     for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):

@@ -14,7 +14,6 @@ from rooms.store import MergeOrder, merge
 from support.behaviour import pretty
 from support.brief import page
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile
 
 JOB = Submitted("4821", "4822", (0, 1, 2))
@@ -24,13 +23,13 @@ FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\
 
 
 @pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+def answers(tmp_path, monkeypatch):
     """Install a program that gives one answer after the other, the last one for ever; return how it was asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
-    def install(*texts: str, name: str = "squeue") -> Path:
+    def install(*texts, name="squeue"):
         cases = "".join(f"{number}) {text}\n;;\n" for number, text in enumerate(texts[:-1], 1))
         asked = folder / f"{name}.asked"
         asked.unlink(missing_ok=True)
@@ -43,7 +42,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return install
 
 
-def lines(*rows: str) -> str:
+def lines(*rows):
     return f"cat <<'END'\n{chr(10).join(rows)}\nEND"
 
 
@@ -61,8 +60,8 @@ STATES = {
 
 
 def test_states_reasons_and_exit_codes_come_from_one_answer_and_what_is_forgotten_has_ended(
-    answers: Programs, pages: Pages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    answers, pages, monkeypatch
+):
     found = {}
     for name, text in STATES.items():
         asked = answers(lines(*text.splitlines()))
@@ -90,7 +89,7 @@ def test_states_reasons_and_exit_codes_come_from_one_answer_and_what_is_forgotte
     assert (refused.value.exit_code, refused.value.fix) == (3, "run this on a login node of the cluster")
 
 
-def test_a_silent_controller_is_asked_on_every_half_minute(answers: Programs, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog):
     running = lines("4821_0 RUNNING 0", "4821_1 PENDING 0", "4822 PENDING 0")
     ended = lines("4822 COMPLETED 0")
     asked = answers(lines("4821_0 PENDING 0"), running, running, SILENT, SILENT, running, SILENT, ended)
@@ -104,17 +103,17 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers: Programs, ca
     assert len([one for one in caplog.messages if one.startswith("slurm does not answer; trying again: ")]) == 2
 
 
-def scheduler() -> cluster.SlurmScheduler:
+def scheduler():
     return cluster.SlurmScheduler(["badcjobs"], lambda arguments, requeues: lambda: None)
 
 
-def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers: Programs, tmp_path: Path) -> None:
+def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers, tmp_path):
     run, told = tmp_path / "run", []
     TaskFile(run, index=0, states={"c0": "done", "c1": "failed"}).write()
     TaskFile(run, index=0, job_id="4000", states={"c5": "done", "c6": "done"}).write()
     order = cluster.make_order(SubmitSettings(tasks=3), out=run, run_arguments=("run",))
 
-    def tell(line: str) -> None:
+    def tell(line):
         told.append(line)
         if len(told) == 1:
             TaskFile(run, index=1, states={"c2": "done", "c3": "skipped"}).write()
@@ -143,8 +142,8 @@ SAYS = (
 
 
 def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_known_by_its_script(
-    answers: Programs, tmp_path: Path, pages: Pages, caplog: pytest.LogCaptureFixture
-) -> None:
+    answers, tmp_path, pages, caplog
+):
     assert {text: cluster.parse_job_id(text) for text in NUMBERS} == NUMBERS
     named = Path("/a b|c/logs/.submission_file_1.sh")
     text = f"Welcome\n7|/other.sh\nx|{named}\n4821|{named}\n"
@@ -169,10 +168,10 @@ def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_k
 # --- how the tasks ended ----------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answers: Programs, tmp_path: Path) -> None:
+def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answers, tmp_path):
     job, run = Submitted("4821", None, (0, 1, 2, 3)), RunFolder(tmp_path / "run")
 
-    def ends(codes: dict[int, int] | None = None, **known: str) -> list[tuple[str | None, int | None, bool]]:
+    def ends(codes=None, **known):
         array = {int(key.removeprefix("t")): state for key, state in known.items()}
         found = cluster.find_ends(job, JobStates(array, None, codes or {}), run, run.path / "logs")
         assert [one.log.name for one in found] == [f"4821_{index}_0_log.out" for index in range(4)]
@@ -199,7 +198,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
     assert asked.read_text().count("\n") == 1, "nobody is asked what is known"
 
 
-def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_path: Path) -> None:
+def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_path):
     run = RunFolder(tmp_path)
     assert not cluster.finished_all_chunks(run, "4821", 0)
     for index, restart, verdict, states, worked in (
@@ -228,12 +227,12 @@ ENDS = {
 }  # fmt: skip
 
 
-def end(text: str, index: int | None, log: Path = Path("/nowhere/4821_0_0_log.out")) -> cluster.TaskOutcome:
+def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
     state, code, worked = [*text.split(), "", ""][:3]
     return cluster.TaskOutcome(index, state.strip("-") or None, int(code) if code else None, log, bool(worked))
 
 
-def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path: Path, pages: Pages) -> None:
+def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, pages):
     cases = {name: [end(one, i) for i, one in enumerate(filter(None, text.split(", ")))] for name, text in ENDS.items()}
     cases["no array"] = [end("FAILED 1", None)]
     told = {}
@@ -261,7 +260,7 @@ DATA = Path(__file__).parents[2] / "data"
 RECORDED, MIXED = ((DATA / f"sinfo_{name}.txt").read_text() for name in ("recorded", "mixed"))
 
 
-def node(name: str, *, state: str = "idle", total: int = 4, used: int = 0, **more: object) -> str:
+def node(name, *, state="idle", total=4, used=0, **more):
     values = {"partition": "gpu*", "up": "up", "cores": "0/24/0/24", "features": "(null)", "memory": 180000, **more}
     partition, up, cores, features, memory = values.values()
     gres = f"gpu:v100:{total}|gpu:v100:{used}(IDX:0-{used - 1})"
@@ -283,7 +282,7 @@ VIEWS = {
 }  # fmt: skip
 
 
-def test_the_table_and_its_advice(pages: Pages) -> None:
+def test_the_table_and_its_advice(pages):
     said = {}
     for name, (text, gpus, kind) in VIEWS.items():
         view = describe(parse_sinfo(text), gpus, kind)
@@ -307,8 +306,8 @@ NODES = {
 }  # fmt: skip
 
 
-def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_even_nodes(pages: Pages) -> None:
-    def best(text: str, gpus: int, kind: str | None = None) -> str:
+def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_even_nodes(pages):
+    def best(text, gpus, kind=None):
         found = describe(parse_sinfo(text), gpus, kind)["best"]
         return found and {key: found[key] for key in ("partition", "node", "free", "nodes", "gpus_per_node")}
 
@@ -317,7 +316,7 @@ def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_eve
     pages({"best.txt": page({**found, **{f"uneven, {gpus}": best(UNEVEN, gpus) for gpus in (8, 9, 16, 17, 20, 21)}})})
 
 
-def test_cells_and_states_are_understood_whatever_their_form(pages: Pages) -> None:
+def test_cells_and_states_are_understood_whatever_their_form(pages):
     cells, states = {}, {}
     for cell in CELLS:
         gres, used = cell.split(" ")
@@ -331,7 +330,7 @@ def test_cells_and_states_are_understood_whatever_their_form(pages: Pages) -> No
     pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})
 
 
-def test_the_most_that_a_job_can_ask_for_on_one_node_is_known_unless_one_is_not() -> None:
+def test_the_most_that_a_job_can_ask_for_on_one_node_is_known_unless_one_is_not():
     fat = node("f1", total=8, partition="fat", memory=380_000)
     old = node("o1", total=16, partition="old", up="down")
     cpu = "c1|cpu|up|idle|infinite|0/36/0/36|(null)|(null)|gpu:0|180000|\n"

@@ -3,7 +3,6 @@
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -13,20 +12,19 @@ from hypothesis import strategies as st
 from rooms import devices as room
 from rooms.model import Allocation, ArrayShape, Device, InventoryDevice, parse_stop_after
 from rooms.root import BadInput
-from rooms.task import Rates, TimeBudget, Work, find_end
+from rooms.task import Rates, TimeBudget, find_end
 from rooms.workers import plan_workers
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import make_chunk
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
 
 
-def parse(**environ: str) -> Allocation:
+def parse(**environ):
     return room.parse_allocation(environ, hostname="login1", pid=42, started_at_ms=NOW_MS)
 
 
-def array_task(index: int, indices: Sequence[int], **others: str) -> Allocation:
+def array_task(index, indices, **others):
     shape = zip(("MIN", "MAX", "STEP", "COUNT"), map(str, indices), strict=False)
     variables = {f"SLURM_ARRAY_TASK_{name}": value for name, value in shape}
     numbers = {"SLURM_JOB_ID": str(4821 + index), "SLURM_ARRAY_JOB_ID": "4821", "SLURM_ARRAY_TASK_ID": str(index)}
@@ -37,12 +35,12 @@ _HEAD, *PARTS = (Path(__file__).parents[2] / "data" / "slurm_variables.txt").rea
 CASES = {part.partition("]")[0]: part.splitlines()[1:] for part in PARTS}
 
 
-def environ_of(line: str) -> dict[str, str]:
+def environ_of(line):
     pairs = [word.split("=") for word in line.split()]
     return {name[1:] if name[0] == "." else f"SLURM_{name}": value for name, value in pairs}
 
 
-def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: Pages) -> None:
+def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages):
     said = []
     for line in CASES["allocations"]:
         try:
@@ -61,7 +59,7 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages: P
     pages({"allocations.txt": "\n".join(said), "memory.txt": "\n".join(memory)})
 
 
-def test_two_runs_inside_one_job_have_one_name_and_two_ids() -> None:
+def test_two_runs_inside_one_job_have_one_name_and_two_ids():
     for environ, same_name in (({"SLURM_JOB_ID": "77"}, True), ({"SLURM_ARRAY_JOB_ID": "77"}, True), ({}, False)):
         one, other = (room.parse_allocation(environ, hostname="n", pid=42, started_at_ms=ms) for ms in (1, 2))
         assert one.key.task_id != other.key.task_id
@@ -73,7 +71,7 @@ def test_two_runs_inside_one_job_have_one_name_and_two_ids() -> None:
 
 @settings(max_examples=60)
 @given(first=st.integers(0, 50), step=st.integers(1, 9), count=st.integers(1, 12), tasks=st.integers(1, 5))
-def test_all_tasks_of_all_steps_share_the_source_exactly(first: int, step: int, count: int, tasks: int) -> None:
+def test_all_tasks_of_all_steps_share_the_source_exactly(first, step, count, tasks):
     last = first + (count - 1) * step
     places = []
     for position, index in enumerate(range(first, last + 1, step)):
@@ -90,7 +88,7 @@ def test_all_tasks_of_all_steps_share_the_source_exactly(first: int, step: int, 
     assert places == list(range(count * tasks))
 
 
-def test_without_an_array_the_tasks_of_the_step_are_the_shards() -> None:
+def test_without_an_array_the_tasks_of_the_step_are_the_shards():
     for frozen in (None, ArrayShape(0, 1, 8)):
         for allocation in (parse(), parse(SLURM_JOB_ID="77")):
             assert room.find_place(allocation, frozen) == room.ShardPlace(0, 1, None, None, 0, 1)
@@ -98,7 +96,7 @@ def test_without_an_array_the_tasks_of_the_step_are_the_shards() -> None:
     assert third == room.ShardPlace(2, 3, None, None, 0, 1)
 
 
-def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages: Pages) -> None:
+def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages):
     said = []
     for line in CASES["refused"]:
         name, numbers = line.rsplit(": ", 1)
@@ -115,7 +113,7 @@ def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages: Pa
 # --- the end of the time ----------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_the_time_is_read_as_slurm_writes_it(monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_the_end_of_the_time_is_read_as_slurm_writes_it(monkeypatch, pages):
     said = [f"--stop-after {text!r}: {parse_stop_after(text)} s" for text in ["", *CASES["stop after"]]]
     monkeypatch.setenv("TZ", "<-08>8")  # at a place 8 hours behind UTC
     time.tzset()
@@ -129,12 +127,10 @@ def test_the_end_of_the_time_is_read_as_slurm_writes_it(monkeypatch: pytest.Monk
     pages({"times.txt": "\n".join(said)})
 
 
-def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(tmp_path: Path) -> None:
+def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(tmp_path):
     program, calls = tmp_path / "squeue", tmp_path / "calls"
 
-    def ask(
-        answer: str, stop_after: str | None = None, index: int | None = 0, **facts: str
-    ) -> tuple[room.EndTime | None, list[str]]:
+    def ask(answer, stop_after=None, index=0, **facts):
         """Return the end that was found, and how squeue was called."""
         program.write_text(f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {calls}\n{answer}\n')
         program.chmod(0o755)
@@ -157,7 +153,7 @@ def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(
         assert find_end(None, Allocation(True, "4821", "gpu3"), {"PATH": path}, NOW_MS) is None
 
 
-def budget_of(seconds: float, *work: Work, gone: float = 0) -> tuple[TimeBudget, HandClock]:
+def budget_of(seconds, *work, gone=0):
     """Return a budget, some seconds of which are gone, that has learned from this work; 20 s are for publishing."""
     clock = HandClock()
     budget = TimeBudget(room.EndTime(clock.now_ms() + round(seconds * 1000), "run.stop_after"), clock)
@@ -167,7 +163,7 @@ def budget_of(seconds: float, *work: Work, gone: float = 0) -> tuple[TimeBudget,
 
 
 # Seconds in all, seconds gone, how long the work takes → whether it may start.
-STARTS: list[tuple[float, float, float | None, bool]] = [
+STARTS = [
     (3600, 0, 0.1, True), (3600, 0, 3254, True), (3600, 0, 3255, False), (3600, 0, 3576, False),  # a margin of a tenth
     (3600, 3574, 1.0, True), (3600, 3575, 1.0, False),  # and of 5 s at least
     (3600, 3579, None, True), (3600, 3580, None, False),
@@ -176,7 +172,7 @@ STARTS: list[tuple[float, float, float | None, bool]] = [
 ]  # fmt: skip
 
 
-def test_work_may_start_if_it_fits_with_a_margin_before_publishing() -> None:
+def test_work_may_start_if_it_fits_with_a_margin_before_publishing():
     for whole_s, gone_s, takes_s, may in STARTS:
         budget, _ = budget_of(whole_s, gone=gone_s)
         assert budget.may_start(takes_s, takes_s or 0.0) is may, (whole_s, gone_s, takes_s)
@@ -188,16 +184,16 @@ def test_work_may_start_if_it_fits_with_a_margin_before_publishing() -> None:
     assert seen == [(3580, False, False, False, False), (1, False, False, False, False), (0, True, True, True, False)]
 
 
-def test_the_rate_of_a_device_is_the_slowest_but_one_in_twenty_of_its_own_chunks() -> None:
+def test_the_rate_of_a_device_is_the_slowest_but_one_in_twenty_of_its_own_chunks():
     assert Rates().expected_s(1, 30.0) is None
     rates = Rates([(1, 30.0, 3.0), (1, 60.0, 6.0), (2, 30.0, 30.0)])
     assert [rates.expected_s(device, 600.0) for device in (1, 2, 3)] == pytest.approx([60, 600, 600])
-    work: list[Work] = [(1, 10.0, 1.0)] * 95 + [(1, 10.0, 100.0)] * 5
+    work = [(1, 10.0, 1.0)] * 95 + [(1, 10.0, 100.0)] * 5
     assert Rates(work).expected_s(1, 10.0) == pytest.approx(1.0)
     assert Rates([*work, (1, 10.0, 100.0)]).expected_s(1, 10.0) == pytest.approx(100.0)
     assert Rates([(1, None, 4.0), (1, None, 2.0)]).expected_s(1, 30.0) == 4.0, "the length is not known"
     assert Rates([(1, 30.0, 3.0), (1, 300.0, 30.0)]).expected_s(1, None) == 30.0
-    looks: list[int] = []
+    looks = []
     budget, clock = budget_of(3600)
     for _ in range(30):
         clock.sleep(0.1)
@@ -205,15 +201,15 @@ def test_the_rate_of_a_device_is_the_slowest_but_one_in_twenty_of_its_own_chunks
     assert looks == [200] * 3, "no more than once a second"
 
 
-def accepted(budget: TimeBudget, in_hand: dict[float, int | None], lanes: int, *offered: float | None) -> list[bool]:
+def accepted(budget, in_hand, lanes, *offered):
     """Return which chunks are accepted, one after the other, by a worker with some in hand: seconds → begun at."""
     hand = [(make_chunk("h", seconds=seconds), at_ms) for seconds, at_ms in in_hand.items()]
     fits = budget.fit_test(1, hand, lanes)
     return [fits(make_chunk("c", seconds=seconds)) for seconds in offered]
 
 
-def test_a_worker_gets_only_what_it_finishes_after_what_it_has() -> None:
-    realtime: Work = (1, 1.0, 1.0)
+def test_a_worker_gets_only_what_it_finishes_after_what_it_has():
+    realtime = (1, 1.0, 1.0)
     unlimited = TimeBudget(None, HandClock())
     unlimited.learn(lambda limit: pytest.fail("nobody needs to know"))
     assert accepted(unlimited, {}, 1, 1e9) == [True] and not unlimited.over
@@ -229,7 +225,7 @@ def test_a_worker_gets_only_what_it_finishes_after_what_it_has() -> None:
     assert accepted(unknown, {}, 1, 30) == [False]
 
 
-def test_of_a_chunk_that_was_begun_only_the_rest_counts_and_it_keeps_its_lane() -> None:
+def test_of_a_chunk_that_was_begun_only_the_rest_counts_and_it_keeps_its_lane():
     begun_ms = HandClock().now_ms()
     budget, clock = budget_of(3600, (1, 1.0, 1.0), gone=1000)
     assert accepted(budget, {1500: None}, 1, 1500) == [False]
@@ -254,11 +250,11 @@ AMD = [f"GPU-{number:016x}" for number in (0xAA11, 0xAA22, 0xBB33, 0xCC44)]
 LETTERS = dict(zip([A, B, C, D, S, T, U, *AMD], "ABCDstuABCD", strict=True))
 
 
-def card(index: int, uuid: str, **more: str) -> InventoryDevice:
+def card(index, uuid, **more):
     return InventoryDevice(index, uuid, "V100", "nvml", 16 * 2**30, **more)
 
 
-def cut(index: int, parent: str, uuid: str, instance: str, driver: str = "580.65") -> InventoryDevice:
+def cut(index, parent, uuid, instance, driver="580.65"):
     return InventoryDevice(index, uuid, "MIG 1g", "nvml", 18 * 2**30, parent_uuid=parent, slice=instance, driver=driver)
 
 
@@ -269,11 +265,11 @@ BY_SMI = tuple(InventoryDevice(i, uuid, "H200", "nvidia-smi") for i, uuid in enu
 Inventory = tuple[InventoryDevice, ...] | None
 
 
-def resolve(environ: Mapping[str, str], node: Inventory = NODE, *, in_slurm: bool = True) -> room.Grant:
+def resolve(environ, node=NODE, *, in_slurm=True):
     return room.resolve_devices(environ, node, in_slurm=in_slurm)
 
 
-DEVICES: dict[str, Inventory] = {
+DEVICES = {
     "four cards": NODE, "one is lost": (NODE[0], *NODE[2:]), "none": (), "no reader": None, "slices": MIG_NODE,
     "two cards of a cgroup": (card(0, C), card(1, D)), "cards only, by nvidia-smi": BY_SMI,
     "slices of two cards": (card(0, A), cut(0, A, S, "1/0"), cut(0, A, T, "2/0"), card(1, B), cut(1, B, U, "1/0")),
@@ -286,9 +282,9 @@ NAMES = {"CUDA": CUDA, "ROCR": ROCR, "HIP": HIP, "NVIDIA": "NVIDIA_VISIBLE_DEVIC
 LISTS = (Path(__file__).parents[2] / "data" / "visible_devices.txt").read_text()
 
 
-def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why(pages: Pages) -> None:
+def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why(pages):
     """Each letter is a device; a line per device says what its workers are shown, and why."""
-    said: dict[str, list[str]] = {}
+    said = {}
     for part in LISTS.split("\n\n[")[1:]:
         head, *cases = part.strip().splitlines()
         page, name, where = re.fullmatch(r"(\S+): (.*), (\w+)\]", head).groups()  # type: ignore[union-attr]
@@ -310,13 +306,13 @@ def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why
     assert [LETTERS[device.uuid or ""] for device in again] == ["s", "t", "u"], "a token finds its slice"
 
 
-def shortened(text: str) -> str:
+def shortened(text):
     for ending in ("-0000-4000-8000-000000000000", "-0000-5000-8000-000000000000"):
         text = text.replace(ending, "-…")
     return text
 
 
-def test_a_granted_device_carries_all_that_a_reader_found() -> None:
+def test_a_granted_device_carries_all_that_a_reader_found():
     found = InventoryDevice(0, A, "H200", "nvml", 9, 700.0, "00000000:18:00.0", "580.65", 90, 2, "nvidia", B, "1/0")
     [device] = resolve({CUDA: "0"}, (found,)).devices
     known = asdict(found)
@@ -345,8 +341,8 @@ explaining = st.dictionaries(
 @settings(max_examples=150)
 @given(environments, explaining, inventories, st.booleans(), st.integers(1, 3), st.integers(1, 5) | st.none())
 def test_no_list_grants_a_device_twice_or_one_that_is_not_here_and_slurms_lists_only_explain(
-    environ: dict[str, str], others: dict[str, str], node: Inventory, in_slurm: bool, per_gpu: int, most: int | None
-) -> None:
+    environ, others, node, in_slurm, per_gpu, most
+):
     grant = resolve(environ, node, in_slurm=in_slurm)
     devices = grant.devices
     assert resolve({**environ, **others}, node, in_slurm=in_slurm).devices == devices
@@ -363,6 +359,6 @@ def test_no_list_grants_a_device_twice_or_one_that_is_not_here_and_slurms_lists_
 
 @settings(max_examples=100)
 @given(lists, st.sampled_from([NODE, MIG_NODE, None]), st.booleans())
-def test_devices_come_in_the_order_of_their_tokens(value: str, node: Inventory, in_slurm: bool) -> None:
+def test_devices_come_in_the_order_of_their_tokens(value, node, in_slurm):
     devices = resolve({CUDA: value}, node, in_slurm=in_slurm).devices
     assert [device.token for device in devices] == [part.strip() for part in value.split(",")][: len(devices)]

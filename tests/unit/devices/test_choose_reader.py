@@ -8,15 +8,14 @@ from pathlib import Path
 import pynvml
 import pytest
 from rooms.devices import AmdReader, open_devices, open_reader
-from rooms.model import Reading, StandIn
+from rooms.model import StandIn
 from rooms.root import DeviceUnreadable, GpuReader, ReaderUnavailable
-from support.device_stories import FACTS, Step, facts_of, story_file, tell
+from support.device_stories import FACTS, facts_of, story_file, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml, fake_uuid
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
@@ -25,14 +24,14 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
-def opened(monkeypatch: Patch, tmp_path: Path) -> Open:
+def opened(monkeypatch, tmp_path):
     """Open a reader on a machine whose programs are in ``tmp_path``, without an AMD GPU."""
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
 
     return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, machine=tmp_path)
 
 
-def test_the_first_reader_that_works_is_used_and_why(monkeypatch: Patch, tmp_path: Path, opened: Open) -> None:
+def test_the_first_reader_that_works_is_used_and_why(monkeypatch, tmp_path, opened):
     library, smi = FakeNvml(monkeypatch, devices=2), FakeNvidiaSmi(tmp_path)
     package = FakeAmdsmi(monkeypatch, devices=2)
     nvml = opened()
@@ -55,7 +54,7 @@ def test_the_first_reader_that_works_is_used_and_why(monkeypatch: Patch, tmp_pat
     assert opened(None).backend == "amd", "no search path, no program"
 
 
-def test_where_nothing_works_all_reasons_are_given(monkeypatch: Patch, tmp_path: Path, opened: Open) -> None:
+def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened):
     FakeNvml(monkeypatch, devices=2, init_error=9)
     starts = []
     start = pynvml.nvmlInit
@@ -89,15 +88,15 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch: Patch, tmp_path:
 # --- AMD: the answers of amdsmi changed from one ROCm to the next -----------------------------------------------------
 
 
-def read(package: FakeAmdsmi, clock: HandClock, reader: AmdReader, now: Step) -> Reading:
+def read(package, clock, reader, now):
     clock.sleep(now.seconds)
     package.set(**now.changes)
     return reader.read(reader.inventory()[int(now.device)].uuid)
 
 
-def test_a_device_is_read_as_its_story_says(monkeypatch: Patch, pages: Pages) -> None:
-    lines: list[str] = []
-    usual: dict[str, str] = {}
+def test_a_device_is_read_as_its_story_says(monkeypatch, pages):
+    lines = []
+    usual = {}
     for story in story_file("device_stories.txt")["amd"]:
         with monkeypatch.context() as patch:
             package = FakeAmdsmi(patch, devices=2, **{"ticks": 2_000_000, **story.settings})
@@ -108,7 +107,7 @@ def test_a_device_is_read_as_its_story_says(monkeypatch: Patch, pages: Pages) ->
     pages({"readings.txt": "\n".join(lines)})
 
 
-def test_devices_are_listed_in_the_order_of_hip(monkeypatch: Patch, pages: Pages) -> None:
+def test_devices_are_listed_in_the_order_of_hip(monkeypatch, pages):
     said = [FACTS, ""]
     for story in story_file("device_lists.txt")["amd"]:
         with monkeypatch.context() as patch:
@@ -117,7 +116,7 @@ def test_devices_are_listed_in_the_order_of_hip(monkeypatch: Patch, pages: Pages
     pages({"inventory.txt": "\n".join(said)})
 
 
-def test_amdsmi_is_shut_down_with_its_reader_or_says_why_it_does_not_work(monkeypatch: Patch) -> None:
+def test_amdsmi_is_shut_down_with_its_reader_or_says_why_it_does_not_work(monkeypatch):
     package = FakeAmdsmi(monkeypatch, devices=2)
     reader = AmdReader(HandClock())
     uuid = reader.inventory()[0].uuid
@@ -146,21 +145,21 @@ ROWS = "GPU 0  0.999  0.999\nGPU-I 1   0.5    0.5\nGPU 1     0.52345       1.000
 class Cards:
     """Two cards without GPM, and one with it."""
 
-    def __init__(self, patch: Patch, folder: Path) -> None:
+    def __init__(self, patch, folder):
         FakeNvml(patch, devices=3, unsupported="gpm:0,gpm:1")
         self.clock = HandClock()
         self.reader = open_reader(StandIn(), self.clock, 0, str(folder))
 
-    def shares(self, index: int = 0) -> list[float | str | None]:
+    def shares(self, index=0):
         """Return activity and occupancy, or why they are missing."""
         reading = self.reader.read(fake_uuid(index))
         return [reading.missing.get(metric, getattr(reading, metric)) for metric in SHARES]
 
-    def wait_until(self, *shares: float | str | None, index: int = 0) -> None:
+    def wait_until(self, *shares, index=0):
         wait_for(lambda: self.shares(index) == [*shares], f"{shares}")
 
 
-def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch, tmp_path):
     dcgmi, cards = FakeDcgmi(tmp_path, LISTED, rows=ROWS), Cards(monkeypatch, tmp_path)
     for _ in range(2):
         own = cards.shares(2)
@@ -193,7 +192,7 @@ def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch: Patch, tmp_pat
 
 
 REFUSAL = "Error setting watches. Result: -29: requires the host engine to be running as root."
-TROUBLE: list[tuple[dict[str, str | None], str]] = [
+TROUBLE = [
     ({"refusal": REFUSAL}, REFUSAL),
     ({"discovery": "Error: unable to connect", "code": "1"}, "Error: unable to connect"),
     ({"discovery": ""}, "discovery lists no GPU"),
@@ -201,7 +200,7 @@ TROUBLE: list[tuple[dict[str, str | None], str]] = [
 ]
 
 
-def test_a_dcgmi_that_refuses_is_not_started_again(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_a_dcgmi_that_refuses_is_not_started_again(monkeypatch, tmp_path):
     for number, (trouble, words) in enumerate(TROUBLE):
         dcgmi = FakeDcgmi(tmp_path / str(number), {"1": fake_uuid(0)}, **trouble)
         cards, reasons = Cards(monkeypatch, tmp_path / str(number)), [f"{NO_GPM}; dcgmi: {words}"] * 2

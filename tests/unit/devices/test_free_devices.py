@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from rooms.model import Device, Reading
 from rooms.root import BadcjobsError, BadInput, NotHere
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock, ScriptedReader
-from support.pages import Pages
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
@@ -24,15 +23,15 @@ Script = State | Callable[[float], State]  # the same always, or by the seconds 
 class Machine:
     """A few devices, their locks, the time, and what was reported meanwhile."""
 
-    def __init__(self, folder: Path, *states: Script) -> None:
+    def __init__(self, folder, *states):
         self.clock = HandClock()
         self.began_s = self.clock.monotonic_s()
         self._states, self.reads = states, 0
-        self.said: list[str] = []
+        self.said = []
         self.locks, self.alice = room.DeviceLocks(folder, self.clock, BOB), room.DeviceLocks(folder, self.clock, ALICE)
-        self.totals: Sequence[int | None] = [16 * GIB] * len(states)
+        self.totals = [16 * GIB] * len(states)
 
-    def _read(self, uuid: str, at_s: float) -> Reading | str:
+    def _read(self, uuid, at_s):
         self.reads += 1
         script = self._states[int(uuid.removeprefix("GPU-"))]
         state = script(at_s) if callable(script) else script
@@ -44,13 +43,13 @@ class Machine:
         return Reading(utilization_percent=busy, memory_used_bytes=used_bytes, missing=missing)
 
     @property
-    def passed_s(self) -> float:
+    def passed_s(self):
         return self.clock.monotonic_s() - self.began_s
 
-    def pick(self, end_s: float = 1e9, **wish: float) -> list[room.DeviceNow]:
+    def pick(self, end_s=1e9, **wish):
         """Pick devices; after some seconds a signal comes."""
 
-        def check() -> None:
+        def check():
             if self.passed_s >= end_s:
                 raise InterruptedError
 
@@ -60,20 +59,20 @@ class Machine:
         request = room.DeviceRequest(**{"count": 1, **wish})
         return room.pick_free(request, opened, self.locks, room.Waiting(self.clock, self.said.append, check))
 
-    def picked(self, **wish: float) -> list[int | None]:
+    def picked(self, **wish):
         return [device.index for device in self.pick(**wish)]
 
-    def refusal(self, **wish: float) -> str:
+    def refusal(self, **wish):
         with pytest.raises(BadcjobsError) as refused:
             self.pick(**wish)
         return str(refused.value)
 
 
-def until(end_s: float, before: State, after: State) -> Callable[[float], State]:
+def until(end_s, before, after):
     return lambda at_s: before if at_s < end_s else after
 
 
-def test_the_freest_devices_are_locked_best_first_and_passed_over_if_another_run_has_them(tmp_path: Path) -> None:
+def test_the_freest_devices_are_locked_best_first_and_passed_over_if_another_run_has_them(tmp_path):
     machine = Machine(tmp_path, (90, 1), (0, 9), (0, 1), (40, 1), (0, 1))
     machine.alice.claim("GPU-4")
     two = machine.pick(count=2)
@@ -88,7 +87,7 @@ def test_the_freest_devices_are_locked_best_first_and_passed_over_if_another_run
     assert (machine.said, machine.passed_s) == ([], 0.5), "nothing is reported without a wait"
 
 
-def test_a_device_is_judged_by_the_worse_of_two_readings(tmp_path: Path) -> None:
+def test_a_device_is_judged_by_the_worse_of_two_readings(tmp_path):
     for first, second in (((0, 1), (95, 1)), ((95, 1), (0, 1)), ((0, 1), (0, 15)), ((0, 15), (0, 1)), ("gone", (0, 1))):
         machine = Machine(tmp_path, until(0.3, first, second), (30, 1))
         assert machine.picked() == [1], (first, second)
@@ -103,11 +102,11 @@ states = st.lists(st.tuples(percents, gibs) | st.just("GPU is lost"), min_size=1
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states, st.integers(1, 3), st.sampled_from([None, 0, 50, 100]), st.sampled_from([None, 1, 4096, 16_384]))
 def test_exactly_as_many_as_requested_are_picked_and_none_that_is_less_free_than_another(
-    tmp_path: Path, states: list[State], count: int, most: int | None, least_mib: int | None
-) -> None:
+    tmp_path, states, count, most, least_mib
+):
     machine = Machine(tmp_path, *states)
 
-    def score(state: State) -> float | None:
+    def score(state):
         if isinstance(state, str) or None in state:
             return None
         busy, used = state
@@ -125,7 +124,7 @@ def test_exactly_as_many_as_requested_are_picked_and_none_that_is_less_free_than
         machine.locks.release()
 
 
-def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_ten_seconds(tmp_path: Path) -> None:
+def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_ten_seconds(tmp_path):
     machine = Machine(tmp_path, until(25, (93, 1), (1, 1)), until(5, "GPU is lost", (0, 1)), (0, 1))
     machine.alice.claim("GPU-2")
     assert sorted(machine.picked(count=2, max_utilization_percent=10, wait_s=60)) == [0, 1]
@@ -152,12 +151,12 @@ def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_
         assert machine.passed_s - end_s <= 0.2, "a signal ends the wait within a moment"
 
 
-def test_what_cannot_be_had_is_refused_at_once_and_with_a_line_to_paste(tmp_path: Path, pages: Pages) -> None:
+def test_what_cannot_be_had_is_refused_at_once_and_with_a_line_to_paste(tmp_path, pages):
     busy = Machine(tmp_path, (93, 15), (0, 1), (5, 1), (None, 1), (0, None))
     busy.alice.claim("GPU-1")
     said = {"too few are free": busy.refusal(count=2, max_utilization_percent=50, min_memory_mib=2000)}
     idle = Machine(tmp_path / "idle", (0, 0), (0, 0))
-    hopeless: dict[str, dict[str, float]] = {
+    hopeless = {
         "more than there are": {"count": 3}, "no memory": {"min_memory_mib": 16_385},
         "no memory, two": {"count": 2, "min_memory_mib": 99_999},
     }  # fmt: skip
@@ -183,7 +182,7 @@ BY_ALICE, BY_BOB = f"is locked by {ALICE}", f"is locked by {BOB}"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     """A folder for locks; no file of it may stay open."""
     folder = tmp_path / "locks"
     yield folder
@@ -191,20 +190,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert [link for link in links if link.startswith(str(folder))] == []
 
 
-def locks_of(folder: Path, holder: str | None = ALICE) -> room.DeviceLocks:
+def locks_of(folder, holder=ALICE):
     return room.DeviceLocks(folder, HandClock(), holder)
 
 
-def seen(folder: Path, uuid: str = CARD) -> str | None:
+def seen(folder, uuid=CARD):
     """Return what a run that only looks is told."""
     return locks_of(folder, None).claim(uuid)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_device_has_one_holder_and_others_learn_who_it_is(folder: Path) -> None:
+def test_a_device_has_one_holder_and_others_learn_who_it_is(folder):
     assert seen(folder) is None
     with locks_of(folder, None).exclusive():
         assert not folder.exists(), "looking leaves nothing"
@@ -223,7 +222,7 @@ def test_a_device_has_one_holder_and_others_learn_who_it_is(folder: Path) -> Non
         assert seen(folder) == BY_BOB
 
 
-def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_released(folder: Path) -> None:
+def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_released(folder):
     alice = locks_of(folder)
     assert alice.claim(CARD) is None
     (file,) = alice.files
@@ -242,7 +241,7 @@ def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_r
         os.close(handed)
 
 
-def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder: Path) -> None:
+def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder):
     before = os.umask(0o077)
     try:
         with locks_of(folder) as alice, alice.exclusive():
@@ -268,7 +267,7 @@ def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder: Path
             assert (seen(place / "locks", OTHER) or "").startswith("is locked by ")
 
 
-def test_links_pipes_and_texts_of_other_users_do_no_harm(folder: Path, tmp_path: Path) -> None:
+def test_links_pipes_and_texts_of_other_users_do_no_harm(folder, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder.mkdir()
@@ -289,7 +288,7 @@ def test_links_pipes_and_texts_of_other_users_do_no_harm(folder: Path, tmp_path:
     assert said.isprintable() and len(said) == len("is locked by ") + 500
 
 
-def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder, tmp_path):
     assert room.lock_folder({"BADCJOBS_LOCK_DIR": str(tmp_path)}) == tmp_path
     system = Path("/run/lock")
     is_public = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
@@ -308,7 +307,7 @@ def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder: Path, tmp_pat
     assert seen(tmp_path / "no" / "parent") is None, "nothing is locked there"
 
 
-def test_runs_choose_in_turn_but_one_that_hangs_holds_up_the_next_for_two_seconds_only(folder: Path) -> None:
+def test_runs_choose_in_turn_but_one_that_hangs_holds_up_the_next_for_two_seconds_only(folder):
     for holder in (BOB, None):
         clock = HandClock()
         began_s = clock.monotonic_s()

@@ -3,19 +3,17 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rooms.devices import LIMITS, SAMPLE_FIELDS, NvidiaSmiReader, Query, Stream, make_reading
-from rooms.model import METRICS, InventoryDevice, Reading
-from rooms.root import Clock, DeviceUnreadable, ReaderUnavailable, SystemClock
+from rooms.model import METRICS, InventoryDevice
+from rooms.root import DeviceUnreadable, ReaderUnavailable, SystemClock
 from support.device_stories import shown
 from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.waiting import is_running, wait_for
 
 Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
@@ -27,10 +25,10 @@ REAL_LINE = (  # driver 580 on a H200
 
 
 @pytest.fixture
-def open_smi(tmp_path: Path) -> Iterator[Open]:
-    readers: list[NvidiaSmiReader] = []
+def open_smi(tmp_path):
+    readers = []
 
-    def open_it(clock: Clock | None = None, **settings: Any) -> tuple[NvidiaSmiReader, FakeNvidiaSmi]:
+    def open_it(clock=None, **settings):
         program = FakeNvidiaSmi(tmp_path / "bin", **settings)
         readers.append(NvidiaSmiReader(str(program.program), clock or SystemClock(), interval_s=0.03, timeout_s=20))
         return readers[-1], program
@@ -40,14 +38,14 @@ def open_smi(tmp_path: Path) -> Iterator[Open]:
         reader.close()
 
 
-def write_script(folder: Path, script: str) -> str:
+def write_script(folder, script):
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return str(program)
 
 
-def state(reader: NvidiaSmiReader, index: int = 0) -> str:
+def state(reader, index=0):
     """Return why a device cannot be read, or an empty text."""
     try:
         reader.read(fake_uuid(index))
@@ -56,14 +54,14 @@ def state(reader: NvidiaSmiReader, index: int = 0) -> str:
     return ""
 
 
-def states(reader: NvidiaSmiReader) -> list[bool]:
+def states(reader):
     return [not state(reader, index) for index in range(4)]
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def parsed(said: str, column: int = 5, query: Query | None = None) -> Reading:
+def parsed(said, column=5, query=None):
     """Return the reading of a real line with something else in one column, 5: the power."""
     fields = REAL_LINE.split(", ")
     fields[column] = said
@@ -72,7 +70,7 @@ def parsed(said: str, column: int = 5, query: Query | None = None) -> Reading:
     return make_reading(line[1], line[2])
 
 
-def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_and_never_zero(pages: Pages) -> None:
+def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_and_never_zero(pages):
     usual = shown(parsed("107.85"))
     lines = [REAL_LINE, "  " + ", ".join(f"{name} {text}" for name, text in usual.items()), ""]
     for number, (name, *words) in enumerate(line.split() for line in DATA.read_text().split("\n\n")[1].splitlines()):
@@ -100,7 +98,7 @@ def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_an
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_reader(open_smi: Open) -> None:
+def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_reader(open_smi):
     reader, program = open_smi()
     named = ("NVIDIA Stand-in, 16 GB", "nvidia-smi", 16 * 2**30, 300.0, "00000000:02:00.0", "535.129.03")
     assert reader.inventory()[1] == InventoryDevice(1, fake_uuid(1), *named)
@@ -120,7 +118,7 @@ def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_rea
     assert reader.read(fake_uuid(0)).temperature_c == 40, "a later reading starts it again"
 
 
-def test_fields_that_this_version_does_not_have_are_left_out_with_their_reason(open_smi: Open) -> None:
+def test_fields_that_this_version_does_not_have_are_left_out_with_their_reason(open_smi):
     limits = ["enforced.power.limit", "power.limit"]
     reader, program = open_smi(
         unknown_fields=["utilization.encoder", "utilization.decoder", "clocks_event_reasons.active", *limits],
@@ -151,7 +149,7 @@ UNUSABLE = {
 }
 
 
-def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path: Path) -> None:
+def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path):
     for script, reason in UNUSABLE.items():
         program = write_script(tmp_path, f"echo $$ > {tmp_path}/pid\n{script}")
         reader = NvidiaSmiReader(program, SystemClock(), timeout_s=60)
@@ -169,12 +167,12 @@ def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path: Pat
     assert {state(hanging) for _ in range(3)} == {"nvidia-smi cannot list the devices: no answer in 0.3 s"}
 
 
-def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path: Path) -> None:
-    heard: list[str] = []
+def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path):
+    heard = []
     long = "head -c 500000 /dev/zero | tr '\\0' x\necho"
     program = write_script(tmp_path, f"seq 1 3\n{long}\necho\necho next\necho next\nseq 4 8\necho last")
 
-    def hear(text: str) -> bool:
+    def hear(text):
         heard.append(text)
         return text == "last"
 
@@ -186,7 +184,7 @@ def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path
     assert (stream.ended, stream.exit_code) == (True, 0)
 
 
-def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(tmp_path: Path) -> None:
+def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(tmp_path):
     program = FakeNvidiaSmi(tmp_path / "bin", silent=True)
     reader = NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03, timeout_s=1)
     for _ in range(2):
@@ -198,7 +196,7 @@ def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(tmp_
     reader.close()
 
 
-def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_count_for_five(open_smi: Open) -> None:
+def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_count_for_five(open_smi):
     clock, silent = HandClock(), "nvidia-smi has printed nothing for 5 s"
     reader, program = open_smi(clock, rounds=1, last_words="Unable to determine the device handle: Unknown Error")
     assert reader.read(fake_uuid(0)).temperature_c == 40
@@ -227,7 +225,7 @@ def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_co
     wait_for(lambda: states(reader) == [True, True, False, True], "one is no longer in the stream")
 
 
-def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_a_reader_that_is_killed_leaves_no_process_behind(tmp_path):
     program = FakeNvidiaSmi(tmp_path / "bin")
     recorder = os.fork()
     if recorder == 0:

@@ -1,26 +1,25 @@
 """The NVML reader, with the real binding on a stand-in library: stories of devices, their readings as pages."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pynvml
 import pytest
 from rooms.devices import resolve_devices
-from rooms.model import METRICS, ProcessReading, Reading
+from rooms.model import METRICS, ProcessReading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
-from support.device_stories import FACTS, Step, facts_of, story_file, tell
+from support.device_stories import FACTS, facts_of, story_file, tell
 from support.fake_nvml import NvmlBench, fake_slice_uuid, fake_uuid
-from support.pages import Pages
 
 OpenBench = Callable[..., NvmlBench]
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
-    opened: list[NvmlBench] = []
+def bench(monkeypatch):
+    opened = []
 
-    def open_it(devices: int = 2, **settings: object) -> NvmlBench:
+    def open_it(devices=2, **settings):
         opened.append(NvmlBench(monkeypatch, devices, **settings))
         return opened[-1]
 
@@ -35,12 +34,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenBench]:
 STORIES = {topic: told for topic, told in story_file("device_stories.txt").items() if topic != "amd"}
 
 
-def uuid_of(device: str) -> str:
+def uuid_of(device):
     card, _, slice_ = device.partition(".")
     return fake_slice_uuid(int(card), int(slice_)) if slice_ else fake_uuid(int(card))
 
 
-def read(one: NvmlBench, now: Step) -> Reading:
+def read(one, now):
     one.move(now.seconds, now.worked_s)
     one.stand_in.set(**now.changes)
     if now.last:
@@ -49,9 +48,9 @@ def read(one: NvmlBench, now: Step) -> Reading:
 
 
 @pytest.mark.parametrize("topic", STORIES)
-def test_a_device_is_read_as_its_story_says(bench: OpenBench, pages: Pages, topic: str) -> None:
-    lines: list[str] = []
-    usual: dict[str, str] = {}
+def test_a_device_is_read_as_its_story_says(bench, pages, topic):
+    lines = []
+    usual = {}
     for story in STORIES[topic]:
         one = bench(**story.settings)
         lines += [*tell(story, partial(read, one), one.stand_in.calls, usual), ""]
@@ -69,8 +68,8 @@ CALLS = (
 
 
 @pytest.mark.parametrize("without", ["", "gpm"])
-def test_whatever_one_call_answers_no_other_metric_suffers(bench: OpenBench, without: str) -> None:
-    def third_reading(**trouble: object) -> Reading:
+def test_whatever_one_call_answers_no_other_metric_suffers(bench, without):
+    def third_reading(**trouble):
         one = bench(processes="0:7:100:20", unsupported=without)
         one.read()
         one.stand_in.set(**trouble)
@@ -94,7 +93,7 @@ def test_whatever_one_call_answers_no_other_metric_suffers(bench: OpenBench, wit
                     assert value == getattr(healthy, metric), (call, metric)
 
 
-def test_old_drivers_and_bindings_are_asked_in_their_way(bench: OpenBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_drivers_and_bindings_are_asked_in_their_way(bench, monkeypatch):
     one = bench(processes="0:1:100:-", absent="processes,graphics,temperature")
     lists, heats = (hasattr(pynvml, f"nvmlDeviceGet{name}") for name in ("ComputeRunningProcesses_v2", "TemperatureV"))
     for _ in range(3):
@@ -107,7 +106,7 @@ def test_old_drivers_and_bindings_are_asked_in_their_way(bench: OpenBench, monke
     assert reading.missing == {"power_w": "this version of pynvml has no nvmlDeviceGetPowerUsage"}
 
 
-def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(bench: OpenBench) -> None:
+def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(bench):
     one = bench(3, unsupported="fan", processes="0:4711:512:30")
     first, *_ = [one.read(index) for index in range(3)]
     one.stand_in.set(unsupported="fan,power", xid="1:31")
@@ -126,9 +125,7 @@ def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(b
 # --- the list of devices ----------------------------------------------------------------------------------------------
 
 
-def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
-    bench: OpenBench, pages: Pages, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(bench, pages, caplog):
     said = []
     for story in story_file("device_lists.txt")["nvml"]:
         one = bench(**story.settings)
@@ -148,7 +145,7 @@ def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
 # --- NVML itself ------------------------------------------------------------------------------------------------------
 
 
-def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts(bench: OpenBench) -> None:
+def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts(bench):
     words = {9: "driver is not loaded", 18: "different versions", 999: "does not start: Unknown Error"}
     one = bench()
     assert one.reader.why == "NVML is tried first"
@@ -163,7 +160,7 @@ def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts
     assert one.reader.why == "NVML works: driver 580.00.00"
 
 
-def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_closed(bench: OpenBench) -> None:
+def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_closed(bench):
     one = bench()
     one.read(0), one.read(1)
     pynvml.nvmlShutdown()  # as another library in the same process might

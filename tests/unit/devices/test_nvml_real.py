@@ -7,17 +7,16 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator
 
 import pytest
 from rooms.devices import NvmlReader
-from rooms.model import METRICS, Reading
+from rooms.model import METRICS
 from rooms.root import DeviceUnreadable, SystemClock
 from support.fake_nvml import FakeNvml
 
 REAL = bool(os.environ.get("BADCJOBS_TEST_REAL_NVML"))
 PACE = 10 if REAL else 200  # a real GPM window needs 100 ms
-MOST: dict[str, float] = {  # a whole number for whole metrics
+MOST = {  # a whole number for whole metrics
     **{metric: 100.0 for metric in METRICS if metric.endswith("_percent")},
     **dict.fromkeys(["utilization_percent", "memory_utilization_percent", "encoder_percent", "decoder_percent"], 100),
     "fan_percent": 200, "memory_used_bytes": 2**40, "temperature_c": 120, "power_w": 2000.0, "energy_j": 1e15,
@@ -29,18 +28,18 @@ MOST: dict[str, float] = {  # a whole number for whole metrics
 class QuickClock(SystemClock):
     """The machine's clock, in seconds that pass faster, so that the next warm reading is soon due."""
 
-    def monotonic_s(self) -> float:
+    def monotonic_s(self):
         return PACE * super().monotonic_s()
 
 
 class Machine:
     """The reader, its devices, and two readings of each with all metrics; the next one leaves out expensive ones."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reader = NvmlReader(QuickClock())
         self.devices = list(self.reader.inventory())
         self.cards = [device for device in self.devices if device.slice is None]
-        self.readings: dict[str, list[Reading]] = {device.uuid: [] for device in self.devices}
+        self.readings = {device.uuid: [] for device in self.devices}
         for _ in range(2):
             for uuid, readings in self.readings.items():
                 readings.append(self.reader.read(uuid))
@@ -48,7 +47,7 @@ class Machine:
 
 
 @pytest.fixture(params=["as it is"] if REAL else ["without_gpm", "with_gpm"])  # a real device has GPM or not
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(request, monkeypatch):
     if not REAL:
         FakeNvml(monkeypatch, devices=2, mig="1:1", unsupported="gpm" if request.param == "without_gpm" else "")
     machine = Machine()
@@ -56,7 +55,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     machine.reader.close()
 
 
-def test_every_card_has_a_uuid_a_name_and_memory_and_is_followed_by_its_slices(machine: Machine) -> None:
+def test_every_card_has_a_uuid_a_name_and_memory_and_is_followed_by_its_slices(machine):
     assert machine.cards, "no NVIDIA GPU here"
     assert len({device.uuid for device in machine.devices}) == len(machine.devices)
     for card in machine.cards:
@@ -71,7 +70,7 @@ def test_every_card_has_a_uuid_a_name_and_memory_and_is_followed_by_its_slices(m
         assert device.index == card.index
 
 
-def test_every_metric_is_plausible_or_missing_with_a_reason(machine: Machine) -> None:
+def test_every_metric_is_plausible_or_missing_with_a_reason(machine):
     for readings in machine.readings.values():
         for reading, metric in itertools.product(readings, METRICS):
             value = getattr(reading, metric)
@@ -87,7 +86,7 @@ def test_every_metric_is_plausible_or_missing_with_a_reason(machine: Machine) ->
             assert reading.faults == ()
 
 
-def test_busy_time_energy_and_processes_agree_with_their_sources(machine: Machine) -> None:
+def test_busy_time_energy_and_processes_agree_with_their_sources(machine):
     for card in machine.cards:
         first, reading = machine.readings[card.uuid]
         assert reading.busy_percent is not None
@@ -102,7 +101,7 @@ def test_busy_time_energy_and_processes_agree_with_their_sources(machine: Machin
             assert process.memory_used_bytes is None or process.memory_used_bytes < 2**40
 
 
-def test_an_unknown_uuid_is_unreadable_and_a_closed_reader_reads_again(machine: Machine) -> None:
+def test_an_unknown_uuid_is_unreadable_and_a_closed_reader_reads_again(machine):
     for uuid in ("GPU-00000000-0000-0000-0000-000000000000", "MIG-00000000-0000-0000-0000-000000000000", "nonsense"):
         with pytest.raises(DeviceUnreadable, match=r"\w"):
             machine.reader.read(uuid)
@@ -112,7 +111,7 @@ def test_an_unknown_uuid_is_unreadable_and_a_closed_reader_reads_again(machine: 
 
 if REAL:  # the time of a stand-in says nothing
 
-    def test_a_reading_of_the_hot_metrics_costs_little() -> None:
+    def test_a_reading_of_the_hot_metrics_costs_little():
         reader = NvmlReader(SystemClock())
         uuid = reader.inventory()[0].uuid
         reader.read(uuid)

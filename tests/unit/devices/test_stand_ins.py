@@ -4,11 +4,9 @@ import json
 import os
 import sqlite3
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,29 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.devices import SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
 from rooms.model import InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
-from rooms.root import BadInput, DeviceUnreadable, GpuReader
+from rooms.root import BadInput, DeviceUnreadable
 from support.device_stories import FACTS, facts_of, shown
 from support.hand_clock import HandClock
-from support.pages import Pages
-from support.recorded_tape import BEGIN_MS, TASK_ID, Said, add_gap, insert, write_recording
+from support.recorded_tape import BEGIN_MS, TASK_ID, add_gap, insert, write_recording
 from support.task_files import TaskFile
 
 STARTED_AT_MS = 1_800_000_000_000
 DATA = Path(__file__).parents[2] / "data"
 
 
-def opened(at_s: float = 0, **stand_in: Any) -> GpuReader:
+def opened(at_s=0, **stand_in):
     return open_reader(StandIn(**stand_in), HandClock(STARTED_AT_MS + round(at_s * 1000)), STARTED_AT_MS, None)
 
 
-def read_at(at_s: float, index: int = 0, **table: Any) -> Reading:
+def read_at(at_s, index=0, **table):
     """Read one scripted device some seconds after the start."""
     _, script = parse_script({"device": [{"index": index, **table}]})
     clock = HandClock(STARTED_AT_MS + round(at_s * 1000))
     return SimulatedReader(index + 1, script, clock=clock, started_at_ms=STARTED_AT_MS).read(simulated_uuid(index))
 
 
-def test_all_values_depend_only_on_the_script_and_the_seconds(pages: Pages) -> None:
+def test_all_values_depend_only_on_the_script_and_the_seconds(pages):
     lines = []
     for line in (DATA / "simulation_courses.txt").read_text().splitlines()[2:]:
         name, table, *times = line.split(" | ")
@@ -60,7 +57,7 @@ loads = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=4,
 
 @settings(max_examples=30)
 @given(loads.map(lambda steps: [list(step) for step in sorted(steps)]) | st.none(), st.integers(0, 3))
-def test_energy_is_the_integral_of_power_from_the_start(load: list[Any] | None, index: int) -> None:
+def test_energy_is_the_integral_of_power_from_the_start(load, index):
     table = {} if load is None else {"load": load}
     step_s = 0.1
     middles = [(number + 0.5) * step_s for number in range(200)]  # no middle falls on an edge of a step
@@ -68,7 +65,7 @@ def test_energy_is_the_integral_of_power_from_the_start(load: list[Any] | None, 
     assert read_at(20, index, **table).energy_j == pytest.approx(by_power, rel=1e-5)
 
 
-def test_each_fault_is_reported_once() -> None:
+def test_each_fault_is_reported_once():
     _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
     clock = HandClock(STARTED_AT_MS)
     early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
@@ -83,7 +80,7 @@ def test_each_fault_is_reported_once() -> None:
     assert late.read(simulated_uuid(0)).faults == ()
 
 
-def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path: Path, pages: Pages) -> None:
+def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path, pages):
     file, said = tmp_path / "devices.toml", []
     texts = {
         "one": '[[device]]\nindex = 2\nname = "A100"\nmemory_total_mib = 40960\nslowdown_c = 87\nload = [[0, 95]]\n',
@@ -110,7 +107,7 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path:
     )
 
 
-def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) -> None:
+def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path):
     uuid = simulated_uuid(0)
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until the end of this block
@@ -121,7 +118,7 @@ def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path: Path) 
         assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
 
 
-def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path: Path, pages: Pages) -> None:
+def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path, pages):
     file, said = tmp_path / "script.toml", []
     for line in (DATA / "simulation_mistakes.txt").read_text().splitlines()[1:]:
         file.write_text(line.replace("; ", "\n"))
@@ -139,7 +136,7 @@ def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_pa
 DEVICES = [InventoryDevice(index, f"GPU-{index}", "Tesla V100", "nvml", 2**34, 300.0) for index in (0, 1)]
 
 
-def steady(index: int, at_s: float) -> Said:
+def steady(index, at_s):
     """Say the second as the temperature; device 1 is lost from 4 to 6 s."""
     if index == 1 and 4 <= at_s <= 6:
         return "GPU is lost"
@@ -147,17 +144,17 @@ def steady(index: int, at_s: float) -> Said:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path):
     return write_recording(tmp_path / "a recording?.sqlite", DEVICES, steady, range(10))
 
 
-def edit(path: Path, *changes: Callable[[sqlite3.Connection], object] | str) -> None:
+def edit(path, *changes):
     with closing(sqlite3.connect(path)) as db, db:
         for change in changes:
             db.execute(change) if isinstance(change, str) else change(db)
 
 
-def replayed(path: Path, at_s: float, index: int = 0) -> Reading | str:
+def replayed(path, at_s, index=0):
     """Return the reading, or why there is none."""
     with closing(opened(at_s, replay=str(path))) as reader:
         try:
@@ -166,13 +163,13 @@ def replayed(path: Path, at_s: float, index: int = 0) -> Reading | str:
             return str(reason)
 
 
-def heard(path: Path, index: int, *seconds: float) -> list[int | str | None]:
+def heard(path, index, *seconds):
     """Return the temperatures at these times, or why there are none."""
     readings = [replayed(path, at_s, index) for at_s in seconds]
     return [one if isinstance(one, str) else one.temperature_c for one in readings]
 
 
-def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(recording: Path) -> None:
+def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(recording):
     before = recording.read_bytes()
     reader = opened(replay=str(recording))
     assert reader.inventory() == [replace(device, backend="replay") for device in DEVICES]
@@ -189,7 +186,7 @@ def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(record
         reader.read("GPU-9")
 
 
-def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(recording: Path, tmp_path: Path) -> None:
+def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(recording, tmp_path):
     from_ms, to_ms = BEGIN_MS + 1000, BEGIN_MS + 3000
     edit(recording, f"DELETE FROM sample WHERE at_ms BETWEEN {from_ms} AND {to_ms}",
          lambda db: add_gap(db, None, 0, 4, "the recorder was killed"),
@@ -216,8 +213,8 @@ def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(re
         assert opened(replay=str(short)).why.endswith(f" {length_s} s long, repeated at its end")
 
 
-def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: Path) -> None:
-    def add(db: sqlite3.Connection) -> None:
+def test_sources_and_processes_are_replayed_where_they_were_recorded(recording):
+    def add(db):
         for from_s, source in ((0, "gpm"), (5, "utilization")):
             insert(db, "metric_source", task_id=TASK_ID, device_id=100, metric="busy_percent", source=source,
                    from_ms=BEGIN_MS + from_s * 1000)  # fmt: skip
@@ -234,7 +231,7 @@ def test_sources_and_processes_are_replayed_where_they_were_recorded(recording: 
     assert sources == ["gpm", "gpm", "gpm", "utilization"]
 
 
-def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their_old_names(tmp_path: Path) -> None:
+def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their_old_names(tmp_path):
     listed = {"MIG-b": "MIG-b", "MIG-c": "MIG-c", "MIG-a": "MIG-a"}
     old = {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"}
     for tokens, expected in (
@@ -256,10 +253,10 @@ def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their
         assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
 
 
-def test_files_of_other_programs_are_refused(recording: Path, tmp_path: Path, pages: Pages) -> None:
+def test_files_of_other_programs_are_refused(recording, tmp_path, pages):
     said = []
 
-    def refuse(path: Path, *changes: str) -> None:
+    def refuse(path, *changes):
         if changes:
             edit(path, *changes)
         with pytest.raises(BadInput) as caught:

@@ -3,16 +3,14 @@
 from ast import literal_eval
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rooms import live
-from rooms.live import DEVICES, HELP, TASK, TASKS, Page, Snapshot, UiState, draw, press
+from rooms.live import DEVICES, HELP, TASK, TASKS, Snapshot, UiState, draw, press
 from rooms.model import ProcessFacts, Reading
 from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
-from support.pages import Pages
 from support.task_files import START_MS
 
 DATA = Path(__file__).parents[2] / "data"
@@ -20,14 +18,14 @@ NOW_MS = START_MS + 600_000
 GIB = 2**30
 
 
-def task(index: int, state: str = "running", **values: Any) -> TaskFacts:
+def task(index, state="running", **values):
     """Return a task that began ten minutes ago, on a node of its own."""
     usual = {"started_at_ms": START_MS, "last_sign_ms": NOW_MS, "heard_at_ms": NOW_MS, "node": f"gpu{index:02d}",
              "engine": "demo", "devices": 2, "workers": 1}  # fmt: skip
     return TaskFacts(f"4821_{index}.r0.gpu{index:02d}", "4821", index, state=state, **{**usual, **values})
 
 
-def device(of: TaskFacts, index: int, busy: tuple[int | None, ...] = (), **values: Any) -> DeviceFacts:
+def device(of, index, busy=(), **values):
     used = [None if one is None else one * GIB // 10 for one in busy]
     heat, power = (tuple(one and a + b * one // 2 for one in busy) for a, b in ((40, 1), (0, 6)))
     trail = Trail(START_MS, 1000, busy, tuple(used), heat, power)
@@ -78,11 +76,11 @@ OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(C
 SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (260, 32)]
 
 
-def text(page: Page) -> str:
+def text(page):
     return "\n".join(line.plain.rstrip() for line in page.lines)
 
 
-def styles(page: Page) -> str:
+def styles(page):
     """Return which letters of each line are in which style; colours on letters, not on gaps."""
     said = []
     for line in page.lines:
@@ -91,14 +89,14 @@ def styles(page: Page) -> str:
     return "\n".join(said)
 
 
-def shown(frame: Snapshot, width: int, height: int | None, **more: Any) -> str:
+def shown(frame, width, height, **more):
     """Return all four pages at a size; a ruler is above them."""
     uis = [UiState(page=page, opened=RUNNING[0].name, line=3) for page in (TASKS, DEVICES, TASK, HELP)]
     ruler = f"\n{'=' * width}\n"
     return ruler + ruler.join(text(draw(frame, ui, width=width, height=height, **more)) for ui in uis)
 
 
-def test_every_page_at_every_size(pages: Pages) -> None:
+def test_every_page_at_every_size(pages):
     said = {f"{width}x{height}.txt": shown(FRAME, width, height) for width, height in SIZES}
     said |= {f"over-{width}x{height}.txt": shown(OVER, width, height) for width, height in ((50, 15), (90, 28))}
     said["ascii.txt"] = shown(FRAME, 100, 26, ascii_only=True)
@@ -108,7 +106,7 @@ def test_every_page_at_every_size(pages: Pages) -> None:
     pages(said)
 
 
-def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages: Pages) -> None:
+def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
     both = (ProcessFacts(7, "python", "b", 1), ProcessFacts(8, None, None, None))
     lost = replace(COURSE[3], task="", trouble="GPU is lost")
     machine = Snapshot(
@@ -140,7 +138,7 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages: Pages) -> 
     assert not [name for name, one in said.items() if "\x1b" in one or "\x07" in one]
 
 
-def strange() -> Snapshot:
+def strange():
     """Return a run with wide letters and with names that would like to steer the terminal."""
     evil, birds = "\x1b[2J\x1b]0;owned\x07x", "鳥の声" * 9
     one = replace(RUNNING[0], name="\x1b", job_id=birds, node="鳥の声", working_on=(evil,))
@@ -154,7 +152,7 @@ PAGES_OF_ALL = st.sampled_from([TASKS, DEVICES, TASK, HELP])
 
 @settings(max_examples=60)
 @given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), PAGES_OF_ALL, st.booleans())
-def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int, page: str, plain: bool) -> None:
+def test_no_size_of_a_terminal_is_too_strange(width, height, line, page, plain):
     for frame in (FRAME, OVER, strange()):
         ui = UiState(page=page, opened=frame.tasks[0].name, line=line, scroll=line)
         lines = [one.plain for one in draw(frame, ui, width=width, height=height, ascii_only=plain).lines]
@@ -168,7 +166,7 @@ def test_no_size_of_a_terminal_is_too_strange(width: int, height: int, line: int
 
 @given(st.integers(20, 250))
 @settings(max_examples=4)
-def test_all_of_the_help_can_be_read_by_scrolling(width: int) -> None:
+def test_all_of_the_help_can_be_read_by_scrolling(width):
     whole = [line.plain.rstrip() for line in draw(FRAME, UiState(page=HELP), width=width).lines]
     ui, read = UiState(page=HELP), list[str]()
     while len(read) < len(whole):
@@ -185,15 +183,15 @@ def test_all_of_the_help_can_be_read_by_scrolling(width: int) -> None:
 TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())
 
 
-def after(keys: str, ui: UiState, height: int = 14) -> UiState:
+def after(keys, ui, height=14):
     for key in live.parse_keys(keys):
         page = draw(FRAME, ui, width=80, height=height)
         ui = press(ui, key, rows=page.rows, names=list(page.names))
     return ui
 
 
-def test_what_each_key_does(pages: Pages) -> None:
-    def line(keys: str, ui: UiState, height: int) -> str:
+def test_what_each_key_does(pages):
+    def line(keys, ui, height):
         values = {one.name: getattr(ui, one.name) for one in fields(ui) if getattr(ui, one.name) != one.default}
         return f"{keys!r:<28} {height:>2}  {', '.join(f'{name}={value!r}' for name, value in values.items())}"
 
@@ -208,7 +206,7 @@ def test_what_each_key_does(pages: Pages) -> None:
     assert press(UiState(), "enter", rows=2, names=[]) == press(UiState(), "enter", rows=2, names=[None]) == UiState()
 
 
-def test_every_order_of_tasks_and_devices_and_one_frame_for_a_file(pages: Pages) -> None:
+def test_every_order_of_tasks_and_devices_and_one_frame_for_a_file(pages):
     said = []
     for start in (UiState(), UiState(page=DEVICES)):
         for order in start.orders:

@@ -6,24 +6,21 @@ Then /metrics of a run that goes on: the same names, labels and values as in the
 import json
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rooms.live import DEVICES, Snapshot, UiState, as_plain_text, open_machine_view, open_run, open_run_view
+from rooms.live import DEVICES, UiState, as_plain_text, open_machine_view, open_run, open_run_view
 from rooms.model import StandIn, Submitted
 from rooms.report import METRICS, SERVED, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
-from rooms.root import BadcjobsError, Clock, NotHere, SystemClock
+from rooms.root import BadcjobsError, NotHere, SystemClock
 from rooms.store import MergeOrder, Record, emulation_lock, file_in, merge, read_job, write_intent, write_record
 from support.databases import change
 from support.facts import calls, moments
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
 
 DATA = Path(__file__).parents[2] / "data"
@@ -31,7 +28,7 @@ NOW_MS = START_MS + 10_000
 STATES = {"d": "done", "f": "failed", "p": "pending", "s": "skipped"}
 
 
-def parse_states(text: str) -> dict[str, str]:
+def parse_states(text):
     """Return the states of chunks: ``a:d b*3:p`` is a, which is done, and b0 to b2, which are pending."""
     found = {}
     for name, letter in (word.split(":") for word in text.split()):
@@ -41,66 +38,66 @@ def parse_states(text: str) -> dict[str, str]:
     return found
 
 
-def running(folder: Path, index: int = 0, states: str = "a:d b:d c:f d:p", **changes: Any) -> TaskFile:
+def running(folder, index=0, states="a:d b:d c:f d:p", **changes):
     return TaskFile(folder, index, states=parse_states(states), **{"ended_at_ms": None, "samples": 11, **changes})
 
 
-def record(*indices: int, job: str = "4821", chunks: int | None = None, at_s: float = 0) -> Record:
+def record(*indices, job="4821", chunks=None, at_s=0):
     return Record("slurm", Submitted(job, None, indices), (), chunks, START_MS + round(1000 * at_s))
 
 
 # --- scenes -----------------------------------------------------------------------------------------------------------
 
 
-def write_task(folder: Path, index: int = 0, *, runs: bool, states: str = "a:d b:d c:f d:p", **values: Any) -> None:
+def write_task(folder, index=0, *, runs, states="a:d b:d c:f d:p", **values):
     """Write a task as it was published for the last time."""
     made = (running(folder, index, states, **values) if runs else
             TaskFile(folder, index, states=parse_states(states), **values))  # fmt: skip
     os.utime(made.write(), ((made.ended_at_ms or made.started_at_ms + 1000 * made.samples - 1000) / 1000,) * 2)
 
 
-def sql(folder: Path, statement: str, *values: object, where: str = "*.sqlite") -> None:
+def sql(folder, statement, *values, where="*.sqlite"):
     for path in (folder / "tasks").glob(where):
         change(path, statement, *values)
         os.utime(path, (NOW_MS / 1000,) * 2)
 
 
-def begin_chunk(folder: Path) -> None:
+def begin_chunk(folder):
     sql(folder, "UPDATE attempt SET ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'c'")
     for kind, ended in (("thermal", None), ("memory", NOW_MS)):
         alert = "INSERT INTO alert SELECT task_id, device_id, ?, 'warning', ?, ?, 90, 83, 'too much' FROM device"
         sql(folder, f"{alert} WHERE device_index = 1", kind, START_MS, ended)
 
 
-def idle(folder: Path) -> None:
+def idle(folder):
     at_end = "at_ms = (SELECT max(at_ms) FROM sample)"
     sql(folder, f"UPDATE sample SET utilization_percent = 0, power_w = 60 WHERE {at_end}")
 
 
-def tell_ends(folder: Path) -> None:
+def tell_ends(folder):
     for index, told in enumerate(({"state": "FAILED"}, {"state": "CANCELLED by 1000"}, {"state": "COMPLETED"}, [])):
         (folder / "tasks" / f"4821_{index}.r0.gpu1.slurm.json").write_text(json.dumps(told))
 
 
-def damage(folder: Path) -> None:
+def damage(folder):
     for index, content in enumerate((b"SQLite format 3\0" + bytes(4000), b""), 1):
         (folder / "tasks" / f"4821_{index}.r0.gpu1.sqlite").write_bytes(content)
     (folder / "tasks" / ".4821_3.r0.gpu1.sqlite.tmp").write_bytes(b"half a copy")
     (folder / "run.toml").write_text("[runs]\n")
 
 
-def merge_and_lose_one(folder: Path) -> None:
+def merge_and_lose_one(folder):
     merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
     next((folder / "tasks").glob("*_0.*")).unlink()
 
 
-def frozen(folder: Path, count: int = 0, first: int = 0, step: int = 1, source: object = "/data/m.csv") -> None:
+def frozen(folder, count=0, first=0, step=1, source="/data/m.csv"):
     array = f"[array]\nfirst = {first}\nstep = {step}\ncount = {count}\n" if count else ""
     (folder / "tasks").mkdir(exist_ok=True)
     (folder / "run.toml").write_text(f'[run]\nsource = ["{source}"]\nengine = "demo"\n{array}')
 
 
-ACTIONS: dict[str, Callable[..., object]] = {
+ACTIONS = {
     **{action.__name__: action for action in (sql, begin_chunk, idle, tell_ends, damage, merge_and_lose_one, frozen)},
     "task": partial(write_task, runs=False), "run": partial(write_task, runs=True),
     "submitted": lambda out, *indices, **more: write_record(out, record(*indices, **more)),
@@ -108,7 +105,7 @@ ACTIONS: dict[str, Callable[..., object]] = {
 }  # fmt: skip
 
 
-def play(line: str, folder: Path) -> tuple[str, Snapshot]:
+def play(line, folder):
     """Make a run folder, as a line in data/run_scenes.txt says, and return what a look shows, as text too."""
     after_s, target, asked = 10.0, "", set()
     folder.mkdir(exist_ok=True)
@@ -137,12 +134,12 @@ def play(line: str, folder: Path) -> tuple[str, Snapshot]:
 SCENES = dict(line.split(": ", 1) for line in (DATA / "run_scenes.txt").read_text().splitlines() if line[:2] != "==")
 
 
-def test_what_a_look_at_a_run_shows(tmp_path: Path, pages: Pages) -> None:
+def test_what_a_look_at_a_run_shows(tmp_path, pages):
     usual = {name: line for name, line in SCENES.items() if not name.startswith("emulated-")}
     pages({f"{name}.txt": play(line, tmp_path / name)[0] for name, line in usual.items()})
 
 
-def page_of(frame: Snapshot, folder: Path, *, devices: bool = False) -> str:
+def page_of(frame, folder, *, devices=False):
     """Return the monitor's text, the totals that say something, and a line for each task."""
     go_on = tuple(line.replace(str(folder), "/runs/july") for line in frame.total.go_on)
     title, *remarks = (text.replace(str(folder), "runs/july") for text in (frame.title, *frame.remarks))
@@ -157,14 +154,12 @@ def page_of(frame: Snapshot, folder: Path, *, devices: bool = False) -> str:
     return "\n\n".join([*text, "\n".join(lines)])
 
 
-def in_seconds(key: str, value: Any) -> Any:
+def in_seconds(key, value):
     """Return a time as seconds after the start of the first task."""
     return (value - START_MS) / 1000 if key.endswith("_at_ms") and value else value
 
 
-def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_that_has_ended(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_that_has_ended(tmp_path, pages):
     said, since = {}, record(0, 1, 2, 3, chunks=8, at_s=60)
     for full_name, line in SCENES.items():
         _, emulated, name = full_name.rpartition("emulated-")
@@ -187,7 +182,7 @@ def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_t
 # --- one view, looked at again and again ------------------------------------------------------------------------------
 
 
-def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path: Path) -> None:
+def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path):
     path = running(tmp_path).write()
     over = TaskFile(tmp_path, index=1, states={"x": "pending"}, verdict="stopped").write()
     clock = HandClock(NOW_MS)
@@ -214,7 +209,7 @@ def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path: Path)
     assert view.look().remarks == ("no task has published anything yet",)
 
 
-def test_what_slurm_tells_of_an_end_is_believed_until_the_task_tells_it(tmp_path: Path) -> None:
+def test_what_slurm_tells_of_an_end_is_believed_until_the_task_tells_it(tmp_path):
     task, clock = running(tmp_path), HandClock(NOW_MS)
     path = task.write()
     view = open_run_view(tmp_path, clock)
@@ -227,7 +222,7 @@ def test_what_slurm_tells_of_an_end_is_believed_until_the_task_tells_it(tmp_path
     assert view.look().total.states == {"stopped": 1}
 
 
-def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not_hang_it(tmp_path: Path) -> None:
+def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not_hang_it(tmp_path):
     for index in range(3):
         tasks = running(tmp_path, index=index).write().parent
     os.mkfifo(tasks / "4821_7.r0.gpu1.sqlite")
@@ -239,10 +234,10 @@ def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not
     assert "2 databases not read yet" in as_plain_text(looks[0])
 
 
-def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_back(pages: Pages) -> None:
+def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_back(pages):
     said = []
 
-    def refused(look: Callable[[], object]) -> None:
+    def refused(look):
         with pytest.raises(BadcjobsError) as caught:
             look()
         said.append(str(caught.value).replace(str(folder), "FOLDER"))
@@ -270,7 +265,7 @@ def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_ba
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 
-def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path: Path, pages: Pages) -> None:
+def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, pages):
     script = tmp_path / "script.toml"
     script.write_text(
         "[[device]]\nindex = 0\nload = [[0, 50]]\n[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\n"
@@ -299,28 +294,28 @@ NOW = SystemClock()
 OF_A_READING = {m.name for m in METRICS if m.of in ("reading", "host")}
 
 
-def series(text: str) -> dict[str, float]:
+def series(text):
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
 
-def names(found: dict[str, float]) -> set[str]:
+def names(found):
     return {name.partition("{")[0] for name in found}
 
 
-def served(folder: Path, clock: Clock = NOW) -> dict[str, float]:
+def served(folder, clock=NOW):
     source = open_run(folder, clock)
     return series(source.prometheus(source.look()))
 
 
-def reported(folder: Path, clock: Clock = NOW) -> dict[str, float]:
+def reported(folder, clock=NOW):
     merge_run(folder)
     summary = summarize_database(folder / "job.sqlite", now_ms=clock.now_ms())
     return series(prometheus_text(job_samples(summary, folder.name)))
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """Write a run of which one task has failed and was followed by another, one was stopped and one goes on."""
     folder = tmp_path / "july"
     manifest = tmp_path / "manifest.csv"
@@ -339,7 +334,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run: Path) -> None:
+def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run):
     elsewhere = OF_A_READING | {metric.name for metric in METRICS if metric.where == TEXTFILE}
     for hours_later, alerts in ((0, 1), (1, 0)):
         clock = HandClock(NOW.now_ms() + hours_later * 3_600_000)
@@ -354,7 +349,7 @@ def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run: Pa
         assert len(open_run_view(run, clock).look().alerts) == alerts
 
 
-def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run: Path) -> None:
+def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run):
     first = 'badcjobs_%s{run="july"}'
     of_source, pending = first % "source_rows", 'badcjobs_chunks{run="july",state="pending"}'
     with (run.parent / "manifest.csv").open("a") as manifest:
@@ -366,7 +361,7 @@ def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(ru
     assert served(run)[first % "audio_left_seconds"] == pytest.approx(reported(run)[first % "audio_left_seconds"])
 
 
-def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
+def test_every_metric_is_told_where_the_table_says(run):
     live, file = names(served(run)), names(reported(run))
     # What these devices never said: no device of this run has a temperature, a clock, or was ever slowed down.
     silent = {m.name for m in METRICS} - live - file
@@ -381,7 +376,7 @@ def test_every_metric_is_told_where_the_table_says(run: Path) -> None:
             assert (metric.name in file) == (metric.where != SERVED), metric.name
 
 
-def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path: Path) -> None:
+def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path):
     left, now_ms = list[float](), NOW.now_ms()
     for parts in (1, 4):
         running(tmp_path / f"{parts}", 0, "a:d b:d c:p", shard=(0, parts), samples=30, started_at_ms=now_ms - 30_000,

@@ -8,11 +8,9 @@ import re
 import socket
 import sqlite3
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +23,6 @@ from rooms.model import Reading
 from rooms.root import BadInput, DatabaseProblem, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile
 
 from badcjobs import __version__
@@ -38,28 +35,28 @@ OPEN, GUARDED = live.Guard(None, True, 8765), live.Guard(TOKEN, False, 8765)
 class World:
     """A run, its clock, and the application that shows it."""
 
-    def __init__(self, source: live.LiveSource, clock: HandClock, guard: live.Guard = OPEN) -> None:
+    def __init__(self, source, clock, guard=OPEN):
         self.clock = clock
         self.hub = live.Hub(source.look, clock, patience_s=60.0)
         self._app = live.make_app(self.hub, source, guard)
 
-    async def get(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    async def get(self, path, method="GET", **headers):
         transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, headers={k: v.encode("latin-1") for k, v in headers.items()})
 
-    def ask(self, *paths: str, method: str = "GET", **headers: str) -> list[httpx.Response]:
-        async def all_of_them() -> list[httpx.Response]:
+    def ask(self, *paths, method="GET", **headers):
+        async def all_of_them():
             return [await self.get(path, method, **headers) for path in paths]
 
         return asyncio.run(all_of_them())
 
-    def statuses(self, *paths: str, **headers: str) -> list[int]:
+    def statuses(self, *paths, **headers):
         return [one.status_code for one in self.ask(*paths, **headers)]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path):
     """A run with a task that is over, one that runs, and one that waits; with logs, alerts, processes and links."""
     run = tmp_path / "july"
     hot = Reading(80, memory_used_bytes=2**33, temperature_c=86, power_w=250.0)
@@ -84,12 +81,12 @@ def world(tmp_path: Path) -> World:
     return World(live.open_run(run, clock), clock)
 
 
-def lines_of(value: Any) -> str:
+def lines_of(value):
     text = json.dumps(value, ensure_ascii=False)
     return "".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in value) if isinstance(value, list) else text
 
 
-def answers(found: Sequence[httpx.Response], folder: Path) -> str:
+def answers(found, folder):
     """Return questions and answers: an element of a list on a line."""
     said = []
     for one in found:
@@ -100,7 +97,7 @@ def answers(found: Sequence[httpx.Response], folder: Path) -> str:
     return "\n\n".join(said)
 
 
-def test_every_question_and_its_answer(world: World, tmp_path: Path, pages: Pages) -> None:
+def test_every_question_and_its_answer(world, tmp_path, pages):
     before = world.ask("/api/health")
     tasks = ("", "?state=running", "?limit=1&offset=1", "?state=killed", "?offset=9", "/4821_1.r0.gpu1", "/4821_2")
     logs = ("4821_0.r0.gpu1/log", "4821_0.r0.gpu1/log?lines=2", "4821_1.r0.gpu1/log?lines=1", "4821_2/log", "9/log")
@@ -127,7 +124,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-def test_a_wrong_question_is_answered_with_what_would_be_right(world: World, pages: Pages) -> None:
+def test_a_wrong_question_is_answered_with_what_would_be_right(world, pages):
     found = world.ask(*WRONG) + world.ask("/api/tasks", method="POST")
     assert found[-1].headers["allow"] == "GET, HEAD"
     found += world.ask("/api/tasks", "/api/events", "/", method="HEAD")
@@ -157,9 +154,7 @@ HOSTS = ["localhost", "localhost:8765", "LOCALHOST:1", "127.0.0.1:80", "127.0.0.
          "a" * 300]  # fmt: skip
 
 
-def test_only_the_token_or_its_cookie_opens_the_door_and_on_loopback_only_names_of_this_machine(
-    world: World, tmp_path: Path
-) -> None:
+def test_only_the_token_or_its_cookie_opens_the_door_and_on_loopback_only_names_of_this_machine(world, tmp_path):
     guarded = World(live.open_run(tmp_path / "july", world.clock), world.clock, GUARDED)
     assert [n for n, one in enumerate(HEADERS) if guarded.statuses("/api/tasks", **one) == [200]] == [1, 2, 8]
     assert [world.statuses("/api/alerts", host=one) for one in HOSTS] == [[200]] * 7 + [[403]] * 8
@@ -172,7 +167,7 @@ def test_only_the_token_or_its_cookie_opens_the_door_and_on_loopback_only_names_
     assert GUARDED.cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
 
 
-def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world: World, tmp_path: Path) -> None:
+def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world, tmp_path):
     run, stopped = tmp_path / "july", tmp_path / "stopped"
     secret = TaskFile(tmp_path / "june", index=7, job_id="666", states={"z": "done"}).write()
     TaskFile(run / "kept", index=9, states={"k": "done"}).write().rename(run / "4821_9.r0.gpu1.sqlite")
@@ -210,16 +205,16 @@ ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU
 class Told:
     """A hub that reads one snapshot after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.cache, self.clock, self.frame = live.DocumentCache(), HandClock(0), FRAME
         self.hub = live.Hub(lambda: self.cache.convert(self.frame), self.clock)
 
-    async def read(self, *frames: live.Snapshot) -> None:
+    async def read(self, *frames):
         for self.frame in frames:
             self.clock.sleep(self.hub.interval_s)
             await self.hub.latest()
 
-    async def heard(self, listener: Any) -> list[tuple[str, str, Any]]:
+    async def heard(self, listener):
         """Return id, name and data of the events that wait for a listener, and let it go."""
         listener.put(b"")  # the end
         texts = [bytes(one).decode() async for one in listener.body_iterator]
@@ -227,15 +222,15 @@ class Told:
         lines = [dict(line.split(": ", 1) for line in text.strip().splitlines()) for text in texts]
         return [(one.get("id", ""), one["event"], json.loads(one["data"])) for one in lines if "event" in one]
 
-    async def missed(self, last_id: str | None) -> list[tuple[str, str, Any]]:
+    async def missed(self, last_id):
         return await self.heard(self.hub.join(last_id))
 
 
-def at(number: int) -> live.Snapshot:
+def at(number):
     return replace(FRAME, at_ms=number, tasks=(replace(ONE, done=number),))
 
 
-def test_a_listener_hears_all_first_then_only_what_has_changed(pages: Pages) -> None:
+def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
     other = replace(ONE, name="4821_1.r0.gpu2", array_index=1)
     full = replace(FRAME, tasks=(ONE, other))
     course = [
@@ -245,7 +240,7 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages: Pages) -> 
         replace(full, tasks=(), devices=()),
     ]  # fmt: skip
 
-    async def story() -> list[tuple[str, str, Any]]:
+    async def story():
         told = Told()
         await told.read(course[0])
         listener = told.hub.join(None)
@@ -255,8 +250,8 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages: Pages) -> 
     pages({"events.txt": "\n".join(f"{i} {name} {json.dumps(data)}" for i, name, data in asyncio.run(story()))})
 
 
-def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_all() -> None:
-    async def story() -> None:
+def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_all():
+    async def story():
         told = Told()
         await told.read(*map(at, range(101)))
         last = [(i, data["tasks"][0]["done"]) for i, _, data in await told.missed("0-98")]
@@ -270,8 +265,8 @@ def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_al
 
 @settings(max_examples=40)
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=6), min_size=1, max_size=8))
-def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: list[dict[int, int]]) -> None:
-    async def story() -> None:
+def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories):
+    async def story():
         told, known, last_id = Told(), dict[str, Any](), None
         for number, history in enumerate(histories):
             tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
@@ -286,8 +281,8 @@ def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories: 
     asyncio.run(story())
 
 
-def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all() -> None:
-    async def story() -> None:
+def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all():
+    async def story():
         told, cut = Told(), asyncio.Event()
         await told.read(FRAME)
         others = [told.hub.join(None) for _ in range(255)]
@@ -295,10 +290,10 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
         with pytest.raises(Exception, match=r"too many listeners \(256\)"):
             told.hub.join(None)
 
-        async def send(message: Any) -> None:
+        async def send(message):
             await asyncio.Event().wait()
 
-        async def receive() -> Any:
+        async def receive():
             await cut.wait()
             return {"type": "http.disconnect"}
 
@@ -321,24 +316,24 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
 # --- when reading fails or hangs --------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: World, pages: Pages) -> None:
+def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, pages):
     """Every request gets an answer, one waits for all, and listeners hear why nothing is new."""
     go_on, right = threading.Event(), world.hub.read_documents
 
-    def hanging() -> live.Documents:
+    def hanging():
         go_on.wait(60)
         return right()
 
-    def failing(error: Exception) -> live.Documents:
+    def failing(error):
         raise error
 
     looks = {"hanging": hanging, "failing": partial(failing, DatabaseProblem("the folder is gone")),
              "wrong": partial(failing, ZeroDivisionError("the secret of the universe"))}  # fmt: skip
 
-    async def story() -> list[str]:
+    async def story():
         said, told = list[str](), ("status", "error", "trouble", "at_ms", "looks", "matched")
 
-        async def tell(step: str, *paths: str) -> None:
+        async def tell(step, *paths):
             for path in paths:
                 one = await world.get(path)
                 words = {key: value for key, value in one.json().items() if key in told}
@@ -366,7 +361,7 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world: Worl
 # --- where it can be reached ------------------------------------------------------------------------------------------
 
 
-def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages: Pages) -> None:
+def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages):
     for host in live.reachable_hosts(also_ipv6=True):
         if re.fullmatch(r"[\d.]+|.*:.*", host):
             assert not ipaddress.ip_address(host).is_loopback and not ipaddress.ip_address(host).is_unspecified
@@ -391,7 +386,7 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
 # --- what is documented -----------------------------------------------------------------------------------------------
 
 
-def test_the_guide_the_page_the_api_and_the_monitor_know_the_same_paths_parameters_and_states() -> None:
+def test_the_guide_the_page_the_api_and_the_monitor_know_the_same_paths_parameters_and_states():
     guide = (folder("guide") / "live.md").read_text(encoding="utf-8")
     for one in live.ENDPOINTS:
         assert one.name == one.path[1:] or f"    {one.path} " in guide, one.path  # or it is a file of the page

@@ -8,22 +8,19 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 from rooms import planning
 from rooms.cli import app, make_parser
 from rooms.cluster import Asked, BatchScript, Call, Mistake, fill_template, list_templates, parse_signal, parse_sinfo
-from rooms.planning import Checked, CheckOrder, Remark, Site, check
+from rooms.planning import CheckOrder, Site, check
 from rooms.root import BadInput, Project, RunSettings, SubmitSettings, SystemClock, folder
 from support.brief import literal, without_hints
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
-from support.pages import Pages
 from support.source_files import read_cases, write_files
 
 DATA = Path(__file__).parents[2] / "data"
@@ -32,7 +29,7 @@ SCRIPT = (DATA / "usual_job.sbatch").read_text()
 MERGE = "#!/bin/bash\n#SBATCH --account=st-lab-1-gpu\nmodule load gcc\nexec badcjobs merge results\n"
 
 
-def read_lines(name: str, here: Path) -> Iterator[tuple[str, str, str, dict[str, str]]]:
+def read_lines(name, here):
     """Yield each line of the data with the heading above it, the script that it means, and the options of check."""
     for block in (DATA / name).read_text().split("=== ")[1:]:
         heading, *lines = block.strip().splitlines()
@@ -50,7 +47,7 @@ def read_lines(name: str, here: Path) -> Iterator[tuple[str, str, str, dict[str,
 class LoginNode:
     """A folder with scripts, sources, site files, and programs for PATH."""
 
-    def __init__(self, here: Path) -> None:
+    def __init__(self, here):
         self.here = here
         (case,) = read_cases("login_node")
         write_files(case.files.replace("HERE", str(here)), here)
@@ -65,12 +62,12 @@ class LoginNode:
         install_fake_hawkears(here / "hawkears-bin")
         make_fake_root(here / "hawkears")
 
-    def check(self, options: dict[str, str], script: str, name: str = "a.sbatch") -> Checked:
+    def check(self, options, script, name="a.sbatch"):
         """Check a script, or what submit would make, with these options and on this machine."""
         path, home = options.get("PATH", ""), options.get("HOME", "home")
         path = ":".join(f"{self.here}/{one}" for one in [*path.split(), "plain"] if path != "bare")
         environ = {"HOME": f"{self.here}/{home}", "TMPDIR": options.get("TMPDIR", "/tmp"), "PATH": path}
-        submit: dict[str, Any] = {key: options[key] for key in ("time", "account", "mem", "cluster") if key in options}
+        submit = {key: options[key] for key in ("time", "account", "mem", "cluster") if key in options}
         submit |= {key: int(options[key]) for key in ("tasks", "gpus_per_task") if key in options}
         more = {"engine": "demo", "cpu_workers": int(options.get("cpu_workers", 0))} if "submit" in options else {}
         out = Path(options["out"]) if "out" in options else None
@@ -82,7 +79,7 @@ class LoginNode:
             tuple(options.get("run_words", "").split()), "quick" in options, parse=PARSE,
         ))  # fmt: skip
 
-    def plain(self, text: str) -> str:
+    def plain(self, text):
         text = text.replace(str(self.here), "HERE")
         for found, instead in (
             (r"\d+\.\d s (apart|ahead)", r"SOME s \1"), (r"\((\w+), (local|shared)\)", r"(FS, \2)"),
@@ -93,20 +90,20 @@ class LoginNode:
 
 
 @pytest.fixture(scope="module")
-def login_node(tmp_path_factory: pytest.TempPathFactory) -> LoginNode:
+def login_node(tmp_path_factory):
     return LoginNode(tmp_path_factory.mktemp("login"))
 
 
-def said(checked: Checked, finding: str) -> list[Remark]:
+def said(checked, finding):
     return [one for one in checked.findings if f"{one.severity} {one.subject}" == finding]
 
 
-def shown(one: Remark) -> list[str]:
+def shown(one):
     text = f"  {one.severity} {one.subject}: {' / '.join([one.text, *one.details])}"
     return [text, f"    try: {one.fix}"] if one.fix else [text]
 
 
-def paste(node: LoginNode, script: str, fix: str) -> tuple[str, dict[str, str]]:
+def paste(node, script, fix):
     """Do what a fix says: return the script, and what is added to the options."""
     line = fix.partition("   (")[0]
     if line.startswith("#SBATCH"):
@@ -127,7 +124,7 @@ def paste(node: LoginNode, script: str, fix: str) -> tuple[str, dict[str, str]]:
     return script, {}
 
 
-def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node: LoginNode, pages: Pages) -> None:
+def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node, pages):
     assert {one.severity for one in login_node.check({}, SCRIPT).findings} == {"fine"}
     lines = []
     for finding, line, script, options in read_lines("check_cases.txt", login_node.here):
@@ -146,7 +143,7 @@ def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node:
     pages({"findings.txt": login_node.plain("\n".join(lines))})
 
 
-def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node: LoginNode, pages: Pages) -> None:
+def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node, pages):
     lines = []
     for heading, line, script, options in read_lines("check_orders.txt", login_node.here):
         lines.append(f"\n## {heading}\n$ {line}")
@@ -175,7 +172,7 @@ EXAMPLES = {  # template → values of its keys, as its own comments give them
 }
 
 
-def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_node: LoginNode) -> None:
+def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_node):
     assert sorted(EXAMPLES) == [template.name for template in list_templates()]
     for name, values in EXAMPLES.items():
         given = [*values, "out=results", *([] if name == "merge" else ["source=manifest.csv", "args=--engine demo"])]
@@ -190,7 +187,7 @@ def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_nod
 UNCHECKED = ("start", "source")  # of what is fine, what was not checked is said
 
 
-def test_nothing_that_check_says_about_a_script_is_false(tmp_path: Path, pages: Pages) -> None:
+def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
     (case,) = read_cases("sockeye")
     write_files(case.files.replace("HERE", str(tmp_path)), tmp_path)
     work, said = tmp_path / "scratch" / "jobs", []
@@ -254,14 +251,14 @@ SBATCH = {  # exit code and words of sbatch --test-only, recorded with a real 22
 }
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text):
     """Return a call of badcjobs: the words before it, ``-`` for none, and its other fields behind semicolons."""
     before, *more = text.split("; ")
     values = {name: literal(value) for name, _, value in (one.partition("=") for one in more)}
     return replace(START, before=tuple(before.strip("-").split()), **values)
 
 
-def parse(name: str, text: str) -> Any:
+def parse(name, text):
     if name == "script.signal":
         return parse_signal(text) if text else None
     if name == "script.calls":
@@ -278,10 +275,10 @@ def parse(name: str, text: str) -> Any:
     return WRONG if text == "WRONG" else literal(text)
 
 
-def facts_of(line: str) -> planning.PreflightFacts:
+def facts_of(line):
     """Build facts from words: ``tasks=9`` is asked for, ``out=/x out.missing=True`` is what is known about a folder."""
-    facts: dict[str, Any] = {"home": "/home/ada"}
-    asked: dict[str, Any] = {}
+    facts = {"home": "/home/ada"}
+    asked = {}
     for name, _, text in (word.partition("=") for word in shlex.split(line)):
         value = parse(name, text)
         part, _, key = name.partition(".")
@@ -300,7 +297,7 @@ def facts_of(line: str) -> planning.PreflightFacts:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_rule_fires_where_it_should_and_nowhere_else(topic: str, pages: Pages) -> None:
+def test_every_rule_fires_where_it_should_and_nowhere_else(topic, pages):
     subjects, *cases = TOPICS[topic].splitlines()
     lines = []
     for case in filter(None, cases):
@@ -312,7 +309,7 @@ def test_every_rule_fires_where_it_should_and_nowhere_else(topic: str, pages: Pa
     pages({"rules.txt": "\n".join(lines)})
 
 
-def test_the_worst_comes_first_only_lines_to_paste_are_long_and_a_name_cannot_steer_the_terminal(pages: Pages) -> None:
+def test_the_worst_comes_first_only_lines_to_paste_are_long_and_a_name_cannot_steer_the_terminal(pages):
     long = planning.problem("out", "word " * 60, "--out " + "x" * 150, ("line 1: first", "line 2: second"))
     good, other = planning.fine("array", "100 tasks"), planning.warning("submit folder", "a\x1b[31mb", "cd a\x1b")
     found = [good, other, long, planning.fine("x", "")]
@@ -324,7 +321,7 @@ def test_the_worst_comes_first_only_lines_to_paste_are_long_and_a_name_cannot_st
 FILES = (DATA / "sites.txt").read_text().split("=== ")[1:]
 
 
-def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_needed(tmp_path: Path, pages: Pages) -> None:
+def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_needed(tmp_path, pages):
     site = planning.find_site("sockeye", tmp_path)
     pages({"sockeye.txt": "\n".join(f"{name} = {value}" for name, value in asdict(site).items())})
     assert site.free_cores_per_gpu == 6
@@ -334,7 +331,7 @@ def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_neede
     assert mine.free_cores_per_gpu is mine.time_s is mine.plan_time_s is None
 
 
-def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path: Path, pages: Pages) -> None:
+def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path, pages):
     said = []
     files = {f"{number}.toml": text.partition("\n") for number, text in enumerate(FILES)}
     for name, (_, _, text) in files.items():
@@ -348,7 +345,7 @@ def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path: Path, pag
     pages({"refusals.txt": "\n".join(said).replace(str(tmp_path), "HERE")})
 
 
-def test_init_writes_what_is_found_here_and_every_other_key_as_a_comment(tmp_path: Path, pages: Pages) -> None:
+def test_init_writes_what_is_found_here_and_every_other_key_as_a_comment(tmp_path, pages):
     (tmp_path / "mine.toml").write_text('name = "mine"\n[node]\ngpus = 2\n')
     (tmp_path / "plain.toml").write_text('name = "plain"\n')
     for name in ("slurm/sbatch", "engine/hawkears"):

@@ -7,24 +7,22 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rooms import planning
-from rooms.model import FITS, NO_CUTTING, Chunk, Probed, ProbeKey, ProbeResult, Trial
+from rooms.model import FITS, NO_CUTTING, Probed, ProbeKey, ProbeResult, Trial
 from rooms.planning import PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
 from rooms.sources import WHOLE, Surveyor, open_sources, read_header
-from rooms.store import JobFacts, MergeOrder, StateTime, TaskFacts, merge
+from rooms.store import JobFacts, MergeOrder, StateTime, merge
 from rooms.workers import subject_of, to_toml
 from support.brief import line, literal
 from support.facts import TASK, device
-from support.pages import Pages, tree
+from support.pages import tree
 from support.source_files import HEADER, read_cases, write_files
 from support.task_files import START_MS, TaskFile
 
@@ -43,7 +41,7 @@ SOCKEYE = Site(
 SITES = {"sockeye": SOCKEYE, "x": Site("x")}
 
 
-def survey_of(*lengths_ms: int | None, rows: int = 0, sources: int = 0, rows_alone: bool = False) -> Survey:
+def survey_of(*lengths_ms, rows=0, sources=0, rows_alone=False):
     left_out = planning.LeftOut(())
     left_out.rows, left_out.whole = rows, set(range(sources))
     survey = Survey(Surveyor(left_out, NO_CUTTING, read_header), left_out, rows_alone=rows_alone)
@@ -52,9 +50,9 @@ def survey_of(*lengths_ms: int | None, rows: int = 0, sources: int = 0, rows_alo
     return survey
 
 
-def read_case(line: str) -> tuple[Survey, Speed, Site, dict[str, str]]:
+def read_case(line):
     """Return source, speed, site and wishes: ``9×30`` are chunks of 30 s, ``speed.x`` and ``site.x`` change these."""
-    lengths_ms: list[int | None] = []
+    lengths_ms = []
     speed, site, wish = SPEEDS["from --rate"], Site(""), dict[str, str]()
     for name, _, text in (word.partition("=") for word in shlex.split(line)):
         part, _, key = name.partition(".")
@@ -75,8 +73,8 @@ def read_case(line: str) -> tuple[Survey, Speed, Site, dict[str, str]]:
     return survey, speed, site, {name: value for name, value in wish.items() if value}
 
 
-def wish_of(words: dict[str, str]) -> PlanWish:
-    numbers: dict[str, Any] = {key: int(words[key]) for key in ("parallel", "gpus_per_task", "cpus") if key in words}
+def wish_of(words):
+    numbers = {key: int(words[key]) for key in ("parallel", "gpus_per_task", "cpus") if key in words}
     submit = SubmitSettings(time=words.get("time"), mem=words.get("mem"), **numbers)
     return PlanWish.of(submit, PlanSettings(margin=float(words["margin"]) if "margin" in words else None))
 
@@ -88,7 +86,7 @@ def wish_of(words: dict[str, str]) -> PlanWish:
     st.lists(st.one_of(st.none(), st.integers(0, 10**6), st.just(30_000)), min_size=1, max_size=120),
     st.integers(1, 150),
 )
-def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: list[int | None], tasks: int) -> None:
+def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many, tasks):
     lengths = planning.Lengths()
     for length_ms in many:
         lengths.add(length_ms)
@@ -125,7 +123,7 @@ def test_shares_are_complete_never_empty_and_equal_to_within_one_chunk(many: lis
         plan_gpus=st.none() | st.integers(1, 40),
     ),
 )  # fmt: skip
-def test_every_plan_covers_all_audio_and_ends_in_time(many: list[int], rate: float, wish: PlanWish, site: Site) -> None:
+def test_every_plan_covers_all_audio_and_ends_in_time(many, rate, wish, site):
     try:
         planning.check_wish(wish, site)
     except BadInput:
@@ -162,7 +160,7 @@ def test_every_plan_covers_all_audio_and_ends_in_time(many: list[int], rate: flo
     assert json.loads(json.dumps(planning.to_dict(plan)))["tasks"]["count"] == plan.tasks
 
 
-def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others_their_part() -> None:
+def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others_their_part():
     for lengths_ms, tasks, rows in (
         ([1_000] * 900 + [9_000] * 100, 2, [900, 100]), ([10] * 10 + [100_000] + [10] * 300, 4, [10, 1, 150, 150]),
         ([10] * 7, 3, [2, 3, 2]), ([100_000] * 2 + [10] * 10, 4, [1, 1, 5, 5]), ([0] * 5 + [10] * 2, 2, [6, 1]),
@@ -171,12 +169,12 @@ def test_shares_are_balanced_by_length_and_one_very_long_chunk_leaves_the_others
         assert [share.rows for share in planning.share_out(survey_of(*lengths_ms).lengths, tasks)] == rows
 
 
-def test_times_are_rounded_up_to_five_minutes_and_from_three_hours_on_to_half_hours() -> None:
+def test_times_are_rounded_up_to_five_minutes_and_from_three_hours_on_to_half_hours():
     asked = (1, 300, 300.5, 10_799, 10_800, 10_801, 12_600, 12_601)
     assert [planning.round_up(one) for one in asked] == [300, 300, 600, 10_800, 10_800, 12_600, 12_600, 14_400]
 
 
-def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages: Pages) -> None:
+def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages):
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
     for case in (DATA / "plan_cases.txt").read_text().splitlines():
         said.append(f"## {case}")
@@ -203,18 +201,18 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
 # --- what a job has measured ------------------------------------------------------------------------------------------
 
 
-def job_of(*tasks: TaskFacts, start_up_s: tuple[float, ...] = (300.0, 200.0)) -> JobFacts:
+def job_of(*tasks, start_up_s=(300.0, 200.0)):
     starts = [StateTime(seconds, 0.0, None, None) for seconds in start_up_s]
     known = [(task.name, n) for task in tasks for n in range(task.devices)]
     devices = [replace(device(n, name), states={"start_up": starts[n]}) for name, n in known]
     return JobFacts(tuple(tasks), tuple(devices), {"done": 1}, 0.0, 0, 1, (), (), (), ())
 
 
-def task_of(number: int, audio_s: float, **changes: Any) -> TaskFacts:
+def task_of(number, audio_s, **changes):
     return replace(TASK, name=f"4821_{number}.r0.gpu1", array_index=number, audio_s=audio_s, verdict="done", **changes)
 
 
-def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentieth_the_margin(pages: Pages) -> None:
+def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentieth_the_margin(pages):
     measured = {"memory_peak_bytes": 10 * 2**30, "cpu_mean_cores": 6.0, "done": 100}
     tasks = [task_of(n, 670_000.0) for n in range(39)]
     jobs = {
@@ -245,15 +243,13 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
 # --- sources read for a plan, and what is written of it ---------------------------------------------------------------
 
 
-def plan(
-    cwd: Path, *sources: Path | str, environ: Mapping[str, str] | None = None, rate: float | None = 400.0, **order: Any
-) -> planning.Planned:
+def plan(cwd, *sources, environ=None, rate=400.0, **order):
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
     project = Project.read([str(order.pop("config"))], cwd) if "config" in order else Project()
     return planning.plan_sources(PlanOrder(flags=flags, project=project, rate=rate, **order), environ or {}, cwd)
 
 
-def tasks_of(folder: Path) -> list[Chunk]:
+def tasks_of(folder):
     """Return what the tasks of a plan would do, each with nothing but its own shard and the options of its script."""
     found = []
     for script in sorted(folder.glob("wave-*.sbatch")):
@@ -266,14 +262,14 @@ def tasks_of(folder: Path) -> list[Chunk]:
     return found
 
 
-def fields_of(chunks: list[Chunk]) -> list[tuple[object, ...]]:
+def fields_of(chunks):
     return [(one.key, one.audio_path, one.start_ms, one.end_ms, one.is_cut, one.fingerprint) for one in chunks]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_planned_named_or_refused(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
     for number, (name, files, sources, options) in enumerate(read_cases("plans")):
         here = short_path / f"{number:02}"
@@ -282,7 +278,7 @@ def test_a_source_is_planned_named_or_refused(short_path: Path, monkeypatch: pyt
         write_files(files)
         before = sorted(here.rglob("*"))
         said.append(f"## {name}")
-        order: dict[str, Any] = {
+        order = {
             "flags": {key: float(options[key]) for key in ("chunk_length", "overlap") if key in options},
             "rate": None if options.get("rate") == "none" else float(options.get("rate", 400)),
             "submit": SubmitSettings(time=options.get("time")),
@@ -319,12 +315,12 @@ NAMES = st.text(st.sampled_from("ab ,\"'\n\ré"), min_size=1, max_size=4).filter
     more=st.sampled_from([(), ("list.txt",), ("other/m.csv",)]),
 )  # fmt: skip
 def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so_does_a_plan_of_the_plan(
-    tmp_path_factory: pytest.TempPathFactory, chunks: list[tuple[str, str, int, int]], files: list[str], extra: str,
-    minutes: int, more: tuple[str, ...],
-) -> None:  # fmt: skip
+    tmp_path_factory, chunks, files, extra,
+    minutes, more,
+):  # fmt: skip
     here = tmp_path_factory.mktemp("plan")
     names = extra.split(",") if extra else []
-    table: list[Sequence[object]] = [[*HEADER.split(","), *names]]
+    table = [[*HEADER.split(","), *names]]
     for (recording, chunk, start, length), file in zip(chunks, files, strict=False):
         values = [("yes" if "own" in file else "") if name == "badcjobs_cut" else "?" for name in names]
         table.append([recording, chunk, file, start, start + length, 0, "", "x", *values])
@@ -332,7 +328,7 @@ def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so
         csv.writer(manifest).writerows(table)
     write_files(read_cases("long_and_own")[0].files, here)
     whole = list(open_sources([here / name for name in ("m.csv", *more)], root=None).chunks(WHOLE))
-    order: dict[str, Any] = {"rate": 0.05, "submit": SubmitSettings(time=str(minutes))}
+    order = {"rate": 0.05, "submit": SubmitSettings(time=str(minutes))}
     planned = plan(here, "m.csv", *more, out=Path("p"), **order)
     assert sum(share.rows for share in planned.plan.sizing.shares) == len(whole)
     assert fields_of(tasks_of(here / "p")) == fields_of(whole)
@@ -344,7 +340,7 @@ def test_the_tasks_of_a_plan_do_every_chunk_once_as_the_whole_source_says_and_so
     assert texts[0] == texts[1] and plan_text(planned) == plan_text(again).replace(f"{here}/r", f"{here}/p")
 
 
-def test_shards_and_scripts_follow_the_project(short_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_shards_and_scripts_follow_the_project(short_path, monkeypatch, pages):
     monkeypatch.chdir(short_path)
     (project,) = read_cases("project")
     write_files(project.files)
@@ -374,7 +370,7 @@ def test_shards_and_scripts_follow_the_project(short_path: Path, monkeypatch: py
 # --- where the speed comes from ---------------------------------------------------------------------------------------
 
 
-def probed(text: str, subject: str, here: str) -> list[Probed]:
+def probed(text, subject, here):
     """Return a probe of each line: model, GiB, version, workers, rate, day; without a rate nothing was found."""
     found = []
     for model, gib, version, workers, rate, day in (row.split(" | ") for row in text.strip().splitlines()):
@@ -389,7 +385,7 @@ def probed(text: str, subject: str, here: str) -> list[Probed]:
 STORES = dict(one.split("\n", 1) for one in (DATA / "probes.txt").read_text().split("=== ")[1:])
 
 
-def test_the_speed_is_that_of_the_best_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     monkeypatch.chdir(tmp_path)
     write_files("m.csv: rows\n  4 × r#,c#,audio/r#.wav,0,30000,0,,x\nprog: lines\n  #!/bin/sh")
     for workers in (1, 2):
@@ -402,7 +398,7 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path: Path, monkeypatch: pytest
     assert planning.version_here(settings, {}, tmp_path) == here, "a copy is the same program"
     said = []
 
-    def tell(name: str, **order: Any) -> None:
+    def tell(name, **order):
         try:
             made = plan(tmp_path, "m.csv", **{"rate": None, "flags": flags, **order}).plan
             speed = made.speed
@@ -412,7 +408,7 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path: Path, monkeypatch: pytest
             lines = [f"refused: {error.what}", *(error.why or "").splitlines(), f"try: {error.fix}"]
         said.append("\n".join([f"## {name}", *lines, ""]).replace(here, "THIS").replace(str(tmp_path), "HERE"))
 
-    def store(path: str, probes: list[Probed]) -> Path:
+    def store(path, probes):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(to_toml(probes))
         return Path(path)

@@ -3,7 +3,6 @@
 import math
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from rooms.task import StopRequest
 from rooms.workers import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, BatchOver, ProbeStore
 from support.behaviour import page_text
 from support.brief import line
-from support.pages import Pages
 from support.probes import GIB, KEY
 from support.supervised import ScriptedEngine, done, failed
 
@@ -27,7 +25,7 @@ CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().spl
 SEARCHES, NEXT, RESULTS = (text.strip().splitlines()[1:] for text in CASES)
 
 
-def trials_of(text: str) -> list[Trial]:
+def trials_of(text):
     """Return trials: 60=400@3 fits (× real time, GiB), 60! is too long, 60x does not start; 1:60 is with one thread."""
     found = []
     for lean, length, rate, peak, end in re.findall(r"(1:)?([\d.]+)(?:=([\d.?]+))?(?:@([\d.]+))?([!x]?)(?: |$)", text):
@@ -39,15 +37,15 @@ def trials_of(text: str) -> list[Trial]:
     return found
 
 
-def steps_of(text: str) -> list[ProbeStep]:
+def steps_of(text):
     return [ProbeStep(trial.lean, trial.length_s) for trial in trials_of(text)]
 
 
-def show(lean: bool, length_s: float) -> str:
+def show(lean, length_s):
     return f"{'1:' * lean}{length_s:g}"
 
 
-def probed_of(text: str, *, finished: bool = True) -> Probed:
+def probed_of(text, *, finished=True):
     trials = trials_of(text)
     result = planning.evaluate(trials, 10.0) if finished else None
     return Probed(KEY.key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
@@ -56,10 +54,10 @@ def probed_of(text: str, *, finished: bool = True) -> Probed:
 # --- the search -------------------------------------------------------------------------------------------------------
 
 
-def search(holds: Callable[[ProbeStep], bool], bounds: Bounds, devices: int = 1) -> list[Trial]:
+def search(holds, bounds, devices=1):
     """Play the devices: each takes the next step as soon as it is free, the oldest trial ends first."""
-    trials: list[Trial] = []
-    running: list[ProbeStep] = []
+    trials = []
+    running = []
     while True:
         while len(running) < devices and (step := planning.next_step(trials, bounds, running)) is not None:
             assert step not in running
@@ -76,9 +74,7 @@ def search(holds: Callable[[ProbeStep], bool], bounds: Bounds, devices: int = 1)
     limit_s=st.floats(3.1, 20_000), helps=st.floats(1, 8), start_s=st.floats(3, 300), devices=st.integers(1, 5),
     tolerance=st.sampled_from([0.02, 0.05, 0.2]),
 )  # fmt: skip
-def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
-    limit_s: float, helps: float, start_s: float, devices: int, tolerance: float
-) -> None:
+def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(limit_s, helps, start_s, devices, tolerance):
     bounds = Bounds(start_s, 3600.0, tolerance=tolerance)
     trials = search(lambda step: step.length_s <= limit_s * (helps if step.lean else 1), bounds, devices)
     usual, lean = planning.bracket(trials, lean=False), planning.bracket(trials, lean=True)
@@ -98,7 +94,7 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(
     assert devices > 1 or all(sum(one.lean is way for one in trials) <= most for way in (False, True))
 
 
-def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help(pages: Pages) -> None:
+def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help(pages):
     said = []
     for case in SEARCHES:
         first_s, last_s, limit_s = map(float, case.split())
@@ -117,7 +113,7 @@ def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_th
 # --- what the trials mean ---------------------------------------------------------------------------------------------
 
 
-def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_kept_from_the_edge(pages: Pages) -> None:
+def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_kept_from_the_edge(pages):
     said = []
     for case in RESULTS:
         trials, margin = case.split(" | ")
@@ -126,7 +122,7 @@ def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_k
     pages({"results.txt": "\n".join(said)})
 
 
-def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the_second_round_on() -> None:
+def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the_second_round_on():
     rounds = {None: 4, 600: 16, 60_000: 64, 30: 2, 8.1: 2, 8: 1, 5: 1}
     assert {rate: planning.count_rounds(60, 2, 3, rate) for rate in rounds} == rounds
     first = replace(trials_of("60=400")[0], chunks=8)
@@ -143,7 +139,7 @@ def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the
         assert planning.measure(results, int(case[0])) == expected
 
 
-def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_node(tmp_path: Path, pages: Pages) -> None:
+def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_node(tmp_path, pages):
     sizes = (("V100", 16), ("V100", 32), ("V100", 16), ("A100", 40))
     cards = [Device(str(n), "", name=name, memory_total_bytes=gib * GIB) for n, (name, gib) in enumerate(sizes)]
     engine, said = ScriptedEngine(lambda session, batch: map(done, batch)), list[str]()
@@ -169,7 +165,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
     pages({"searches.txt": "\n".join(said)})
 
 
-def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end() -> None:
+def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end():
     chunk = Chunk("r", "a", "a.wav", "/a.wav")
     lost, final = failed(chunk, BATCH_LOST, charged=False), failed(chunk, EXIT_CODE)
     full = BatchOver([], [], [], SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5)
@@ -199,7 +195,7 @@ SHOWN = {
 }  # fmt: skip
 
 
-def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages: Pages) -> None:
+def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages):
     pytest.importorskip("bokeh")
     kept = "cache/probe.toml; later runs read it"
     texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in SHOWN.items()]
@@ -211,7 +207,7 @@ def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(p
     pages({"texts.txt": "\n".join(texts), "page.txt": page_text(page).partition("Made by")[0]})
 
 
-def test_a_probe_that_is_not_finished_says_what_is_really_kept() -> None:
+def test_a_probe_that_is_not_finished_says_what_is_really_kept():
     again = "before the first trial ended; nothing is stored, so the same command starts again"
     for came, kept, words in (
         (signal.SIGINT, True, "stopped by SIGINT; the trials are stored, and the same command continues"),

@@ -5,9 +5,7 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,14 +14,13 @@ from rooms.model import CHARTED, ChartData, Envelope, Stretches
 from rooms.report import STATES, as_parts, choose, curve, draw, find_runs, make_histogram, over_all, page, summarize
 from support.behaviour import page_text, pretty
 from support.facts import HOUR_MS, JOB, NASTY, START_MS, TASK, device
-from support.pages import Pages
 
 NAN = math.nan
 LETTERS = {"w": "working", "f": "failed", "l": "lost", "s": "start_up", "a": "waiting", "i": "idle"}
 TYPES = {"uint16": "<u2", "int32": "<i4", "float64": "<f8"}
 
 
-def stretches(states: str, figures: list[float] | None = None, *, from_ms: int = 0, width_ms: int = 1000) -> Stretches:
+def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
     """Return stretches with one state each, by its first letter (s: start-up), and figures for all metrics."""
     figures = figures or [1.0] * len(states)
     envelope = Envelope([f - 1 for f in figures], figures, [f + 1 for f in figures])
@@ -35,7 +32,7 @@ def stretches(states: str, figures: list[float] | None = None, *, from_ms: int =
 # --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-def drawn(script: str) -> str:
+def drawn(script):
     """Return the figures of a script as text: each model that we set up, with what we set."""
     found = re.search(r"docs_json = '(.*?)';", script, re.DOTALL)
     assert found is not None
@@ -43,7 +40,7 @@ def drawn(script: str) -> str:
     return "\n".join(line for root in document["roots"] for line in models(root, ""))
 
 
-def models(value: Any, place: str) -> Iterator[str]:
+def models(value, place):
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict) and one.get("type") == "object":
             given = {k: v for k, v in sorted(one.get("attributes", {}).items()) if not re.match("nonsel|muted|sel", k)}
@@ -55,7 +52,7 @@ def models(value: Any, place: str) -> Iterator[str]:
                 yield from models(inner, f"{place}  ")
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """Return a number, a text, or the columns of a table; None: a model, which is told by itself."""
     if not isinstance(value, dict):
         return None if isinstance(value, list) and value and isinstance(value[0], dict) else value
@@ -67,7 +64,7 @@ def plain(value: Any) -> Any:
     return value.get("value", value.get("field")) if set(value) <= {"type", "value", "field"} else None
 
 
-def unpacked(data: Any) -> dict[str, Any]:
+def unpacked(data):
     """Return the data of page.js with its numbers."""
     series = [{**one, "edges": numbers(one["edges"], "<u4"),
                "figures": {name: numbers(text, "<u2") for name, text in one["figures"].items()}}
@@ -75,7 +72,7 @@ def unpacked(data: Any) -> dict[str, Any]:
     return {**data, "series": series}
 
 
-def numbers(text: str, kind: str) -> str:
+def numbers(text, kind):
     """Return packed numbers, of very many those that differ from the one before, with their places."""
     values = np.frombuffer(base64.b64decode(text), kind).tolist()
     if len(values) < 40:
@@ -85,14 +82,14 @@ def numbers(text: str, kind: str) -> str:
     return f"{len(values)}: {', '.join(f'{n}→{values[n]}' for n in some)}"
 
 
-def data_of(**changes: Any) -> ChartData:
+def data_of(**changes):
     first = replace(stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS), mixed={})
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
     both = {(TASK.name, "0"): first, (TASK.name, "1"): second}
     return replace(ChartData(stretches=both, durations={1000: 3, 1400: 2, 2500: 1}), **changes)
 
 
-def test_what_is_drawn_and_sent_to_the_page(pages: Pages) -> None:
+def test_what_is_drawn_and_sent_to_the_page(pages):
     third = replace(device(2), node="gpu10", power_limit_w=250.0)
     charts = draw(summarize(replace(JOB, devices=(device(), device(1), third))), data_of())
     speed = curve("speed", "× real time", "0.0", [(30.0, 5.0), (600.0, 9.0)], 8.0, (60.0, 900.0))
@@ -104,7 +101,7 @@ def test_what_is_drawn_and_sent_to_the_page(pages: Pages) -> None:
     })  # fmt: skip
 
 
-def test_charts_of_other_jobs(pages: Pages) -> None:
+def test_charts_of_other_jobs(pages):
     silent = replace(TASK, heard_at_ms=START_MS, silent_after_s=60.0)
     lost = {(TASK.name, "0"): stretches("sswwllll", from_ms=START_MS)}
     late = summarize(replace(JOB, tasks=(silent,)), now_ms=START_MS + HOUR_MS)
@@ -136,7 +133,7 @@ def test_charts_of_other_jobs(pages: Pages) -> None:
     pages({"charts.txt": "\n".join(said)})
 
 
-def test_the_page_with_charts(pages: Pages) -> None:
+def test_the_page_with_charts(pages):
     """As text; then what a browser needs of it: scripts that may run, nothing to fetch, text that stays text."""
     named = replace(JOB, devices=(device(), replace(device(1), node=NASTY, name="</script>")))
     html = page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
@@ -160,7 +157,7 @@ def test_the_page_with_charts(pages: Pages) -> None:
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages: Pages) -> None:
+def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
     mixed = {0: {"working": 0.6, "start_up": 0.4}, 1: {"working": 0.7, "waiting": 0.3},
              2: {"working": 0.5, "idle": 0.25, "waiting": 0.25}}  # fmt: skip
     said = []
@@ -202,7 +199,7 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages: Pages) -
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 700),
                           st.lists(st.floats(0, 100) | st.just(NAN), min_size=1, max_size=30)),
                 min_size=1, max_size=6))  # fmt: skip
-def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices: list[tuple[int, int, list[float]]]) -> None:
+def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices):
     made = [stretches("w" * len(values), values, from_ms=begin, width_ms=width) for begin, width, values in devices]
     found = over_all(made)[0].metrics["power_w"]
     known = [value for _, _, values in devices for value in values if not math.isnan(value)]
@@ -216,7 +213,7 @@ def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices: list[tup
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.integers(0, 4_000_000), st.integers(1, 500), min_size=1, max_size=40))
-def test_the_histogram_leaves_no_chunk_out(durations: dict[int, int]) -> None:
+def test_the_histogram_leaves_no_chunk_out(durations):
     found = make_histogram(durations)
     assert sum(found.counts) == sum(durations.values())
     assert list(found.edges_s) == sorted(found.edges_s) and len(found.counts) <= 125

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rooms.model import Reading, parse_pattern
 from rooms.report import ExportOrder, export, form_of
 from rooms.root import BadInput, DatabaseProblem, SystemClock
 from rooms.store import DetectionFilter, MergeOrder, chunk_file, merge
-from support.pages import Pages, tree
+from support.pages import tree
 from support.task_files import START_MS, TaskFile
 
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
@@ -23,13 +22,13 @@ INSERT = "INSERT INTO recording (task_id, recording_id, source_path, study_area,
 NASTY = "q\"'<script>\n\u2028"
 
 
-def change(database: Path, *statements: str, values: Sequence[object] = ()) -> None:
+def change(database, *statements, values=()):
     with closing(sqlite3.connect(database)) as db, db:
         for sql in statements:
             db.execute(sql, values)
 
 
-def say(folder: Path, order: ExportOrder) -> str:
+def say(folder, order):
     """Export; return the files, the notes and the progress as text."""
     stdout, heard = io.BytesIO(), list[tuple[str, int]]()
     files, notes = export(order, stdout, lambda table, rows: heard.append((table, rows)))
@@ -42,7 +41,7 @@ def say(folder: Path, order: ExportOrder) -> str:
 # --- for BADC ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_for_badc(tmp_path: Path, pages: Pages) -> None:
+def test_the_files_for_badc(tmp_path, pages):
     """Chunks as it aggregates them, a line for the start and the end of each try, and how each chunk ended."""
     reading = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
     database = TaskFile(tmp_path, states=STATES, reading=reading, labels=("LOUD", "SOFT"), samples=6).write()
@@ -67,7 +66,7 @@ def test_the_files_for_badc(tmp_path: Path, pages: Pages) -> None:
     pages({name: as_lines(name, text) for name, text in said.items()})
 
 
-def as_lines(name: str, text: str) -> str:
+def as_lines(name, text):
     return json.dumps(json.loads(text), indent=1, ensure_ascii=False) if name.endswith(".json") else text
 
 
@@ -75,7 +74,7 @@ EVIL = ("..", "../..", "../../evil", "/etc/passwd", "a/../../../b", "./x", "", "
         "~root")  # fmt: skip
 
 
-def test_no_id_leaves_the_folder(tmp_path: Path) -> None:
+def test_no_id_leaves_the_folder(tmp_path):
     for evil in EVIL:
         for path in (chunk_file(evil, "c"), chunk_file("r", evil), chunk_file(evil, evil)):
             assert not path.is_absolute() and ".." not in path.parts and path.suffix == ".json"
@@ -103,7 +102,7 @@ ids = st.text("aé\0\n", max_size=20) | st.text("/.%2F0aE", max_size=8)
 
 
 @given(st.tuples(ids, ids), st.tuples(ids, ids))
-def test_two_chunks_of_a_source_never_share_a_file(one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_two_chunks_of_a_source_never_share_a_file(one, other):
     # A chunk that carries its recording's name comes from a folder, where all do.
     if one != other and (one[0] == one[1]) == (other[0] == other[1]):
         assert chunk_file(*one) != chunk_file(*other)
@@ -113,7 +112,7 @@ def test_two_chunks_of_a_source_never_share_a_file(one: tuple[str, str], other: 
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
+def job(tmp_path):
     """A job of four recordings: two study areas, one without, and one that is in no table."""
     chunks = {"a": "done", "b": "done", "c": "done", "d": "done", "e": "failed"}
     file = TaskFile(tmp_path, states=chunks, labels=("LOUD", "SOFT"), samples=1).write()
@@ -131,7 +130,7 @@ def job(tmp_path: Path) -> Path:
     return target
 
 
-def test_tables_and_detections(job: Path, tmp_path: Path, pages: Pages) -> None:
+def test_tables_and_detections(job, tmp_path, pages):
     out = tmp_path / "out"
     (out / "folder").mkdir(parents=True)
     (out / "areas").mkdir()
@@ -172,11 +171,11 @@ def test_tables_and_detections(job: Path, tmp_path: Path, pages: Pages) -> None:
     pages({"said.txt": "\n".join(said), **files})
 
 
-def test_options_that_do_not_go_together_are_answered(job: Path, tmp_path: Path, pages: Pages) -> None:
+def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
     (tmp_path / "there").touch()
     said = []
 
-    def refuse(name: str, *order: object, **more: object) -> None:
+    def refuse(name, *order, **more):
         with pytest.raises((BadInput, DatabaseProblem)) as caught:
             export(ExportOrder(*order, **more), io.BytesIO())
         error = caught.value

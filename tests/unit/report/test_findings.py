@@ -6,22 +6,19 @@ usual ones below. The pages say what is found: after each ``##`` a rule, then ea
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rooms import store
 from rooms.cli import read_topic
 from rooms.model import MemoryHeld
-from rooms.report import KINDS, Finding, find, list_findings, summarize
+from rooms.report import KINDS, find, list_findings, summarize
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from rooms.workers import Ramp, plan_start
 from support import story
 from support.facts import START_MS, Lines, calls, make_device, spent
-from support.pages import Pages
 from support.story import Story
 
 DATA = Path(__file__).parents[2] / "data"
@@ -47,7 +44,7 @@ UNUSED = replace(DEVICE, uuid="GPU-u0", index=1, work=DeviceWork(), states=spent
 DEVICES = {"device": DEVICE, "idle": IDLE, "unused": UNUSED}
 
 
-def job(*tasks: TaskFacts, devices: Iterable[DeviceFacts] = (DEVICE,), **more: Any) -> JobFacts:
+def job(*tasks, devices=(DEVICE,), **more):
     tasks = tasks or (TASK,)
     chunks = {"done": sum(t.done for t in tasks), "pending": sum(t.pending for t in tasks)}
     facts = JobFacts(tasks, tuple(devices), chunks, sum(t.audio_s for t in tasks), 0, 500, (), (), (), ())
@@ -57,26 +54,26 @@ def job(*tasks: TaskFacts, devices: Iterable[DeviceFacts] = (DEVICE,), **more: A
 # --- jobs of many devices or tasks ------------------------------------------------------------------------------------
 
 
-def many(number: int) -> list[TaskFacts]:
+def many(number):
     return [replace(TASK, name=f"1_{n}", array_index=n) for n in range(number)]
 
 
-def lasting(task: TaskFacts, seconds: float, **changes: Any) -> TaskFacts:
+def lasting(task, seconds, **changes):
     return replace(task, last_sign_ms=task.started_at_ms + round(1000 * seconds), **changes)
 
 
-def with_work(device: DeviceFacts = DEVICE, **changes: Any) -> DeviceFacts:
+def with_work(device=DEVICE, **changes):
     return replace(device, work=replace(device.work, **changes))
 
 
-def hot_nodes(hot: int, nodes: int) -> JobFacts:
+def hot_nodes(hot, nodes):
     devices = [replace(DEVICE, node=f"gpu{n:02}", throttled={"hw_thermal_slowdown": 1800 * (n < hot)})
                for n in range(nodes)]  # fmt: skip
     return job(replace(TASK, node="gpu00"), devices=devices)
 
 
-def peers(*rates: float, p50: float = 20.0, per_node: int = 1, slow: Mapping[str, Any] | None = None,
-          **work: Any) -> JobFacts:  # fmt: skip
+def peers(*rates, p50 = 20.0, per_node = 1, slow = None,
+          **work):  # fmt: skip
     """Devices of these speeds, the last ones slow; ``p50``: their seconds for a chunk, where others take 10."""
     devices = []
     for n, rate in enumerate(rates):
@@ -86,14 +83,14 @@ def peers(*rates: float, p50: float = 20.0, per_node: int = 1, slow: Mapping[str
     return job(replace(TASK, devices=len(rates)), devices=devices)
 
 
-def without_readings(gap_s: float, wall_s: float = HOUR_S, samples: int = 9) -> JobFacts:
+def without_readings(gap_s, wall_s=HOUR_S, samples=9):
     gaps = tuple(GapFacts(f"reason {n}", None, n, 60.4 * n, 1) for n in (1, 2, 3, 4))
     devices = [replace(DEVICE, gap_s=gap_s, samples=samples), replace(DEVICE, device_id=2, uuid="GPU-2")]
     devices = [replace(one, states=spent(0.9, working=wall_s)) for one in devices]
     return job(lasting(TASK, wall_s, devices=2), devices=devices, gaps=(GapFacts("no", "power_w", 1, 9, 1), *gaps))
 
 
-def busy_job(waiting_h: float, starting_h: float = 0.0, tasks: int = 1, working_h: float = 950.0) -> JobFacts:
+def busy_job(waiting_h, starting_h=0.0, tasks=1, working_h=950.0):
     """A job that works for ``working_h`` hours on each device; with more tasks the first ones lose most."""
     parts, devices = many(tasks), []
     for n, task in enumerate(parts):
@@ -105,12 +102,12 @@ def busy_job(waiting_h: float, starting_h: float = 0.0, tasks: int = 1, working_
     return job(*parts, devices=devices)
 
 
-def uneven(wall_s: float, audio_s: float = 2e5, number: int = 4, usual_s: float = 600.0, **changes: Any) -> JobFacts:
+def uneven(wall_s, audio_s=2e5, number=4, usual_s=600.0, **changes):
     tasks = [lasting(task, usual_s, audio_s=1e5) for task in many(number)]
     return job(*tasks[1:], lasting(tasks[0], wall_s, audio_s=audio_s, **changes), devices=[])
 
 
-def starts(tasks: int, start_s: float = 900.0, wall_s: float = 1500.0, **work: Any) -> JobFacts:
+def starts(tasks, start_s=900.0, wall_s=1500.0, **work):
     """Tasks of which each spends most of its time with the start of its engines."""
     parts = [lasting(task, wall_s) for task in many(tasks)]
     times = spent(0.9, start_up=start_s, working=wall_s - start_s)
@@ -118,7 +115,7 @@ def starts(tasks: int, start_s: float = 900.0, wall_s: float = 1500.0, **work: A
                                           last_end_ms=t.last_sign_ms, **work) for t in parts])  # fmt: skip
 
 
-def cores(busy: float, gpus: int, cpus: int = 8) -> JobFacts:
+def cores(busy, gpus, cpus=8):
     devices = [replace(DEVICE, uuid=f"GPU-{n}", states=spent(busy, working=HOUR_S)) for n in range(gpus)]
     return job(replace(TASK, devices=gpus, cpus=cpus, cpu_mean_cores=float(cpus), workers=3 * gpus), devices=devices)
 
@@ -133,7 +130,7 @@ FACTS = Lines(
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
-def told(findings: Iterable[Finding], known: set[str]) -> str:
+def told(findings, known):
     """Return findings as text; advice that the page has already is left out."""
     lines = []
     for one in findings:
@@ -149,7 +146,7 @@ def told(findings: Iterable[Finding], known: set[str]) -> str:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_each_finding_is_made_at_its_threshold_and_not_below(pages: Pages, topic: str) -> None:
+def test_each_finding_is_made_at_its_threshold_and_not_below(pages, topic):
     said, known, before = [], set[str](), None
     for line in TOPICS[topic].splitlines():
         if line.startswith("##"):
@@ -164,10 +161,10 @@ def test_each_finding_is_made_at_its_threshold_and_not_below(pages: Pages, topic
     pages({"findings.txt": "\n".join(said)})
 
 
-def test_what_the_ramp_says_is_understood() -> None:
+def test_what_the_ramp_says_is_understood():
     """The reasons come from another room: here they are as it writes them."""
 
-    def last_step(rates: list[float], cores: int, **memory: Any) -> str:
+    def last_step(rates, cores, **memory):
         tried, now_s, work, step = Ramp(1, cores, 1, settled=False, **memory), 0.0, 0.0, None
         held = MemoryHeld(at_s=0.0, memory_bytes=11 * GIB) if memory else None
         while not tried.settled and now_s < 3000:
@@ -194,7 +191,7 @@ def test_what_the_ramp_says_is_understood() -> None:
         assert (finding.kind, finding.lines) == wanted, reason
 
 
-def test_the_guide_says_what_each_kind_of_finding_says(pages: Pages) -> None:
+def test_the_guide_says_what_each_kind_of_finding_says(pages):
     assert list_findings() in read_topic("report")
     pages({"kinds.txt": list_findings()})
 
@@ -211,7 +208,7 @@ OPTION = re.compile(
 )
 
 
-def told_by(usual: Story, copies: int | None = None, **values: Any) -> list[Story]:
+def told_by(usual, copies=None, **values):
     """Return tasks that differ in this from a usual one: ``chunks='158*3600'``, ``fails='5,77 bad_audio'``."""
     if "chunks" in values:
         runs = (part.split("*") for part in values["chunks"].split())
@@ -230,7 +227,7 @@ def told_by(usual: Story, copies: int | None = None, **values: Any) -> list[Stor
     return [replace(one, index=n, node=f"gpu{n:02d}", seed=one.seed + 31 * n, started_s=0.7 * n) for n in range(copies)]
 
 
-def diagnose(line: str, usual: Mapping[str, Story]) -> tuple[Finding, ...]:
+def diagnose(line, usual):
     """Write the task databases of a job, merge them, and look at it, a year later unless it is ``seen`` before."""
     missing, seen_s = (), 365 * 86400.0
     with tempfile.TemporaryDirectory(dir=story.IN_MEMORY) as name:
@@ -247,7 +244,7 @@ def diagnose(line: str, usual: Mapping[str, Story]) -> tuple[Finding, ...]:
     return find(summarize(facts, tuple(missing), now_ms=START_MS + round(1000 * seen_s)))
 
 
-def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_something_to_do() -> None:
+def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_something_to_do():
     """In data/labelled_jobs.txt: which findings are made and (?) may be made, then such jobs; nothing else is found."""
     first, *blocks = (DATA / "labelled_jobs.txt").read_text().split("=== ")[1:]
     usual, misses, labelled = {"story": Story()}, {}, set[str]()

@@ -11,10 +11,8 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,21 +29,20 @@ from support.damage import garbage_page, page_with
 from support.facts import calls
 from support.filesystems import largest_file, powerless_folder
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile
 
 START_S, LATE_S = START_MS // 1000, START_MS // 1000 + 9 * 3600
 CLOCK = HandClock()
 
 
-def task(folder: Path, index: int = 0, state: str = "pending", ended: bool = False, **changes: Any) -> Path:
+def task(folder, index=0, state="pending", ended=False, **changes):
     ends = {} if ended else {"ended_at_ms": None}
     path = TaskFile(folder, index=index, states={f"{index}": state}, samples=1, **ends, **changes).write()
     os.utime(path, (START_S, START_S))
     return path
 
 
-def merged(folder: Path, target: Path | None = None) -> Path:
+def merged(folder, target=None):
     target = target or folder / "job.sqlite"
     merge(MergeOrder([folder], target), CLOCK)
     os.utime(target, (START_S + 30,) * 2)
@@ -55,10 +52,10 @@ def merged(folder: Path, target: Path | None = None) -> Path:
 # --- since the merge --------------------------------------------------------------------------------------------------
 
 
-def test_what_has_happened_to_task_databases_since_the_merge_is_told(tmp_path: Path, pages: Pages) -> None:
+def test_what_has_happened_to_task_databases_since_the_merge_is_told(tmp_path, pages):
     said = []
 
-    def tell(what: str, job: Path, at_s: int = LATE_S) -> None:
+    def tell(what, job, at_s=LATE_S):
         summary = summarize_database(job, now_ms=1000 * at_s)
         news = summary.merged
         said.append(
@@ -96,7 +93,7 @@ def test_what_has_happened_to_task_databases_since_the_merge_is_told(tmp_path: P
     pages({"news.txt": "\n".join(said)})
 
 
-def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing() -> None:
+def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing():
     with powerless_folder() as folder:
         (folder / "m.csv").write_text("recording_id,chunk_id,source_path,start_ms,end_ms\n")
         (folder / "run.toml").write_text(f'[run]\nsource = ["{folder}/m.csv"]\n\n[array]\nfirst=0\nstep=1\ncount=2\n')
@@ -114,7 +111,7 @@ def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing() -> No
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
-def answer(ask: Callable[[], object], folder: Path) -> str:
+def answer(ask, folder):
     try:
         found = str(ask())
     except DatabaseProblem as error:
@@ -122,7 +119,7 @@ def answer(ask: Callable[[], object], folder: Path) -> str:
     return found.replace(str(folder), "")
 
 
-def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path: Path, pages: Pages) -> None:
+def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path, pages):
     for name in ("submitted", "begun"):
         (tmp_path / name / "tasks").mkdir(parents=True)
         job = Submitted("4821", None, (0, 1))
@@ -155,7 +152,7 @@ def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path: 
 STATES = {"d": "done", "f": "failed", "x": "poison", "p": "pending", "s": "skipped"}
 
 
-def manifest(path: Path, rows: int | Sequence[str], prefix: str = "c") -> Path:
+def manifest(path, rows, prefix="c"):
     """Write a manifest of one recording; nobody needs its audio to count its rows."""
     chunks = [f"{prefix}{row}" for row in range(rows)] if isinstance(rows, int) else rows
     lines = [f"rec,{chunk},{chunk}.wav,0,30000\n" for chunk in chunks]
@@ -171,14 +168,14 @@ class Run:
     source: Path
     shape: ArrayShape | None = None
 
-    def freeze(self) -> Run:
+    def freeze(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         wanted = RunSettings(self.folder, source=(str(self.source),), engine="demo")
         (self.folder / "run.toml").write_text(FrozenRun.of(wanted, self.shape, self.folder).to_toml("0.1.0"))
         return self
 
-    def task(self, key: int | str, letters: str, shards: int | None = None, prefix: str = "c", job_id: str = "4821",
-             ) -> Run:  # fmt: skip
+    def task(self, key, letters, shards = None, prefix = "c", job_id = "4821",
+             ):  # fmt: skip
         """Write a task by its array index, or by the number of a job outside Slurm: a letter for the state of each row.
 
         A space is a row that the task does not have.
@@ -189,42 +186,42 @@ class Run:
         TaskFile(self.folder, index=index, states=chunks, job_id=number, samples=0, devices=0, shard=shard).write()
         return self
 
-    def deal(self, letters: str, *without: int) -> None:
+    def deal(self, letters, *without):
         """Write four tasks, each of which has every fourth row."""
         for index in {*range(4)} - {*without}:
             self.task(index, "".join(x if row % 4 == index else " " for row, x in enumerate(letters)))
 
-    def merge(self, *others: Path, target: Path | None = None) -> Path:
+    def merge(self, *others, target=None):
         target = target or self.folder / "job.sqlite"
         merge(MergeOrder([self.folder, *others], target), CLOCK)
         return target
 
-    def copy(self, folder: Path) -> Run:
+    def copy(self, folder):
         """Return a copy, to change something in; its source is its own."""
         shutil.copytree(self.folder, folder / "run")
         return Run(folder / "run", shutil.copy(self.source, folder / self.source.name), self.shape).freeze()
 
-    def rows(self, names: str) -> None:
+    def rows(self, names):
         manifest(self.source, names.split())
 
-    def mistake(self) -> None:
+    def mistake(self):
         self.source.write_text(self.source.read_text() + "rec,cut")
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         (self.folder / name).parent.mkdir(exist_ok=True)
         (self.folder / name).write_text(text)
 
-    def remove(self, name: str) -> None:
+    def remove(self, name):
         (self.folder / name).unlink()
 
-    def record(self, job_id: str = "4821", *, asked: bool = True) -> None:
+    def record(self, job_id="4821", *, asked=True):
         """Leave what submit leaves of a job of Slurm."""
         words = ("run", str(self.source), f"--out={self.folder}", "--engine=demo")
         options = asked_of(ArrayOrder(self.folder, ("run",), tasks=4, cpus=2, mem="4G", account="st-pi-1"))
         submitted = Submitted(job_id, None, (0, 1, 2, 3))
         write_record(self.folder, Record("slurm", submitted, words, 8, START_MS, options if asked else None))
 
-    def emulate(self) -> None:
+    def emulate(self):
         """Leave what a stopped emulation leaves; only one of its tasks has a log."""
         notes = {0: ("CANCELLED", "exit code 75"), 2: ("FAILED", "exit code 1 after 0 s"), 3: ("PENDING", None)}
         rows = [{"index": n, "state": state, "log": str(self.folder / "logs" / f"4821_{n}.out"), "note": note}
@@ -233,7 +230,7 @@ class Run:
         self.write("logs/4821_2.out", "")
 
 
-def told(job: Path, folder: Path) -> str:
+def told(job, folder):
     """Return a proof as text: whatever is not as by default."""
     summary = summarize_database(job)
     proof = summary.completeness
@@ -247,7 +244,7 @@ def told(job: Path, folder: Path) -> str:
     return text.replace(str(folder), "")
 
 
-def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path: Path, pages: Pages) -> None:
+def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path, pages):
     """Runs of data/proofs.txt, most of an array of four tasks, of a source of eight rows; then each with a change."""
     listed = [manifest(tmp_path / f"{name}.csv", 3, name) for name in ("dawn", "noon", "dusk")]
     (tmp_path / "manifests.txt").write_text("".join(f"{path}\n" for path in listed))
@@ -276,7 +273,7 @@ def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path
     pages({"proofs.txt": "\n".join(said)})
 
 
-def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tmp_path: Path, pages: Pages) -> None:
+def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tmp_path, pages):
     first, second = (
         Run(tmp_path / f"wave-{name}", manifest(tmp_path / f"{name}.csv", 4, name), ArrayShape(0, 1, 2)).freeze()
         for name in ("p", "q")
@@ -304,7 +301,7 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
 
 @settings(max_examples=8)
 @given(st.text("dfxps ", min_size=1, max_size=12), st.text("dfxps", max_size=3))
-def test_the_numbers_always_add_up(rows: str, strangers: str) -> None:
+def test_the_numbers_always_add_up(rows, strangers):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run", manifest(Path(folder) / "m.csv", len(rows))).freeze()
         run.task("local1-1", rows)
@@ -318,9 +315,9 @@ def test_the_numbers_always_add_up(rows: str, strangers: str) -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 3))
-def test_rows_are_shared_out_as_the_tasks_themselves_take_them(first: int, step: int, count: int, tasks: int) -> None:
+def test_rows_are_shared_out_as_the_tasks_themselves_take_them(first, step, count, tasks):
     shape = ArrayShape(first, step, count)
-    taken: dict[int, int] = {}
+    taken = {}
     for index in range(first, first + count * step, step):
         for procid in range(tasks):
             allocation = Allocation(True, "4821", "gpu1", array_index=index, step_tasks=tasks, procid=procid)
@@ -332,15 +329,13 @@ def test_rows_are_shared_out_as_the_tasks_themselves_take_them(first: int, step:
     assert {row: index_of(row, 0) for row in range(60)} == taken
 
 
-def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_never_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_never_cut(tmp_path, monkeypatch):
     run = Run(tmp_path / "run", manifest(tmp_path / "m.csv", 2)).freeze()
     job = run.task("local1-1", "dd").merge()
     manifest(run.source, 20_001)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    heard: list[int] = []
+    heard = []
     summary = summarize_database(job, heard.append)
     assert heard == [10_000, 20_000]
     assert summary.completeness is not None and summary.completeness.expected == 20_001
@@ -351,7 +346,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path: Path) -> None:
+def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path):
     task(tmp_path / "run", 0, "done", ended=True)
     job = merged(tmp_path / "run")
     summary, web = summarize_database(job), tmp_path / "web"
@@ -367,7 +362,7 @@ def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path: 
     assert "<title>june?" in report.page(summary, "june\udcff"), "a name that is not valid text"
 
 
-def test_merge_says_where_the_page_is_or_why_there_is_none(tmp_path: Path) -> None:
+def test_merge_says_where_the_page_is_or_why_there_is_none(tmp_path):
     task(tmp_path, 0, "done", ended=True)
     order, page_path = MergeOrder([tmp_path], tmp_path / "job.sqlite"), tmp_path / "report.html"
     page_path.mkdir()

@@ -9,10 +9,8 @@ import re
 import shutil
 import subprocess
 import unicodedata
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +22,6 @@ from rooms.store import AlertFacts, FailedChunk, Freshness, GapFacts, JobFacts, 
 from support import needs
 from support.behaviour import page_text, pretty
 from support.facts import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, Lines, calls, device
-from support.pages import Pages
 
 DATA = Path(__file__).parents[2] / "data"
 END_MS = START_MS + HOUR_MS
@@ -35,11 +32,11 @@ HOT = AlertFacts("thermal", "warning", 2, 1, 100.0, 87.0, 83.0, "GPU 0 is at 84 
 EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
-def whole(job: JobFacts = JOB, missing: tuple[int, ...] = (3,), **proof: Any) -> Summary:
+def whole(job=JOB, missing=(3,), **proof):
     return replace(summarize(job, missing, replace(PROOF, **proof)), findings=FINDINGS)
 
 
-def flat(document: Any, place: str = "") -> Iterator[str]:
+def flat(document, place=""):
     """Yield a JSON document as lines: where, and what."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
@@ -51,12 +48,12 @@ def flat(document: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {float(f'{document:.9g}') if isinstance(document, float) else document!r}"
 
 
-def columns_of(line: str) -> int:
+def columns_of(line):
     """Return how wide a terminal shows a line."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
 
 
-FORMS: dict[str, Callable[[Summary], str]] = {
+FORMS = {
     "report.txt": lambda summary: summary_text(summary, "july"),
     "report.md": lambda summary: markdown(summary, "july"),
     "page.txt": lambda summary: re.sub(r"badcjobs \d\S*", "badcjobs VERSION", page_text(page(summary, "july"))),
@@ -65,7 +62,7 @@ FORMS: dict[str, Callable[[Summary], str]] = {
 }
 
 
-def differences(before: Summary, variants: dict[str, Summary], *names: str) -> dict[str, str]:
+def differences(before, variants, *names):
     """Return for each form what is different in each variant."""
     found = {}
     for name in names:
@@ -81,11 +78,11 @@ def differences(before: Summary, variants: dict[str, Summary], *names: str) -> d
     return found
 
 
-def test_every_form_of_a_job(pages: Pages) -> None:
+def test_every_form_of_a_job(pages):
     pages({name: write(whole()) for name, write in FORMS.items()})
 
 
-def test_an_empty_job_and_one_of_everything_that_is_not_known(pages: Pages) -> None:
+def test_an_empty_job_and_one_of_everything_that_is_not_known(pages):
     dark = replace(
         device(), index=None, uuid=None, name=None, memory_total_bytes=None, memory_peak_bytes=None, samples=0,
         temperature_max_c=None, power_mean_w=None, energy_counter_j=None, energy_integrated_j=None, gap_s=0.0,
@@ -101,7 +98,7 @@ def test_an_empty_job_and_one_of_everything_that_is_not_known(pages: Pages) -> N
     assert (found["power_mean_w"], found["spark"], found["last"]) == (None, (None, 1.0), {"power_w": None})
 
 
-def long_lists(many: int) -> JobFacts:
+def long_lists(many):
     """A job with so many of everything that is listed."""
     return replace(
         JOB,
@@ -118,20 +115,20 @@ def long_lists(many: int) -> JobFacts:
 TOPICS = dict(block.split("\n", 1) for block in (DATA / "report_facts.txt").read_text().split("=== ")[1:])
 
 
-def like(usual: JobFacts) -> Callable[[Any, Any], JobFacts]:
+def like(usual):
     """Return what makes a job that has other tasks or devices than the usual one."""
     return lambda tasks, devices: replace(
         usual, tasks=tuple(tasks or usual.tasks), devices=tuple(devices or usual.devices))  # fmt: skip
 
 
-def of_lines(topic: str, usual: JobFacts = JOB, findings: tuple[Any, ...] = (), **proof: Any) -> dict[str, Summary]:
+def of_lines(topic, usual=JOB, findings=(), **proof):
     tasks, devices = {"task": TASK, "ended": DONE, "heard": HEARD}, {"first": device(), "second": device(1)}
     facts = Lines(tasks, devices, like(usual), PROOF, **proof)
     named = (line.partition(": ") for line in TOPICS[topic].splitlines())
     return {name: replace(facts.read(line), findings=findings) for name, _, line in named}
 
 
-def of_texts() -> dict[str, Summary]:
+def of_texts():
     """What headlines, tables and commands say."""
     lines = ("#SBATCH --mem=9G", "#SBATCH --mem=8G", "#SBATCH --time=1:00:00", "badcjobs check")
     interrupted = CutShort("a submit was cut short here", "badcjobs submit m.csv --array=0-2")
@@ -142,7 +139,7 @@ def of_texts() -> dict[str, Summary]:
         tasks=(replace(TASK, name=f"4821_0.{wide}"), replace(TASK, name="4821_1")),
     )  # fmt: skip
 
-    def found(summary: Summary, **changes: Any) -> Summary:
+    def found(summary, **changes):
         return replace(summary, findings=(replace(FINDINGS[0], **changes),))
 
     return {
@@ -162,7 +159,7 @@ def of_texts() -> dict[str, Summary]:
     }  # fmt: skip
 
 
-def of_numbers() -> dict[str, Summary]:
+def of_numbers():
     """What is computed: totals, energy, what is left, states of tasks."""
     alert = store.TaskAlert("thermal", "warning", "hot", "gpu1", START_MS)
     alerting = replace(HEARD, alerts=(alert, replace(alert, is_open=False), replace(alert, kind="memory")))
@@ -174,20 +171,20 @@ def of_numbers() -> dict[str, Summary]:
     }  # fmt: skip
 
 
-def test_what_the_texts_say_where_one_fact_is_different(pages: Pages) -> None:
+def test_what_the_texts_say_where_one_fact_is_different(pages):
     pages(differences(whole(), of_texts(), "report.txt", "page.txt"))
 
 
-def test_what_is_said_where_nothing_was_found(pages: Pages) -> None:
+def test_what_is_said_where_nothing_was_found(pages):
     """Work left comes before failures, and both before done."""
     pages(differences(summarize(WELL), of_lines("well", WELL), "report.txt"))
 
 
-def test_what_is_computed_where_one_fact_is_different(pages: Pages) -> None:
+def test_what_is_computed_where_one_fact_is_different(pages):
     pages(differences(summarize(JOB, (), PROOF), of_numbers(), "report.json"))
 
 
-def test_what_prometheus_hears_where_one_fact_is_different(pages: Pages) -> None:
+def test_what_prometheus_hears_where_one_fact_is_different(pages):
     of_them = ("changed files", "a new file", "a closed folder", "a file that is gone", "not proved", "complete",
                "open alerts", "open alerts of a silent task", "nothing left", "no length at all", "on the CPU",
                "an end that has passed", "energy of one device")  # fmt: skip
@@ -195,8 +192,8 @@ def test_what_prometheus_hears_where_one_fact_is_different(pages: Pages) -> None
     pages(differences(whole(), {name: replace(known[name], findings=FINDINGS) for name in of_them}, "report.prom"))
 
 
-def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> None:
-    def on_nodes(*speeds: float, **changes: Any) -> Summary:
+def test_the_stragglers_of_the_page_are_those_of_the_findings(pages):
+    def on_nodes(*speeds, **changes):
         works = [replace(device().work, audio_s=3600 * x, chunk_p50_s=500 / x) for x in speeds]
         devices = [replace(device(n), node=f"gpu{n}", work=work) for n, work in enumerate(works)]
         devices[0] = replace(devices[0], **changes)
@@ -221,10 +218,10 @@ def test_the_stragglers_of_the_page_are_those_of_the_findings(pages: Pages) -> N
 # --- words and tables -------------------------------------------------------------------------------------------------
 
 
-def test_how_numbers_and_changes_are_written(pages: Pages) -> None:
+def test_how_numbers_and_changes_are_written(pages):
     """A change (much, fast, long) has its direction; percentages differ by the points that are shown."""
 
-    def write(name: str, *args: Any, **more: Any) -> str:
+    def write(name, *args, **more):
         if hasattr(report, name):
             return str(getattr(report, name)(*args))
         this, other, better = args
@@ -237,7 +234,7 @@ def test_how_numbers_and_changes_are_written(pages: Pages) -> None:
 
 
 @given(st.lists(st.lists(st.text('ab鳥声|<&"', max_size=70), min_size=3, max_size=3), min_size=1, max_size=5))
-def test_a_table_is_aligned_in_100_columns_and_keeps_the_ends_of_what_may_be_shortened(rows: list[list[str]]) -> None:
+def test_a_table_is_aligned_in_100_columns_and_keeps_the_ends_of_what_may_be_shortened(rows):
     kinds = (("a", "text"), ("b", "text"), ("c", ""))
     table = report.Table("t", "T", kinds, [[row[0][:20], row[1], row[2][:9]] for row in rows])
     lines = report.table_text(table, shorten="b")
@@ -249,19 +246,19 @@ def test_a_table_is_aligned_in_100_columns_and_keeps_the_ends_of_what_may_be_sho
 
 
 @given(st.text("aé鳥|`\\*<$ \n\t\x1b\u2028"))
-def test_escaped_text_is_one_line_and_backslashes_give_the_text_back(text: str) -> None:
+def test_escaped_text_is_one_line_and_backslashes_give_the_text_back(text):
     line = report.escaped(text)
     assert len(line.splitlines()) <= 1
     assert re.sub(r"\\(.)", r"\1", line) == "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
 
 
-def test_a_table_of_a_page_is_escaped_sorted_by_numbers_and_folded(pages: Pages) -> None:
+def test_a_table_of_a_page_is_escaped_sorted_by_numbers_and_folded(pages):
     rows = [(NASTY, report.Cell(f"<{n}>", 1 / (n + 1) if n else None), "x & y") for n in range(17)]
     kinds = (("<name>", "text"), ("many", ""), ("why", "long"))
     pages({"table.html": report.table_html(report.Table("a<b", '"T"', kinds, rows, foot=rows[0]))})
 
 
-def test_colours_change_no_word_and_a_long_name_leaves_room_for_the_verdict() -> None:
+def test_colours_change_no_word_and_a_long_name_leaves_room_for_the_verdict():
     for verdict, code in (("stopped", 33), ("done", 32), ("failed", 31)):
         plain, coloured = (summary_text(replace(whole(), verdict=verdict), "july", colour=c) for c in (False, True))
         assert coloured.startswith(f"july: \x1b[{code}m") and "  \x1b[1;31mproblem\x1b[0m  One of" in coloured
@@ -271,7 +268,7 @@ def test_colours_change_no_word_and_a_long_name_leaves_room_for_the_verdict() ->
     assert len(first) == 100 and first.endswith("j…: not finished: there is work left")
 
 
-def test_the_last_lines_of_merge_and_run(pages: Pages) -> None:
+def test_the_last_lines_of_merge_and_run(pages):
     named = [{"recording_id": f"r{n}", "chunk_id": "c", "error_class": "bad_audio", "error": "a\nno"} for n in range(2)]
     end = {"exit_code": 1, "verdict": "failed", "task": "t", "out": "my run", "database": "my run/t.sqlite",
            "chunks": {"failed": 1, "done": 1000, "poison": 1}, "audio_s": 7200.0, "wall_s": 3600.0, "devices": 1,
@@ -297,7 +294,7 @@ FOUR = replace(
 )  # fmt: skip
 
 
-def measured(share: float) -> JobFacts:
+def measured(share):
     """Return the job with twice the energy, measured for a share of the time."""
     devices = []
     for one in JOB.devices:
@@ -306,13 +303,13 @@ def measured(share: float) -> JobFacts:
     return replace(JOB, devices=tuple(devices))
 
 
-def idle(percent: float) -> JobFacts:
+def idle(percent):
     """Return the job with so much idle time."""
     times = {"working": StateTime(36 * (100 - percent), 0.0), "idle": StateTime(36 * percent, 0.0)}
     return replace(JOB, devices=tuple(replace(one, states=times) for one in JOB.devices))
 
 
-def slower() -> JobFacts:
+def slower():
     cost = replace(JOB.cost, gpu_s_mean=162.0, energy_j_mean=37_800.0)
     return replace(JOB, durations={3 * ms: many for ms, many in JOB.durations.items()}, cost=cost)
 
@@ -321,12 +318,12 @@ PAIRED = Lines({"task": TASK}, {"first": device(), "second": device(1)}, like(JO
     "measured": measured, "idle": idle, "slower": slower, "empty": lambda: EMPTY})  # fmt: skip
 
 
-def pair(this: JobFacts | Summary, other: JobFacts | Summary = JOB, *titles: str) -> report.Comparison:
+def pair(this, other=JOB, *titles):
     ours, theirs = (one if isinstance(one, Summary) else summarize(one) for one in (this, other))
     return report.compare(ours, *(titles[:1] or ("a",)), theirs, *(titles[1:] or ("b",)))
 
 
-def pairs() -> dict[str, report.Comparison]:
+def pairs():
     """Of a line in data/compare_facts.txt the first job is compared with the usual one, or with that after ``//``."""
     found = {}
     for line in (DATA / "compare_facts.txt").read_text().splitlines():
@@ -344,13 +341,13 @@ def pairs() -> dict[str, report.Comparison]:
     }  # fmt: skip
 
 
-def test_two_jobs_side_by_side(pages: Pages) -> None:
+def test_two_jobs_side_by_side(pages):
     two = pair(FOUR, JOB, "four", "two")
     pages({"compare.txt": report.comparison_text(two), "compare.md": report.comparison_markdown(two),
            "compare.json": pretty(two.to_dict())})  # fmt: skip
 
 
-def test_what_is_said_of_other_pairs(pages: Pages) -> None:
+def test_what_is_said_of_other_pairs(pages):
     usual, said, notebook = report.comparison_text(pair(JOB)).splitlines(), [], []
     for name, comparison in pairs().items():
         text = report.comparison_text(comparison).splitlines()
@@ -369,18 +366,18 @@ SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None
                   cut_short=CutShort("a", "b"))  # fmt: skip
 
 
-def words_of(page: str, heading: str) -> list[str]:
+def words_of(page, heading):
     """Return the words that a section explains: before the first two spaces of its indented lines."""
     section = re.split(r"^#+ ", page.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     return [line[4:].split("  ")[0] for line in section.splitlines() if re.match(r" {4}\S", line)]
 
 
-def test_the_guide_lists_every_key_headline_and_state() -> None:
+def test_the_guide_lists_every_key_headline_and_state():
     listed, part = dict[str, set[str]](), ""
     for line in report.list_keys().splitlines():
         part = line[4:21].strip() or part
         listed.setdefault(part, set()).update(line[22:].replace(",", " ").split())
-    document: dict[str, Any] = SUMMARY.to_dict()
+    document = SUMMARY.to_dict()
     parts = {
         "(top level)": [document], "states": list(document["states"].values()),
         "chunk_s, metrics": [document["chunk_s"]],
@@ -398,14 +395,14 @@ def test_the_guide_lists_every_key_headline_and_state() -> None:
     assert words_of(guide, "What the GPUs did") == list(report.STATE_WORDS.values())
 
 
-def promtool(text: str) -> subprocess.CompletedProcess[str]:
+def promtool(text):
     """Ask promtool; what it says of style is an exit code of 3."""
     if shutil.which("promtool") is None:
         needs.missing("promtool", "promtool (Debian package prometheus) is not installed")
     return subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
 
 
-def test_promtool_is_content_with_every_metric_and_with_a_job_whatever_it_is_called() -> None:
+def test_promtool_is_content_with_every_metric_and_with_a_job_whatever_it_is_called():
     samples = [(metric.name, 1.5, dict.fromkeys(metric.labels, "x")) for metric in report.METRICS]
     for text in (prometheus_text(samples), prometheus_text(job_samples(SUMMARY, NASTY))):
         done = promtool(text)
@@ -414,7 +411,7 @@ def test_promtool_is_content_with_every_metric_and_with_a_job_whatever_it_is_cal
     assert promtool("# HELP badcjobs_x_total x\n# TYPE badcjobs_x_total gauge\nbadcjobs_x_total 1\n").returncode != 0
 
 
-def test_every_metric_is_named_after_the_rules_in_the_guide_and_said_once() -> None:
+def test_every_metric_is_named_after_the_rules_in_the_guide_and_said_once():
     guide = read_topic("live")
     for metric in report.METRICS:
         assert re.fullmatch(r"badcjobs_[a-z]+(_[a-z]+)*", metric.name)
@@ -430,7 +427,7 @@ def test_every_metric_is_named_after_the_rules_in_the_guide_and_said_once() -> N
     assert len(series) == len(set(series)) > 100
 
 
-def test_a_value_that_is_not_known_is_left_out_with_its_head() -> None:
+def test_a_value_that_is_not_known_is_left_out_with_its_head():
     named = {"run": 'a"b\\c\nd', "state": ""}
     for value, labels, said in (
         (2, named, ['badcjobs_chunks{run="a\\"b\\\\c\\nd"} 2']), (2.0, {}, ["badcjobs_chunks 2"]),

@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +35,7 @@ ONLY_CLI = {
 WALL_TIME = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.now", "datetime.utcnow", ".utcnow"}
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     parts = ("badcjobs", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -45,16 +44,16 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache
-def parsed(name: str) -> ast.Module:
+def parsed(name):
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
-def room(name: str) -> str:
+def room(name):
     """Return the room or ground module that a module belongs to."""
     return ".".join(name.split(".")[1:2])
 
 
-def imports(tree: ast.Module, name: str) -> Iterator[str]:
+def imports(tree, name):
     """Yield what of ours a module imports, wherever in it the import stands."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -66,14 +65,14 @@ def imports(tree: ast.Module, name: str) -> Iterator[str]:
             yield from (one for one in found if one.split(".")[0] == "badcjobs")
 
 
-def dotted(node: ast.expr) -> str:
+def dotted(node):
     """Return a.b.c for such an expression, and nothing for others."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def uses(tree):
     """Yield (line, word) for every name that a module uses: a.b, .b, what an import calls it, and print()."""
     nodes = [*ast.walk(tree)]
     froms = [(node.module, alias) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -95,8 +94,8 @@ def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
 # --- the product ------------------------------------------------------------------------------------------------------
 
 
-def test_a_room_imports_only_rooms_below_it() -> None:
-    def allowed(name: str, other: str) -> bool:
+def test_a_room_imports_only_rooms_below_it():
+    def allowed(name, other):
         if other == "badcjobs" or room(other) == room(name) or {room(name), room(other)} <= GROUND:
             return True
         return FLOOR[room(other)] > FLOOR[room(name)]
@@ -106,7 +105,7 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     assert [(name, other) for name in own for other in imports(parsed(name), name) if not allowed(name, other)] == []
 
 
-def test_only_the_command_line_touches_the_world_and_only_the_clock_reads_the_wall_time() -> None:
+def test_only_the_command_line_touches_the_world_and_only_the_clock_reads_the_wall_time():
     found = []
     for name in MODULES:
         refused = {word for words, may in ONLY_CLI.items() if name not in may and room(name) != "cli" for word in words}
@@ -127,7 +126,7 @@ LIGHT = {
 }
 
 
-def test_neither_the_api_nor_help_nor_the_recorder_waits_for_what_is_heavy() -> None:
+def test_neither_the_api_nor_help_nor_the_recorder_waits_for_what_is_heavy():
     for code, heavy in LIGHT.items():
         words = f"import sys\ntry:\n    {code}\nfinally:\n    print({heavy} & {{*sys.modules}}, file=sys.stderr)"
         argv = [sys.executable, "-S", "-c", words] if code == "import badcjobs" else [sys.executable, "-c", words]
@@ -138,7 +137,7 @@ def test_neither_the_api_nor_help_nor_the_recorder_waits_for_what_is_heavy() -> 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
 
-def inside_views(tree: ast.Module) -> Iterator[str]:
+def inside_views(tree):
     """Yield what a test imports though it stands inside the house: modules, and private names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -150,13 +149,13 @@ def inside_views(tree: ast.Module) -> Iterator[str]:
             yield from [str(node.module)] if str(node.module).startswith("badcjobs.") else []
 
 
-def test_tests_see_rooms_and_the_public_names_but_no_modules_and_nothing_private() -> None:
+def test_tests_see_rooms_and_the_public_names_but_no_modules_and_nothing_private():
     """So a function may move or be renamed inside its room, and a module be split, and no test changes."""
     files = sorted(Path(__file__).parents[2].rglob("*.py"))
     assert [(path.name, found) for path in files for found in inside_views(ast.parse(path.read_text()))] == []
 
 
-def test_these_rules_see_what_they_forbid() -> None:
+def test_these_rules_see_what_they_forbid():
     tree = ast.parse(
         "import os, argparse\nfrom os import environ as e\nfrom sys import exit\nx = os.environ['A']\ny = e['A']\n"
         "exit(1)\na.b().addHandler(x)\nprint(1)\nprint(1, file=x)\ndef f():\n    from badcjobs.store import schema\n"
@@ -178,7 +177,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PICTURES = ROOT / "badcjobs" / "guide" / "pictures"
 
 
-def test_it_has_at_most_900_words_and_its_pictures_are_light_and_dark_small_and_used() -> None:
+def test_it_has_at_most_900_words_and_its_pictures_are_light_and_dark_small_and_used():
     assert len(TEXT.split()) <= 900
     used = re.findall(r"badcjobs/guide/pictures/([\w-]+\.png)", TEXT)
     expected = {f"{name}-{shade}.png" for name in ("timeline", "live", "terminal") for shade in ("light", "dark")}
@@ -186,7 +185,7 @@ def test_it_has_at_most_900_words_and_its_pictures_are_light_and_dark_small_and_
     assert max(path.stat().st_size for path in PICTURES.iterdir()) < 300_000
 
 
-def test_every_file_that_a_page_names_exists_and_this_version_is_named() -> None:
+def test_every_file_that_a_page_names_exists_and_this_version_is_named():
     for page in ("README.md", "CONTRIBUTING.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         links = re.findall(r"\]\((?!http)([^)]+)\)", text)
@@ -196,7 +195,7 @@ def test_every_file_that_a_page_names_exists_and_this_version_is_named() -> None
         assert words.format(badcjobs.__version__) in (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep() -> None:
+def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep():
     picture = TEXT[TEXT.index("    cli/") :]
     drawn = [tuple(re.findall(r"^(\w+)/|  (\w+)/", line.strip())) for line in picture.splitlines() if "/  " in line]
     rooms = [tuple(first or second for first, second in line) for line in drawn]

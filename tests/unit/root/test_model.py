@@ -19,13 +19,12 @@ from rooms.model import (
     Progress,
     TaskKey,
 )
-from support.pages import Pages
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 30))
-def test_an_array_knows_its_indices_and_their_positions(first: int, step: int, count: int) -> None:
+def test_an_array_knows_its_indices_and_their_positions(first, step, count):
     shape = ArrayShape(first, step, count)
     order = ArrayOrder(Path("/out"), (), tasks=count, first=first, step=step)
     assert (order.shape, order.indices) == (shape, tuple(first + step * n for n in range(count)))
@@ -36,7 +35,7 @@ def test_an_array_knows_its_indices_and_their_positions(first: int, step: int, c
     assert (int(begin), int(last), int(by or 1)) == (first, order.indices[-1], step)
 
 
-def test_an_order_says_what_sbatch_is_given() -> None:
+def test_an_order_says_what_sbatch_is_given():
     order = ArrayOrder(Path("/out"), (), tasks=4, extra_sbatch=("--qos=high", "--partition=gpu", "--partition=x"))
     assert (order.spec, order.partition, str(order.logs)) == ("0-3", "gpu", "/out/logs")
     assert replace(order, parallel=2, step=3).spec == "0-9:3%2"
@@ -52,7 +51,7 @@ def test_an_order_says_what_sbatch_is_given() -> None:
     assert replace(alone, step_tasks=2, array_index=7, started_at_ms=9).key.name == "4821_7.r2.gpu1.p3"
 
 
-def test_a_time_is_read_as_sbatch_reads_it() -> None:
+def test_a_time_is_read_as_sbatch_reads_it():
     right = {
         "90": 5400, "0": 0, "1.5": 90, "7.": 420, "1:30": 90, "90:00": 5400, "1:02:03": 3723, "2-3": 183600,
         "1-0:5": 86700, "1-02:03:04": 93784, "0:59": 59, "12345678": 740740680,
@@ -68,7 +67,7 @@ TEN_S = Progress(0, 10_000, done=2, pending=1)
 FRESH = Progress(0, 10_000, done=0, pending=10)
 
 
-def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work() -> None:
+def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work():
     slow, early = replace(TEN_S, done=1, pending=9), replace(FRESH, at_ms=1000)
     for running, left, before, end_ms in (
         ([TEN_S], 1, (), 15_000), ([TEN_S], 37, (), 195_000), ([TEN_S], 0, (), None), ([], 5, (1.0,), None),
@@ -82,7 +81,7 @@ def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work() -> None:
         assert model.expected_end_ms(running, left, before) == end_ms, (running, left, before)
 
 
-def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute() -> None:
+def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute():
     sizes = (0, 1_500_000, 1_500_050, 24_000_000, 24_000_050, 10**12)
     assert [model.publish_interval_s(size, 30.0) for size in sizes] == [30, 30, 30.001, 480, 480, 480]
     assert model.publish_interval_s(10**12, 900.0) == 900
@@ -95,9 +94,7 @@ def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a
 
 
 @given(st.floats(1, 60), st.floats(0, 59), st.integers(0, 300_000))
-def test_cut_recordings_are_covered_by_equal_chunks_and_a_last_one_that_is_worth_it(
-    length_s: float, overlap_s: float, audio_ms: int
-) -> None:
+def test_cut_recordings_are_covered_by_equal_chunks_and_a_last_one_that_is_worth_it(length_s, overlap_s, audio_ms):
     cutting = Cutting(None, length_s, overlap_s)
     if cutting.problems():
         return
@@ -111,7 +108,7 @@ def test_cut_recordings_are_covered_by_equal_chunks_and_a_last_one_that_is_worth
     assert audio_ms - found[-1][0] < length_ms + 3000
 
 
-def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files() -> None:
+def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files():
     cut = Cutting(None, 60.0, 5.0)
     assert [cut.stretches(ms) for ms in (62_999, 63_000)] == [[(0, 62_999)], [(0, 60_000), (55_000, 63_000)]]
     assert (Cutting().stretches(9), Cutting().cuts_recordings, cut.cuts_recordings) == ([(0, 9)], False, True)
@@ -128,7 +125,7 @@ def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files() -> N
 PATTERNS = (Path(__file__).parents[2] / "data" / "patterns.txt").read_text().split("=== ")[1:]
 
 
-def test_patterns_read_what_the_paths_of_recordings_mean(pages: Pages) -> None:
+def test_patterns_read_what_the_paths_of_recordings_mean(pages):
     said, cases = [], [case.splitlines() for case in PATTERNS]
     for text, *paths in cases:
         pattern = model.parse_pattern(text) if paths else None
@@ -143,7 +140,7 @@ def test_patterns_read_what_the_paths_of_recordings_mean(pages: Pages) -> None:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work() -> None:
+def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work():
     nvidia, amd = Device("1", "test", 1, "GPU-aaaa"), Device("3", "test", 3, "GPU-00000000000000aa", vendor="amd")
     slice_ = replace(nvidia, uuid="MIG-eeee")
     pins = {
@@ -157,7 +154,7 @@ def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work() -> None:
     assert len(model.METRICS) == 20
 
 
-def test_a_hook_names_a_program_and_its_arguments_are_kept_secret() -> None:
+def test_a_hook_names_a_program_and_its_arguments_are_kept_secret():
     """Other limits of alerts are pages of settings."""
     for wrong in ("", "''", "a\0b", "  "):
         assert AlertHooks(wrong).problems() == ["command must name a program"], wrong

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rooms.model import TaskKey, stable_id
 from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
 from support.filesystems import powerless_folder
 from support.needs import missing
-from support.pages import Pages
 
 ROOT = Path(__file__).parents[3]
 KEY = TaskKey("4821", 7, 0, "gpu3")
@@ -24,18 +22,18 @@ BORN = replace(KEY, started_at_ms=1_800_000_000_000)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def run(tmp_path):
     made = RunFolder(tmp_path / "runs" / "july")
     for _ in range(2):
         made.create()
     return made
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_task_is_named_after_its_job_index_restart_node_and_place_in_the_step() -> None:
+def test_a_task_is_named_after_its_job_index_restart_node_and_place_in_the_step():
     names = {
         "4821_7.r0.gpu3": KEY, "4821_7.r2.gpu3": replace(KEY, restart=2), "4821_7.r0.gpu3.p0": replace(KEY, procid=0),
         "local1800000000000-42_0.r0.laptop": TaskKey("local1800000000000-42", 0, 0, "laptop"),
@@ -62,14 +60,14 @@ texts = st.lists(st.text("ab_.0", min_size=1, max_size=4), min_size=1, max_size=
 
 
 @given(texts, texts)
-def test_ids_of_different_names_differ_and_fit_into_six_bytes(one: list[str], other: list[str]) -> None:
+def test_ids_of_different_names_differ_and_fit_into_six_bytes(one, other):
     assert 0 <= stable_id(*one) < 2**47 and (one == other or stable_id(*one) != stable_id(*other))
 
 
 # --- claiming a name --------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_given_back(run: RunFolder) -> None:
+def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_given_back(run):
     claimed = run.claim(BORN)
     assert (claimed, claimed.task_id, names_in(run.tasks)) == (KEY, BORN.task_id, ["4821_7.r0.gpu3.log"])
     assert [run.claim(KEY).restart for _ in range(2)] == [1, 2], "a second run in the same job is a restart"
@@ -96,13 +94,13 @@ def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_giv
     assert not run.path.exists()
 
 
-def test_folders_that_are_closed_or_cannot_be_made_are_refused_and_nothing_is_left_in_them(pages: Pages) -> None:
+def test_folders_that_are_closed_or_cannot_be_made_are_refused_and_nothing_is_left_in_them(pages):
     said = []
     with powerless_folder() as home:
         run = RunFolder(home)
         run.create()
         (home / "file").touch()
-        refused: dict[str, Callable[[], object]] = {
+        refused = {
             "a claim": lambda: run.claim(KEY), "is it there": lambda: is_there(run.tasks / "x"),
             "below a file": RunFolder(home / "file" / "july").create, "none": lambda: folder("no-such-folder"),
             "for a task": lambda: LocalFolder.create(home / "gone", "live-"),
@@ -119,9 +117,7 @@ def test_folders_that_are_closed_or_cannot_be_made_are_refused_and_nothing_is_le
     pages({"refusals.txt": "\n".join(said)})
 
 
-def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings_and_merged_ones(
-    run: RunFolder,
-) -> None:
+def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings_and_merged_ones(run):
     asked = ["4700_3.r0.gpu1.sqlite", "4821_7.r0.gpu1.sqlite", "4821_7.r0.gpu1.p1.sqlite", "4821_7.r1.gpu2.sqlite",
              "4821_7.r0.rack_8.r0.gpu3.sqlite", "copied-by-hand.sqlite", "local18-42_0.r0.login1.sqlite"]  # fmt: skip
     for name in (*asked, "4821_71.r0.gpu1.sqlite", "4821_6.r3.gpu1.p1.sqlite", "4821_8.r0.rack_7.r0.gpu3.sqlite",
@@ -133,7 +129,7 @@ def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings
     assert [path.name for path in found] == sorted(asked)
 
 
-def test_every_task_has_a_local_folder_of_its_own_and_the_cache_is_that_of_the_user(tmp_path: Path) -> None:
+def test_every_task_has_a_local_folder_of_its_own_and_the_cache_is_that_of_the_user(tmp_path):
     one, other = LocalFolder.create(tmp_path, "live-"), LocalFolder.create(tmp_path, "live-")
     assert one.path != other.path
     one.scratch.mkdir()
@@ -160,14 +156,14 @@ print(badcjobs.__file__)
 """
 
 
-def test_a_checkout_has_its_folders_where_users_look_for_them() -> None:
+def test_a_checkout_has_its_folders_where_users_look_for_them():
     assert (folder("templates"), folder("slurm")) == (ROOT / "templates", ROOT / "slurm")
     assert (folder("templates") / "array.sbatch").read_text().startswith("#!/bin/bash")
     assert {path.stem for path in folder("guide").glob("*.md")} >= {"start", "slurm", "settings", "tables"}
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path):
     """Build a wheel and install it into a venv of its own that borrows our dependencies; no network."""
     absent = [name for name in ("pip", "hatchling", "venv") if importlib.util.find_spec(name) is None]
     if absent:
@@ -187,13 +183,13 @@ def installed(tmp_path: Path) -> Path:
     return venv / "bin"
 
 
-def ask(python: Path, *arguments: str, cwd: Path) -> str:
+def ask(python, *arguments, cwd):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     words = [str(python), *arguments]
     return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, check=True).stdout
 
 
-def test_an_installed_wheel_is_a_program_with_its_folders_inside_the_package(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_is_a_program_with_its_folders_inside_the_package(installed, tmp_path):
     templates, slurm, guide, package = map(Path, ask(installed / "python", "-c", PROBE, cwd=tmp_path).split())
     home = package.parent
     assert home.is_relative_to(installed.parent)

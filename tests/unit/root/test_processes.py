@@ -3,15 +3,13 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from rooms import root
 from rooms.model import Device, WorkerPlan
-from rooms.root import TASK_MARK, BadcjobsError, Process, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
-from support.pages import Pages
+from rooms.root import TASK_MARK, BadcjobsError, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
 from support.waiting import is_running, wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
@@ -28,10 +26,10 @@ WARNINGS = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
+def start(tmp_path):
+    started = []
 
-    def start_one(*argv: str, **options: bool) -> Process:
+    def start_one(*argv, **options):
         place = {"env": {**ENVIRON, "A": "b"}, "cwd": tmp_path, "stderr": tmp_path / "log"}
         started.append(LAUNCHER.start(argv, **place, **options))
         return started[-1]
@@ -42,9 +40,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.wait(60)
 
 
-def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_whole_group(
-    start: Callable[..., Process],
-) -> None:
+def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_whole_group(start):
     known = [start("sleep", "60"), start("sleep", "60", receives_term=True)]
     for process, ignored in zip(known, (WARNINGS | {signal.SIGTERM}, WARNINGS), strict=True):
         mask = int(re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[0], 16)
@@ -59,8 +55,8 @@ def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_who
 
 
 def test_leftovers_are_found_though_they_left_their_group_and_lost_their_parent_and_those_of_others_stay(
-    start: Callable[..., Process], tmp_path: Path
-) -> None:
+    start, tmp_path
+):
     pid_file = tmp_path / "pid"
     daemon = f"(setsid sh -c 'echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file} && exec sleep 60' &)"
     start("sh", "-c", daemon).wait(60)
@@ -78,7 +74,7 @@ def test_leftovers_are_found_though_they_left_their_group_and_lost_their_parent_
     assert other.wait(60) == -signal.SIGKILL
 
 
-def test_output_goes_to_the_log_and_with_pipes_only_errors_do(start: Callable[..., Process], tmp_path: Path) -> None:
+def test_output_goes_to_the_log_and_with_pipes_only_errors_do(start, tmp_path):
     assert start("sh", "-c", f"echo out; echo err >&2; cat; echo $A ${TASK_MARK}; pwd").wait(60) == 0
     assert (tmp_path / "log").read_text() == f"out\nerr\nb {MARK}\n{tmp_path}\n"
     program = start("sh", "-c", "echo more >&2; cat", pipes=True)
@@ -92,7 +88,7 @@ def test_output_goes_to_the_log_and_with_pipes_only_errors_do(start: Callable[..
         start("/no/such/program")
 
 
-def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(tmp_path):
     """A prefix may print, and start the engine in a session of its own."""
     prefix = tmp_path / "prefix"
     prefix.write_text(
@@ -122,7 +118,7 @@ def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(t
     plain.wait(60)
 
 
-def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_path: Path, pages: Pages) -> None:
+def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_path, pages):
     """Also in a container; the rest of the environment is as it was."""
     said = []
     for text in ("nsys 'x", "", "no-such-program -o x"):
@@ -138,7 +134,7 @@ def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_pat
     assert root.worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
 
 
-def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path: Path) -> None:
+def test_the_end_of_a_log_and_the_fingerprint_of_a_program(tmp_path):
     log = tmp_path / "log"
     assert last_lines(log) == ""
     log.write_bytes(b"x" * 5000 + "\nfür\n".encode() + b"\xff\n")

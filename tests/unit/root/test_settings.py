@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from rooms.cli import explain_moved_option, settings_text
 from rooms.model import ArrayShape, parse_patterns
 from rooms.planning import project_text
 from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
-from support.pages import Pages
 
 DATA = Path(__file__).parents[2] / "data"
 CASES = (DATA / "settings_cases.txt").read_text().split("=== ")[1:]
@@ -25,21 +23,21 @@ GIVEN = re.compile(
 )  # a value of --config; options, beside a source; the rest is the file
 
 
-def plain(text: str, folder: Path) -> str:
+def plain(text, folder):
     return text.replace(str(folder), "FOLDER").encode("utf-8", "backslashreplace").decode()
 
 
-def changed(made: Any) -> str:
+def changed(made):
     """Return what differs from the defaults."""
     kept = {one.name: getattr(made, one.name) for one in fields(made)}
     default = type(made)()
     return "\n".join(f"    {name} = {value!r}" for name, value in kept.items() if value != getattr(default, name))
 
 
-def test_what_files_keys_and_options_together_mean(tmp_path: Path, pages: Pages) -> None:
+def test_what_files_keys_and_options_together_mean(tmp_path, pages):
     (tmp_path / "bad.toml").write_text("[run\n")
     (tmp_path / "latin.toml").write_bytes(b'[run]\nroot = "caf\xe9"\n')
-    said: dict[str, list[str]] = {"right.txt": [], "wrong.txt": []}
+    said = {"right.txt": [], "wrong.txt": []}
     for case in CASES:
         name, _, text = case.partition("\n")
         (tmp_path / NAME).write_text(GIVEN.sub("", text))
@@ -57,7 +55,7 @@ def test_what_files_keys_and_options_together_mean(tmp_path: Path, pages: Pages)
 PROBES = (-1, 0, 0.001, 1, 2.5, 1e9, float("inf"), True, "x", "auto", "", ["a"], [1, 2], [3, 86_400], [3, 86_401])
 
 
-def test_every_key_takes_what_it_should_and_nothing_else(pages: Pages) -> None:
+def test_every_key_takes_what_it_should_and_nothing_else(pages):
     said = []
     for table, keys in SETTINGS.items():
         for key in keys.keys() - {*root.OPTIONS_ONLY} if table in root.TABLES else ():
@@ -73,7 +71,7 @@ def test_every_key_takes_what_it_should_and_nothing_else(pages: Pages) -> None:
     pages({"keys.txt": "".join(sorted(said))})
 
 
-def test_the_guide_and_a_new_project_file_name_every_key(tmp_path: Path, pages: Pages) -> None:
+def test_the_guide_and_a_new_project_file_name_every_key(tmp_path, pages):
     new = tmp_path / NAME
     new.write_text(project_text({}))
     assert Project.read([str(new)], tmp_path).values["run"] == {}  # comments only
@@ -85,7 +83,7 @@ def test_the_guide_and_a_new_project_file_name_every_key(tmp_path: Path, pages: 
     assert not [one.key for one in options if one.key.endswith("_s") or len(one.help) > 50]
 
 
-def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tmp_path: Path) -> None:
+def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tmp_path):
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
     (tmp_path / NAME).write_text("[run]\nretries = 7\n[probe]\nkeep = 'kept'\n")
@@ -100,12 +98,12 @@ def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tm
     named = Project.read([str(tmp_path / NAME)], deep)  # --config FILE: no other file is read
     kept = named.make(root.ProbeSettings, {}, "probe").keep
     assert (named.get("run", "retries"), kept) == (7, str(tmp_path / "kept"))
-    found: list[str] = []
+    found = []
     assert named.make(SubmitSettings, {"tasks": 0, "cpus": 2}, "submit", found) == SubmitSettings(cpus=2)
     assert found == ["--tasks = 0 must be at least 1"]
 
 
-def test_a_task_in_another_folder_gets_the_same_settings(tmp_path: Path) -> None:
+def test_a_task_in_another_folder_gets_the_same_settings(tmp_path):
     (tmp_path / "badc.toml").write_text("[run]\nretries = 7\n")
     project = Project.read(
         ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3"], tmp_path
@@ -117,7 +115,7 @@ def test_a_task_in_another_folder_gets_the_same_settings(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages: Pages) -> None:
+def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages):
     said = []
     for line in (DATA / "moved_options.txt").read_text().splitlines():
         words = shlex.split(line)
@@ -135,11 +133,11 @@ ALL = replace(CUT, patterns=PATTERNS, root="audio", engine="command", command="x
               interval_s=0.5, retries=5)  # fmt: skip
 
 
-def frozen(chosen: RunSettings = SOME, array: ArrayShape | None = None, cwd: str = "/data") -> FrozenRun:
+def frozen(chosen=SOME, array=None, cwd="/data"):
     return FrozenRun.of(chosen, array, Path(cwd))
 
 
-def test_the_first_task_writes_run_toml_and_later_ones_must_agree_with_it(tmp_path: Path, pages: Pages) -> None:
+def test_the_first_task_writes_run_toml_and_later_ones_must_agree_with_it(tmp_path, pages):
     path, shape = tmp_path / "run.toml", ArrayShape(1, 4, 3)
     assert FrozenRun.read(path) is None
     first = frozen(ALL, shape)
@@ -163,7 +161,7 @@ def test_the_first_task_writes_run_toml_and_later_ones_must_agree_with_it(tmp_pa
     pages(said)
 
 
-def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path: Path, pages: Pages) -> None:
+def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path, pages):
     path, said = tmp_path / "run.toml", []
     array = "[array]\nfirst = {}\nstep = {}\ncount = 2\n"
     for text in ("[array]\nfirst = 0\n", "array = 7\n", array.format(0, 1) + "last = 3\n", "run = 3\n",
@@ -180,11 +178,11 @@ def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path: Path, pages: P
     assert read.settings == {"chunk_length": 300.0}
 
 
-def test_the_command_that_resumes_a_run_works_from_any_folder(tmp_path: Path, pages: Pages) -> None:
+def test_the_command_that_resumes_a_run_works_from_any_folder(tmp_path, pages):
     told = RunSettings(Path("runs/july"), hawkears_root="../HawkEars", hawkears_python="venv/bin/python", keep_raw=True,
                        simulate="/data/tape", telemetry=False, shard="0/2", resume=False, stop_after="9",
                        retry_failed=False)  # fmt: skip
-    also: Mapping[str, Any] = json.loads(told.to_json(Path("/ada")))
+    also = json.loads(told.to_json(Path("/ada")))
     runs = {"plain": SOME, "all": ALL, "cut": CUT, "python": replace(SOME, engine="hawkears")}
     said = [f"{name}: {frozen(run).command_line(Path('/runs/july'), also)}" for name, run in runs.items()]
     for many in (3961, 3962):  # as long as one line of a terminal can be
@@ -199,9 +197,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @settings(max_examples=60)
 @given(args=st.lists(texts, max_size=3), command=st.none() | texts, interval_s=st.floats(0.01, 1e6))
-def test_any_text_comes_back_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, args: list[str], command: str | None, interval_s: float
-) -> None:
+def test_any_text_comes_back_as_it_was_written(tmp_path_factory, args, command, interval_s):
     path = tmp_path_factory.getbasetemp() / "any-run.toml"
     run = frozen(replace(SOME, engine_args=tuple(args), command=command, interval_s=interval_s))
     path.write_text(run.to_toml("0.1.0"), encoding="utf-8")

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from rooms import sources
 from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotWav, read_header, read_wav_header
 from support.audio import make_wav
-from support.pages import Pages
 
 ALONE = AudioCutter(None)
 RATE = 11_025  # of which no whole number of milliseconds is a whole number of samples
@@ -32,33 +31,33 @@ LIST = b"nothing was heard today"
 FILES = Path(__file__).parents[2] / "data" / "audio_files.txt"
 
 
-def form(kind: int = PCM, channels: int = 1, bits: int = 16, rate: int = 1000, per_s: int | None = None) -> bytes:
+def form(kind=PCM, channels=1, bits=16, rate=1000, per_s=None):
     frame = channels * bits // 8
     text = struct.pack("<HHIIHH", kind, channels, rate, rate * frame if per_s is None else per_s, frame, bits)
     more = struct.pack("<HHIH14s", 22, bits, 0, PCM, b"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71")
     return text + more if kind == EXTENSIBLE else text
 
 
-def chunk(name: bytes, content: bytes, size: int | None = None) -> bytes:
+def chunk(name, content, size=None):
     return struct.pack("<4sI", name, len(content) if size is None else size) + content + b"\0" * (len(content) & 1)
 
 
-def riff(*chunks: bytes, magic: bytes = b"RIFF", size: int | None = None) -> bytes:
+def riff(*chunks, magic=b"RIFF", size=None):
     body = b"WAVE" + b"".join(chunks)
     return struct.pack("<4sI", magic, len(body) if size is None else size) + body
 
 
-def wav(content: bytes = SOUND, size: int | None = None, *after: bytes, fmt: bytes = form()) -> bytes:
-    return riff(chunk(b"fmt ", fmt), chunk(b"data", content, size), *after)
+def wav(content=SOUND, size=None, *after, fmt=None):
+    return riff(chunk(b"fmt ", fmt or form()), chunk(b"data", content, size), *after)
 
 
-def flac(samples: int, rate: int = 44100, channels: int = 1, bits: int = 16, block: int = 0x80, tags: int = 0) -> bytes:
+def flac(samples, rate=44100, channels=1, bits=16, block=0x80, tags=0):
     streaminfo = struct.pack(">HH6xQ16x", 4096, 4096, rate << 44 | channels - 1 << 41 | bits - 1 << 36 | samples)
     before = b"ID3\x04\0\0" + bytes([0, 0, tags >> 7, tags & 127]) + b"t" * tags if tags else b""
     return before + b"fLaC" + bytes([block, 0, 0, len(streaminfo)]) + streaminfo + b"frames"
 
 
-def make_audio(text: str) -> bytes:
+def make_audio(text):
     """Return a file from its parts: ``fmt bits=8 | data 0 size=9`` has no sound, although its header says 9 bytes."""
     chunks, whole, content = list[bytes](), dict[str, Any](), b""
     for name, *words in (part.split() for part in text.split(" | ")):
@@ -81,7 +80,7 @@ def make_audio(text: str) -> bytes:
     return content or riff(*chunks, **whole)
 
 
-def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_path: Path, pages: Pages) -> None:
+def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_path, pages):
     lines = []
     for name, _, parts in (line.partition(": ") for line in FILES.read_text().splitlines()):
         path = tmp_path / "a.wav"
@@ -106,7 +105,7 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
 
 @settings(max_examples=60)
 @given(st.binary(max_size=300))
-def test_rubbish_is_refused_and_nothing_worse(rubbish: bytes) -> None:
+def test_rubbish_is_refused_and_nothing_worse(rubbish):
     for content in (rubbish, b"RIFF" + rubbish, riff(rubbish), riff(chunk(b"fmt ", form()), rubbish)):
         try:
             header = read_wav_header(io.BytesIO(content))
@@ -118,7 +117,7 @@ def test_rubbish_is_refused_and_nothing_worse(rubbish: bytes) -> None:
 # --- WAV, to the sample -----------------------------------------------------------------------------------------------
 
 
-def frames_of(content: bytes) -> bytes:
+def frames_of(content):
     header = read_wav_header(io.BytesIO(content))
     return content[header.data_start : header.data_start + header.frames * header.frame_bytes]
 
@@ -133,9 +132,9 @@ def frames_of(content: bytes) -> bytes:
     broken=st.booleans(),
 )
 def test_the_pieces_of_any_wav_put_together_are_its_frames(
-    audio: bytes, shape: tuple[int, int], kind: int, places: list[float], junk: bytes, broken: bool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+    audio, shape, kind, places, junk, broken,
+    tmp_path_factory,
+):  # fmt: skip
     fmt = form(kind, shape[1], shape[0], RATE)
     content = riff(chunk(b"junk", junk), chunk(b"fmt ", fmt), chunk(b"data", audio, 0 if broken else None))
     source, target = (tmp_path_factory.getbasetemp() / name for name in ("Grönland 鳥.wav", "piece.wav"))
@@ -158,7 +157,7 @@ def test_the_pieces_of_any_wav_put_together_are_its_frames(
     assert joined == frames
 
 
-def test_a_piece_can_be_read_by_others_and_a_long_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+def test_a_piece_can_be_read_by_others_and_a_long_file_is_never_in_memory_as_a_whole(tmp_path):
     source = make_wav(tmp_path / "a.wav", 2, loud=[(0.5, 1.5)])
     ALONE.cut(source, 0.5, 1.5, tmp_path / "b.wav")
     with wave.open(str(source)) as whole, wave.open(str(tmp_path / "b.wav")) as piece:
@@ -175,7 +174,7 @@ def test_a_piece_can_be_read_by_others_and_a_long_file_is_never_in_memory_as_a_w
     assert peak < 5_000_000
 
 
-def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() -> None:
+def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do():
     for fmt, head_bytes in ((form(channels=2), 44), (form(FLOAT, bits=32), 56)):
         header = read_wav_header(io.BytesIO(wav(fmt=fmt)))
         most = (UNTOLD - 1 - (head_bytes - 8)) // 4
@@ -189,7 +188,7 @@ def test_a_piece_of_more_than_four_gigabytes_says_its_size_as_long_files_do() ->
         assert (b"fact" in short) is (fmt[:2] == b"\x03\0")
 
 
-def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path) -> None:
+def test_audio_is_repeated_up_to_the_wanted_length(tmp_path):
     for channels, length_s in itertools.product((1, 2), (1.3, 0.25, 0.0001, 0.5)):
         once, frames = SOUND[: 500 * 2 * channels], max(1, round(length_s * 1000))
         (tmp_path / "a.wav").write_bytes(wav(once, fmt=form(channels=channels)))
@@ -208,7 +207,7 @@ def test_audio_is_repeated_up_to_the_wanted_length(tmp_path: Path) -> None:
 # --- what cannot be cut -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, pages: Pages) -> None:
+def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path, pages):
     target, lines = tmp_path / "b.wav", []
     os.mkfifo(tmp_path / "pipe.wav")
     for name, size in (("ten", 20_000), ("half", 40_000), ("nearly", 22_000), ("head", 20_000)):
@@ -239,13 +238,13 @@ def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path: Path, page
 # --- FLAC, by libsndfile ----------------------------------------------------------------------------------------------
 
 
-def samples_of(path: Path, dtype: str = "int16") -> bytes:
+def samples_of(path, dtype="int16"):
     with soundfile.SoundFile(path) as audio:
         return bytes(audio.buffer_read(dtype=dtype))
 
 
 @pytest.mark.parametrize("bits", [16, 24, 8])
-def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path: Path, bits: int) -> None:
+def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path, bits):
     samples = [(n * 37 % 2**bits - 2 ** (bits - 1)) << (32 - bits) for n in range(RATE * 8)]
     subtype = {8: "PCM_S8", 16: "PCM_16", 24: "PCM_24"}[bits]
     data = struct.pack(f"<{len(samples)}i", *samples)
@@ -271,8 +270,8 @@ def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path: Path, bits: int) -
 )
 @pytest.mark.parametrize("tags", [b"", b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130])
 def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_frame_and_cut(
-    tmp_path: Path, seconds: float, channels: int, rate: int, tags: bytes
-) -> None:
+    tmp_path, seconds, channels, rate, tags
+):
     source, frames = tmp_path / "a.flac", round(seconds * rate)
     samples = random.Random(1).randbytes(2 * channels * frames)
     with soundfile.SoundFile(source, "w", rate, channels, "PCM_16") as out:
@@ -319,7 +318,7 @@ print(text.split("FAKE ")[1] if "FAKE " in text else "N/A")
 """
 
 
-def test_ffmpeg_decodes_other_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages) -> None:
+def test_ffmpeg_decodes_other_formats(tmp_path, monkeypatch, pages):
     monkeypatch.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
     (tmp_path / "bin").mkdir()
     for name, program in (("ffmpeg", FFMPEG), ("ffprobe", FFPROBE)):
@@ -348,7 +347,7 @@ def test_ffmpeg_decodes_other_formats(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ALONE.length_s(tmp_path / "a day.mp3") is None
 
 
-def test_a_broken_package_is_told_to_every_thread_that_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_is_told_to_every_thread_that_asks(tmp_path, monkeypatch):
     (tmp_path / "soundfile.py").write_text("import time\ntime.sleep(0.01)\nraise OSError('no libsndfile')\n")
     monkeypatch.delitem(sys.modules, "soundfile")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -5,7 +5,6 @@ import itertools
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,7 @@ from threading import enumerate as enumerate_threads
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rooms.model import AudioHeader, Cutting
+from rooms.model import Cutting
 from rooms.root import BadInput
 from rooms.sources import WHOLE, Mistakes, Shard, look_ahead, open_sources, parse_shard, read_header, survey
 from support.audio import make_wav
@@ -35,7 +34,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
     make_wav(folder / "a.wav", 2, 1000, tone_hz=100)
     return folder
@@ -45,14 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(many=st.integers(1, 60), rows=st.integers(0, 150))
-def test_every_row_is_in_exactly_one_shard_and_shards_are_equal_to_within_a_row(many: int, rows: int) -> None:
+def test_every_row_is_in_exactly_one_shard_and_shards_are_equal_to_within_a_row(many, rows):
     shares = [[row for row in range(rows) if Shard(index, many).takes(row)] for index in range(many)]
     assert sorted(itertools.chain(*shares)) == list(range(rows))
     assert {len(share) for share in shares} <= {rows // many, -(-rows // many)}
     assert all(str(parse_shard(f" {index}/{many} ")) == f"{index}/{many}" for index in range(many))
 
 
-def test_a_shard_that_cannot_be_is_refused_with_one_that_can() -> None:
+def test_a_shard_that_cannot_be_is_refused_with_one_that_can():
     for text in ("8/8", "-1/8", "0/0", "2", "a/b", "1/2/3", "", "1.0/2", "٢/٨", "1/99999999999"):
         with pytest.raises(BadInput) as refused:
             parse_shard(text)
@@ -61,7 +60,7 @@ def test_a_shard_that_cannot_be_is_refused_with_one_that_can() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 2, 3, 5, 13])
-def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_counts(folder: Path, many: int) -> None:
+def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_counts(folder, many):
     (case,) = read_cases("three_kinds")
     write_files(case.files, folder)
     sources = open_sources([folder / name for name in case.sources], root=folder, cutting=Cutting(None, 10.0, 2.0))
@@ -71,10 +70,10 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
     assert len(everything) == 7 + 3 + 1 + 2 + 3
     holders = {(index, one.recording_id) for index, shard in enumerate(shards) for one in shard}
     assert sum(name != "rec" for _, name in holders) == 4, "no recording is in two shards"
-    counted: list[list[tuple[str, str]]] = [[] for _ in range(many)]
-    parts: list[int] = []
+    counted = [[] for _ in range(many)]
+    parts = []
 
-    def note(row: int, part: int, key: tuple[str, str]) -> None:
+    def note(row, part, key):
         counted[row % many].append(key)
         parts.append(part)
 
@@ -101,9 +100,9 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
 )
 @example([("a", "b"), ("a", "c")], [(5, 1)] * 8, COLUMNS, "\n", False, "", {1: ("end_ms", "0")})
 def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_its_line(
-    folder: Path, ids: list[tuple[str, str]], times: list[tuple[int, int]], order: list[str], ends: str, mark: bool,
-    note: str, mistakes: dict[int, tuple[str, str]],
-) -> None:  # fmt: skip
+    folder, ids, times, order, ends, mark,
+    note, mistakes,
+):  # fmt: skip
     lines = []
     for number, ((recording, chunk), (start_ms, length_ms)) in enumerate(zip(ids, times, strict=False)):
         fields = [recording, chunk, "a.wav", str(start_ms), str(start_ms + length_ms), note]
@@ -128,7 +127,7 @@ def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_it
 
 
 @given(audio_ms=st.integers(0, 5_000_000), length_ms=st.integers(1000, 400_000), share=st.floats(0, 1))
-def test_the_chunks_of_a_recording_cover_it_and_overlap_as_asked(audio_ms: int, length_ms: int, share: float) -> None:
+def test_the_chunks_of_a_recording_cover_it_and_overlap_as_asked(audio_ms, length_ms, share):
     overlap_ms = int(share * (length_ms - 1000))
     stretches = Cutting(None, length_ms / 1000, overlap_ms / 1000).stretches(audio_ms)
     assert stretches[0][0] == 0 and stretches[-1][1] == audio_ms
@@ -139,10 +138,10 @@ def test_the_chunks_of_a_recording_cover_it_and_overlap_as_asked(audio_ms: int, 
     assert len(stretches) == 1 or last_ms >= overlap_ms + 3000
 
 
-def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path) -> None:
+def test_a_million_rows_fit_into_200_megabytes(tmp_path):
     make_wav(tmp_path / "x.wav")
 
-    def peak_bytes(rows: int) -> int:
+    def peak_bytes(rows):
         with (tmp_path / "m.csv").open("w") as file:
             file.write(",".join(COLUMNS) + "\n")
             file.writelines(f"STATION-{n // 20:05}_20230501,{n:060},x.wav,{n},{n + 30000},\n" for n in range(rows))
@@ -157,10 +156,10 @@ def test_a_million_rows_fit_into_200_megabytes(tmp_path: Path) -> None:
     assert (peak_bytes(rows) - peak_bytes(few)) / (rows - few) * 1_000_000 < 150_000_000
 
 
-def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path: Path) -> None:
-    opened: list[str] = []
+def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path):
+    opened = []
 
-    def note(event: str, args: tuple[object, ...]) -> None:
+    def note(event, args):
         if event == "open" and isinstance(args[0], str | os.PathLike) and os.fspath(args[0]).endswith(".wav"):
             opened.append(Path(os.fspath(args[0])).name)
 
@@ -181,7 +180,7 @@ def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["folder", "list", "manifest"])
-def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_path: Path, kind: str) -> None:
+def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_path, kind):
     names = [f"{number:03}" for number in range(120)]
     for name in names:
         make_wav(tmp_path / "audio" / f"{name}.wav", 1, 100)
@@ -190,7 +189,7 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
     (tmp_path / "manifest").write_text(rows(*(f"{name},{name},{name}.wav,,,,," for name in names)))
     threads = set[int]()
 
-    def read_slowly(path: str) -> AudioHeader:
+    def read_slowly(path):
         threads.add(get_ident())
         wait_for(lambda: len(threads) >= 8, "others that look at a file at the same time")
         return read_header(path)
@@ -204,20 +203,20 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
     assert walk.measured == 120
 
 
-def helpers() -> int:
+def helpers():
     return sum("look-ahead" in thread.name for thread in enumerate_threads())
 
 
-def endless(read: list[int]) -> Iterator[tuple[int, int]]:
+def endless(read):
     for read[0] in count():
         yield read[0], read[0]
 
 
 @pytest.mark.parametrize(("look_s", "hired"), [(0.0001, False), (0.00049, False), (0.00061, True), (0.01, True)])
-def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundreds(look_s: float, hired: bool) -> None:
+def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundreds(look_s, hired):
     read, ticks, hand_overs, held, waits = [0], count(0, look_s), set(), Event(), count()
 
-    def look(number: int) -> int:
+    def look(number):
         hand_overs.add(read[0])  # nobody reads on while files are looked at
         if hired and number == 1500:
             held.set()
@@ -225,7 +224,7 @@ def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundr
             held.clear()
         return number
 
-    def heed() -> None:
+    def heed():
         assert not held.is_set() or next(waits) < 20, "nobody helps the one who waits"
 
     looking = look_ahead(endless(read), look, monotonic_s=lambda: next(ticks), while_waiting=heed)
@@ -239,17 +238,17 @@ def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundr
     assert not helpers(), "who has read all has waited for the threads"
 
 
-def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> None:
+def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go():
     go_on, clock, heard = Event(), [0.0], count(1)
 
-    def hang(number: int) -> int:
+    def hang(number):
         if number == 200:
             clock[0] += 0.6  # one look that takes far too long is enough
         if number >= 200:
             go_on.wait(60)
         return number
 
-    def heed() -> None:
+    def heed():
         if helpers() > 1 and next(heard) > 5:
             raise KeyError("a signal came")
 
@@ -263,8 +262,8 @@ def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go() -> No
     wait_for(lambda: not helpers(), "an end of the threads")
 
 
-def test_what_came_before_an_error_is_kept_and_an_error_comes_at_its_item() -> None:
-    def broken() -> Iterator[tuple[str, str | None]]:
+def test_what_came_before_an_error_is_kept_and_an_error_comes_at_its_item():
+    def broken():
         yield from [("a", "1"), ("b", None), ("c", "2")]
         raise OSError("the disk is gone")
 

@@ -15,18 +15,13 @@ from rooms.cli import read_topic
 from rooms.model import Chunk, Cutting, NameGaps, parse_patterns
 from rooms.planning import PlanOrder, check_source, plan_sources
 from rooms.root import BadInput, Project, RunSettings
-from rooms.sources import (
-    WHOLE,
-    Sources,
-    open_sources,
-)
+from rooms.sources import WHOLE, open_sources
 from support.brief import line, literal
 from support.filesystems import powerless_folder
-from support.pages import Pages
 from support.source_files import read_cases, write_files
 
 
-def told(sources: str, **options: str) -> str:
+def told(sources, **options):
     """Return what a run and a plan make of sources, the identities that others read, and all that is remarked."""
     lines = [f"$ {' '.join([sources, *(f'{name}={value}' for name, value in options.items())])}"]
     length_s, root, position = (options.get(name) for name in ("length", "root", "position"))
@@ -42,13 +37,13 @@ def told(sources: str, **options: str) -> str:
     return "\n".join([*lines, "plan:", *some(plan_lines(found))]).replace(str(Path.cwd()), "HERE")
 
 
-def some(lines: list[str]) -> list[str]:
+def some(lines):
     """Return lines that are each one line, and of many the first and the last."""
     lines = [repr(line)[1:-1] if "\n" in line else line for line in lines]
     return lines if len(lines) < 26 else [*lines[:3], f"  ({len(lines) - 7} more)", *lines[-4:]]
 
 
-def run_lines(sources: Sources, shard: str | None) -> list[str]:
+def run_lines(sources, shard):
     remarks, lines, keys = room.Remarks(keeps_missing=True), list[str](), list[tuple[str, str]]()
     try:
         for one in sources.chunks(room.parse_shard(shard) if shard else WHOLE, remarks):
@@ -62,7 +57,7 @@ def run_lines(sources: Sources, shard: str | None) -> list[str]:
         lines += [f"  remark: {line}" for line in (*remarks.lines(), *remarks.notes())]
     except BadInput as error:
         keys, lines = [], [f"  {line}" for line in refusal(error)]
-    identities: list[tuple[str, str]] = []
+    identities = []
     try:
         again = sources.read_identities(lambda row, part, key: identities.append(key))
         assert shard or not keys or (identities, again.notes()) == (keys, remarks.notes())
@@ -71,7 +66,7 @@ def run_lines(sources: Sources, shard: str | None) -> list[str]:
     return lines
 
 
-def plan_lines(sources: Sources) -> list[str]:
+def plan_lines(sources):
     mistakes = room.Mistakes([part.name for part in sources.parts])
     read, walk = room.survey(sources, mistakes)
     found = list(read)
@@ -92,7 +87,7 @@ def plan_lines(sources: Sources) -> list[str]:
     return [*lines, *(f"  not there: {one}" for one in walk.not_there), f"  headers: {walk.measured}; {rates}"]
 
 
-def refusal(error: BadInput) -> list[str]:
+def refusal(error):
     assert error.exit_code == 2
     return [f"refused: {error.what}", *(f"  {line}" for line in (error.why or "").splitlines()), f"  try: {error.fix}"]
 
@@ -101,9 +96,7 @@ TOPICS = ("manifests", "mistakes", "folders", "lists", "lists_of_manifests", "ro
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_source_is_listed_planned_or_refused(
-    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_a_source_is_listed_planned_or_refused(topic, tmp_path, monkeypatch, pages):
     said = []
     for number, (name, files, sources, options) in enumerate(read_cases(topic)):
         (tmp_path / f"{number:02}").mkdir()
@@ -113,7 +106,7 @@ def test_a_source_is_listed_planned_or_refused(
     pages({"listing.txt": "\n".join(said)})
 
 
-def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> None:
+def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
     with powerless_folder() as folder:
         files = read_cases("closed")[0].files
         write_files(files)
@@ -135,7 +128,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> No
         Path("audio/loop.wav").unlink()
         write_files(re.sub("  r,c[23].*\n", "", files[files.index("m.csv") :]))
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
-            counted: list[int] = []
+            counted = []
             facts, found = check_source([Path(name)], None, progress=counted.append, quick=quick)
             assert facts is not None and counted == list(range(1, facts.chunks + 1))
             listed = "\n".join(f"{one.severity} {one.text} {one.details} try: {one.fix}" for one in found)
@@ -143,14 +136,14 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages: Pages) -> No
     pages({name: text.replace(str(folder), "HERE") for name, text in said.items()})
 
 
-def test_a_list_names_recordings_alike_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_names_recordings_alike_wherever_it_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files("one/x.wav: 1 s\ntwo/x.wav: 1 s\nother/b.wav: 1 s\ntwo/list.txt: lines\n  x.wav\n  ../other/b.wav")
     with pytest.raises(BadInput) as refused:
         list(open_sources([Path("one"), Path("two")], root=None).chunks(WHOLE))
     assert os.system(refused.value.fix or "") == 0
 
-    def ids(name: str, root: Path | None = None) -> list[str]:
+    def ids(name, root=None):
         return [chunk.recording_id for chunk in open_sources([Path(name)], root=root).chunks(WHOLE)]
 
     assert ids("recordings.txt") == ["one/x", "two/x"]
@@ -160,7 +153,7 @@ def test_a_list_names_recordings_alike_wherever_it_is_read(tmp_path: Path, monke
     assert ids("list.txt") == ["x", outside]
 
 
-def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_path: Path) -> None:
+def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_path):
     write_files("a.wav: 2 s\nlink.wav: link a.wav\nm.csv: rows\n  r,c0,a.wav,0,1,,,", tmp_path)
     sources = open_sources([tmp_path / "m.csv"], root=None)
     (tmp_path / "m.csv").unlink()
@@ -178,7 +171,7 @@ WRONG = ["", "{study_area}/", "{study_area/*", "a/*.wav", "{station}/*", "{locat
          "a//{date}.wav", "{time}.wav"]  # fmt: skip
 
 
-def read(text: str, patterns: list[str]) -> str:
+def read(text, patterns):
     """Return what is read of a path, as it stands on a page."""
     path, *options = re.split(r" (?=id=|root=)", text)
     values = [option.partition("=")[::2] for option in options]
@@ -189,7 +182,7 @@ def read(text: str, patterns: list[str]) -> str:
     return line(reader.read(recording_id, path, str(Path("/data", path.removeprefix("../")))))
 
 
-def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_guessed(pages: Pages) -> None:
+def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_guessed(pages):
     (block,) = re.findall(
         r"^    \[recordings\]\n    patterns = (\[.*?^    \])$", read_topic("audio"), re.DOTALL | re.MULTILINE
     )
@@ -208,12 +201,12 @@ def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_g
 
 
 @given(st.datetimes(min_value=datetime(1990, 1, 1), max_value=datetime(2089, 1, 1)))
-def test_every_moment_comes_back(at: datetime) -> None:
+def test_every_moment_comes_back(at):
     at = at.replace(microsecond=0)
     assert room.find_moment(f"S4A10293_{at:%Y%m%d_%H%M%S}.wav") == at.isoformat()
 
 
-def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path: Path) -> None:
+def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path):
     chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
     for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
         made = Project().make(RunSettings, {"source": ["list.txt"], **options}, "run")
@@ -221,7 +214,7 @@ def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_
         assert (found.study_area, found.location) == (study_area, "G-07")
 
 
-def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named(tmp_path: Path, pages: Pages) -> None:
+def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named(tmp_path, pages):
     many, one = NameGaps(9, 1, "a", 3000, "c", 2, "b"), NameGaps(1, 1, "a", 0, None, 0, None)
     said = [*room.gap_lines(many, ["{date}"], nameless="x.csv"), "--", *room.gap_lines(many, []), "--"]
     said += room.gap_lines(one, ["x"], nameless="y")

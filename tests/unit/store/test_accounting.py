@@ -4,7 +4,6 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import astuple
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +13,6 @@ from rooms.model import ChunkResult, HostReading, Reading, TaskKey, UsageReading
 from rooms.store import CHUNK_STATES, Cumulated, Span, StateTime, busy_steps, make_spans, power_steps, sum_by_state
 from support.behaviour import some_rows
 from support.databases import query
-from support.pages import Pages
 from support.task_files import START_MS, LiveTask, TaskFile, make_chunk, merge_run
 
 END_MS = 100_000
@@ -32,11 +30,11 @@ POINTS = st.lists(st.tuples(st.integers(1, 20_000), st.none() | st.floats(0, 100
 
 @given(TRIES, LIVES, st.integers(200, 50_000))
 @settings(max_examples=60)
-def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives, width_ms) -> None:
+def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives, width_ms):
     spans = list(make_spans(7, END_MS, tries, lives))
     assert (spans[0].from_ms, spans[-1].to_ms) == (7, END_MS)
     assert all(a.to_ms == b.from_ms for a, b in pairwise(spans))
-    seconds: Counter[str] = Counter()
+    seconds = Counter()
     for span in spans:
         assert span.from_ms < span.to_ms
         at = (span.from_ms + span.to_ms) / 2
@@ -48,7 +46,7 @@ def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives
         assert span.state == (expected or ("start_up" if starting else "waiting" if alive else "idle"))
         assert sorted(span.attempt_ids) == [one[0] for one in flying]
         seconds[span.state] += span.seconds
-    total: Counter[str] = Counter()
+    total = Counter()
     for number, part in store.state_seconds(spans, 7, width_ms).items():
         whole_s = min(width_ms, END_MS - 7 - number * width_ms) / 1000
         assert sum(part.values()) == pytest.approx(whole_s), "stretches have no holes"
@@ -58,7 +56,7 @@ def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives
 
 @given(TRIES, LIVES, POINTS, POINTS)
 @settings(max_examples=60)
-def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy) -> None:
+def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy):
     power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
     to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
     by_state, by_try = sum_by_state(make_spans(0, to_ms, tries, lives), Cumulated(used), Cumulated(power))
@@ -75,7 +73,7 @@ def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy)
 @given(POINTS)
 @example([(1, 100.0), (15_001, 200.0), (30_002, 300.0)])
 @settings(max_examples=40)
-def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points) -> None:
+def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points):
     known = [(at, value) for at, value in points if value is not None]
     near = [(a, b) for a, b in pairwise(known) if b[0] - a[0] <= 15_000]
     joules = [(a[0], b[0], pytest.approx((a[1] + b[1]) / 2 * (b[0] - a[0]) / 1000)) for a, b in near]
@@ -88,14 +86,14 @@ def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=120))
 @settings(max_examples=40)
-def test_mean_and_percentiles_are_those_of_the_sorted_values(values) -> None:
+def test_mean_and_percentiles_are_those_of_the_sorted_values(values):
     ordered = sorted(values)
     p50, p95 = (ordered[-(-len(values) * share // 100) - 1] for share in (50, 95))  # nearest rank
     mean = pytest.approx(sum(values) / len(values))
     assert store.distribution(Counter(values)) == (len(values), ordered[0], mean, p50, p95, ordered[-1])
 
 
-def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was() -> None:
+def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was():
     power = Cumulated(power_steps([(10_000, 100.0), (14_000, 100.0)], 15_000))
     assert [power.until(at) for at in (9_999, 10_000, 12_000, 20_000)] == [(0, 0), (0, 0), (200, 2000), (400, 4000)]
     spans = [Span(0, 5000, "start_up"), Span(5000, 12_000, "working", (1, 2)), Span(12_000, 20_000, "working", (1,))]
@@ -116,7 +114,7 @@ KEY = TaskKey("4821", 0, 0, "gpu1")
 ALERT = {"kind": "thermal", "severity": "warning", "started_at_ms": START_MS + 2000, "peak": 90.0, "threshold": 83.0}
 
 
-def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = False) -> Path:
+def publish_task(run, *, verdict=None, worker_died=False):
     """Publish ten seconds of a task: one chunk done in the second to the fourth, one begun in the fifth.
 
     One device is read every second, with a hole of 16 s at the end; a second one is never read.
@@ -150,7 +148,7 @@ def publish_task(run: Path, *, verdict: str | None = None, worker_died: bool = F
     return target
 
 
-def test_figures(tmp_path: Path, pages: Pages) -> None:
+def test_figures(tmp_path, pages):
     """All that is computed at a publication, of a task that runs."""
     path = publish_task(tmp_path)
     devices = [str(row[0]) for row in query(path, "SELECT device_id FROM device ORDER BY token")]
@@ -172,7 +170,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(("verdict", "worker_died"), STATES)
-def test_what_was_begun_is_work_or_lost(tmp_path: Path, verdict: str | None, worker_died: bool) -> None:
+def test_what_was_begun_is_work_or_lost(tmp_path, verdict, worker_died):
     path = publish_task(tmp_path, verdict=verdict, worker_died=worker_died)
     times = "SELECT state, total_s FROM device_time JOIN device USING (device_id) WHERE device_index = 0"
     assert dict(query(path, times)) == STATES[verdict, worker_died]
@@ -189,7 +187,7 @@ def test_what_was_begun_is_work_or_lost(tmp_path: Path, verdict: str | None, wor
     assert (alert.longest_s, alert.still_open) == (25.0, int(verdict is None)), "as long as anybody looked"
 
 
-def test_a_long_task_has_at_most_120_stretches_of_full_seconds(tmp_path: Path) -> None:
+def test_a_long_task_has_at_most_120_stretches_of_full_seconds(tmp_path):
     for seconds, many, width_s in ((1, 1, 1), (120, 120, 1), (1080, 120, 9), (1081, 109, 10)):
         path = TaskFile(tmp_path, index=seconds, samples=0, ended_at_ms=START_MS + seconds * 1000).write()
         found = query(path, "SELECT count(*), max(to_ms - from_ms), sum(to_ms - from_ms) FROM device_stretch")

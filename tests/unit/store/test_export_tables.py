@@ -5,10 +5,8 @@ import io
 import json
 import os
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -18,7 +16,6 @@ from rooms.root import BadInput, DatabaseProblem
 from rooms.store import TABLES, DetectionFilter, area_names, list_tables, open_sealed, safe_name
 from support import damage
 from support.databases import change
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, add_host_samples, make_job, merge_run
 
 from badcjobs import __version__
@@ -30,18 +27,18 @@ COLUMNS = {table.name: {column.name: ARROW[column.sql.split()[0]] for column in 
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Path:
+def task(tmp_path):
     """A task database with odd words, and a number that JSON has no word for."""
     reading = Reading(utilization_percent=80, power_w=250.5)  # what else there is to know was not given
     path = TaskFile(tmp_path / "run", states={"a": "done", "b": "failed", "c": "pending"}, reading=reading).write()
     return change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
 
 
-def write(database: Path, form: str, output: Path | None, *tables: str, **more: Any) -> tuple[list[Any], list[str]]:
+def write(database, form, output, *tables, **more):
     return export(ExportOrder(database, "json" if form == "jsonl" else form, output, tables, **more), io.BytesIO())
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     """Read a file back; in CSV all is text, and empty is unknown."""
     if path.suffix == ".csv":
         return list(csv.DictReader(path.open(encoding="utf-8", newline="")))
@@ -51,18 +48,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
 
 
-def types_of(path: Path) -> dict[str, str]:
+def types_of(path):
     return {field.name: str(field.type) for field in pyarrow.parquet.read_table(path).schema}
 
 
-def rows_of(database: Path, table: str) -> list[dict[str, Any]]:
+def rows_of(database, table):
     with closing(open_sealed(database)) as db:
         db.row_factory = sqlite3.Row
         return [dict(row) for row in db.execute(f"SELECT * FROM {table}")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_unknown(task: Path, form: str) -> None:
+def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_unknown(task, form):
     before = (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir()))
     infinite = None if form.startswith("json") else float("inf")
     for table in ("sample", "detection", "chunk", "alert"):  # the last one is empty
@@ -78,7 +75,7 @@ def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_un
     assert (task.read_bytes(), task.stat().st_mtime_ns, sorted(task.parent.iterdir())) == before
 
 
-def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_groups(tmp_path: Path, task: Path) -> None:
+def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_groups(tmp_path, task):
     job, out = make_job(tmp_path / "job"), tmp_path / "out.parquet"
     for view in ("device_summary", "task_summary", "job_summary"):
         write(job, "parquet", out, view)
@@ -96,7 +93,7 @@ def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_grou
     assert [len(read(tmp_path / f"long.{form}")) for form in FORMS[:3]] == [6_000] * 3
 
 
-def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path: Path, task: Path) -> None:
+def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path, task):
     job = make_job(tmp_path / "job")
     for source in (tmp_path / "job", job):  # a run folder means its job database; without a name: the detections
         write(source, "csv", tmp_path / "out.csv")
@@ -109,7 +106,7 @@ def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path: Path, task: Path) 
     assert write(task, "csv", Path("/dev/null"), "task")[0][0].rows == 1 and Path("/dev/null").is_char_device()
 
 
-def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path: Path) -> None:
+def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path):
     job = make_job(tmp_path)
     change(job, "UPDATE detection SET score = 0.5, label_name = 'Soft Sound' WHERE label = 'SOFT' AND chunk_id = 'd'")
     change(job, "UPDATE detection SET score = NULL WHERE label = 'SOFT' AND chunk_id = 'e'")
@@ -123,19 +120,19 @@ def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path
         assert sorted(row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")) == sorted(wanted)
 
 
-def refusal(folder: Path, database: Path, form: str, output: Path | None, tables: str = "") -> str:
+def refusal(folder, database, form, output, tables=""):
     """Return what a wrong order is answered, with the order."""
     with pytest.raises((BadInput, DatabaseProblem)) as refused:
         write(database, form, output, *tables.split())
     return f"{form} {tables} to {output or 'stdout'}\n{refused.value}\n".replace(str(folder), "HERE")
 
 
-def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path: Path, task: Path, pages: Pages) -> None:
+def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, task, pages):
     there, new = tmp_path / "july.csv", tmp_path / "x"
     there.write_text("kept")
     (tmp_path / "link").symlink_to(task)
     (tmp_path / "tasks").mkdir()
-    orders: list[tuple[str, Path | None, str]] = [
+    orders = [
         ("csv", None, "all"), ("badc", None, ""), ("badc", new, "chunk"), ("csv", there, "chunk task"),
         ("badc", there, ""), ("csv", task, "chunk"), ("csv", tmp_path / "link", "chunk"),
         ("csv", tmp_path / "no" / "x.csv", "chunk"), ("csv", there / "x.csv", "chunk"),
@@ -146,12 +143,12 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path: Path, t
     assert there.read_text() == "kept" and rows_of(task, "task") and not new.exists()
 
 
-def damage_page(task: Path) -> None:
+def damage_page(task):
     add_host_samples(task, 50_000)
     damage.overwrite(task, task.stat().st_size // 4096 // 2 * 4096, b"\xff" * 8192)
 
 
-UNREADABLE: dict[str, Callable[[Path], object]] = {
+UNREADABLE = {
     "text": lambda task: task.write_text("no database" * 100),
     "empty": lambda task: task.write_bytes(b""),
     "newer": lambda task: change(task, "PRAGMA user_version = 99"),
@@ -162,7 +159,7 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(tmp_path: Path, pages: Pages) -> None:
+def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(tmp_path, pages):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "host.csv").write_text("old")
     said = []
@@ -174,7 +171,7 @@ def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(tmp_path: Pa
     pages({"said.txt": "\n".join(said).replace(__version__, "VERSION").replace("0.1.0", "VERSION")})
 
 
-def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path: Path) -> None:
+def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path):
     task = TaskFile(tmp_path, states={"a": "done"}, ended_at_ms=None).write()
     merge_run(tmp_path)
     for source in (tmp_path, task):
@@ -186,7 +183,7 @@ def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_p
         assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
 
 
-def test_names_of_files_stay_in_their_folder_and_differ() -> None:
+def test_names_of_files_stay_in_their_folder_and_differ():
     wide, long = "ü" * 120, "ü" * 200
     names = {"a/b": "a%2Fb", "..": "%2E%2E", "": "%FF", "a\0b": "a%00b", "%2F": "%252F", "50%": "50%", wide: wide}
     assert {name: safe_name(name) for name in names} == names

@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import store
 from rooms.root import DatabaseProblem, SystemClock
-from rooms.store import MergeOutcome, columns_of, merge_lock, remove_merged_files
+from rooms.store import columns_of, merge_lock, remove_merged_files
 from support.databases import change, names_in, query, unseal
 from support.filesystems import largest_file, lie_about_filesystem, read_only
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
 from support.waiting import wait_for
 
@@ -30,20 +29,20 @@ Rows = Counter[tuple[Any, ...]]
 TABLES = [table.name for table in store.JOB_TABLES if table.name not in ("meta", "source_file", "task_meta")]
 
 
-def written(run: Path, index: int, *chunks: str, **more: Any) -> Path:
+def written(run, index, *chunks, **more):
     """Write the file of a task that has done some chunks."""
     return TaskFile(run, index=index, states=dict.fromkeys(chunks, "done"), **more).write()
 
 
-def told(outcome: MergeOutcome, what: str = "status") -> dict[str, str]:
+def told(outcome, what="status"):
     return {Path(file.path).name: getattr(file, what) for file in outcome.files if getattr(file, what)}
 
 
-def count(run: Path, table: str, where: str = "true") -> int:
+def count(run, table, where="true"):
     return int(query(run / "job.sqlite", f"SELECT count(*) FROM {table} WHERE {where}")[0][0])
 
 
-def grown(run: Path, more: int, harm: str = "") -> bytes:
+def grown(run, more, harm=""):
     """Merge one task, publish more of them, perhaps harm the job database, and return its bytes."""
     written(run, 0, "a")
     merge_run(run)
@@ -58,9 +57,9 @@ SECONDS = ((0, 5), (0, 5), (2, 5), (0, 7), (3, 4), (0, 5))  # when each task sta
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
+def pool(tmp_path_factory):
     """Publications of six tasks that disagree about their chunks: one while it runs, one after its end."""
-    files: list[list[Path]] = []
+    files = []
     for n, (start_s, end_s) in enumerate(SECONDS):
         states = {name: STRENGTH[(n * (place + 2) + place) % 5] for place, name in enumerate(CHUNKS[n % 2 :])}
         files.append([])
@@ -76,10 +75,10 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
     return files
 
 
-def expected(files: list[Path]) -> dict[str, Rows]:
+def expected(files):
     """Return what the rule makes of files: every row of every task, and for each chunk the strongest result."""
-    found: dict[str, Rows] = {name: Counter() for name in TABLES}
-    results: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+    found = {name: Counter() for name in TABLES}
+    results = {}
     for path in files:
         ((started_ms,),) = query(path, "SELECT started_at_ms FROM task")
         for name in (name for name in TABLES if not name.startswith("rival_") and name not in ("chunk", "detection")):
@@ -99,7 +98,7 @@ def expected(files: list[Path]) -> dict[str, Rows]:
     return found
 
 
-def content(job: Path) -> dict[str, Rows]:
+def content(job):
     return {name: Counter(query(job, f"SELECT * FROM {name}")) for name in TABLES}
 
 
@@ -108,11 +107,9 @@ STEP = st.tuples(st.integers(0, len(SECONDS) - 1), st.integers(0, 1), st.boolean
 
 @given(steps=st.lists(STEP, min_size=1, max_size=5), kind=st.sampled_from(["xfs", "lustre"]))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_history_of_publications_copies_and_merges_gives_what_the_rule_says(
-    pool: list[list[Path]], tmp_path_factory: pytest.TempPathFactory, steps: list[Any], kind: str
-) -> None:
+def test_any_history_of_publications_copies_and_merges_gives_what_the_rule_says(pool, tmp_path_factory, steps, kind):
     run = tmp_path_factory.mktemp("run")
-    newest: dict[int, int] = {}
+    newest = {}
     with pytest.MonkeyPatch.context() as patch:
         lie_about_filesystem(patch, run, kind)
         for task, late, as_copy, alone, twice in steps:
@@ -135,7 +132,7 @@ def test_any_history_of_publications_copies_and_merges_gives_what_the_rule_says(
     assert at_once == in_steps
 
 
-def test_every_pair_of_states_and_every_tie_has_the_winner_of_the_rule(tmp_path: Path) -> None:
+def test_every_pair_of_states_and_every_tie_has_the_winner_of_the_rule(tmp_path):
     """One chunk per pair, in two tasks of which the weaker one starts and ends later: that does not help it."""
     pairs = {f"{weak}-{strong}": (weak, strong) for n, strong in enumerate(STRENGTH) for weak in STRENGTH[:n]}
     TaskFile(tmp_path, index=0, states={name: strong for name, (_, strong) in pairs.items()}, samples=0).write()
@@ -148,7 +145,7 @@ def test_every_pair_of_states_and_every_tie_has_the_winner_of_the_rule(tmp_path:
     assert sorted(won) == sorted([*((name, strong, 0) for name, (_, strong) in pairs.items()), ("tie", "done", 2)])
 
 
-def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_rivals(tmp_path: Path) -> None:
+def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_rivals(tmp_path):
     for index, label in ((1, "SECOND"), (2, "THIRD")):
         written(tmp_path, index, "a", labels=(label,), chunk_ended_at_ms=START_MS + 6_000 + index)
     for state, *heard in (("done", "FIRST", "SECOND", "THIRD"), ("pending", "THIRD", "SECOND")) * 2:
@@ -159,9 +156,9 @@ def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_riv
         assert (won, [label for (label,) in rivals]) == ([(heard[0], 1)], heard[1:])
 
 
-def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copied(tmp_path: Path) -> None:
+def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copied(tmp_path):
     files = [written(tmp_path, n, f"c{n}") for n in range(5)]
-    counts: list[tuple[int, int, int]] = []
+    counts = []
     assert merge_run(tmp_path, progress=lambda *seen: counts.append(seen)).read == 5
     stated = "SELECT sum(value) FROM json_each((SELECT value FROM meta WHERE key = 'rows'))"
     rows = sum(query(path, stated)[0][0] for path in files)
@@ -181,7 +178,7 @@ def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copi
         assert query(tmp_path / "job.sqlite", its_row) == [(running.ended_at_ms, verdict, state)]
 
 
-def test_files_are_found_once_and_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_once_and_never_touched(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     run, other = tmp_path / "run", written(tmp_path / "august", 7, "b")
@@ -207,7 +204,7 @@ def test_files_are_found_once_and_never_touched(tmp_path: Path, monkeypatch: pyt
     assert names_in(tmp_path / "scratch") == []
 
 
-def test_a_file_that_is_gone_or_belongs_to_another_task_now_keeps_the_rows_it_gave(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_or_belongs_to_another_task_now_keeps_the_rows_it_gave(tmp_path):
     first, second, text = written(tmp_path, 0, "a"), written(tmp_path, 1, "b"), tmp_path / "tasks" / "text.sqlite"
     text.write_text("no database")
     merge_run(tmp_path)
@@ -220,7 +217,7 @@ def test_a_file_that_is_gone_or_belongs_to_another_task_now_keeps_the_rows_it_ga
         assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM detection ORDER BY 1") == [("a",), ("b",), ("c",)]
 
 
-def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_path: Path) -> None:
+def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_path):
     first = written(tmp_path / "one", 0, "a")
     second = written(tmp_path / "two", 0, "b", started_at_ms=START_MS + 5000)
     lost = [(file.path, file.reason) for file in merge_run(tmp_path, first, second).files if file.lost_something]
@@ -229,7 +226,7 @@ def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_p
     assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM chunk") == [("a",)]
 
 
-def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away(tmp_path: Path) -> None:
+def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away(tmp_path):
     task = TaskFile(tmp_path, states={"a": "done", "b": "pending"}, samples=5, ended_at_ms=None)
     published, left, ours = task.write(), tmp_path / "left", f"task_id = {task.key.task_id}"
     wrapper, recorder = replace(task, states={"a": "done", "b": "done"}, samples=9).write_live(left)
@@ -250,12 +247,12 @@ def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away
         assert remove_merged_files(tmp_path / "job.sqlite", outcome.given).removed == ()
 
 
-def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the_other(tmp_path: Path) -> None:
+def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the_other(tmp_path):
     tasks = [TaskFile(tmp_path, index=n, states={f"c{n}": "done"}, samples=30) for n in range(3)]
     for task in tasks:
         task.write()
 
-    def publish_again(*seen: int) -> None:
+    def publish_again(*seen):
         tasks[2].samples += 5
         tasks[2].path.rename(tmp_path / "before")
         tasks[2].write()
@@ -268,8 +265,8 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
 
 @pytest.mark.parametrize(("kind", "more"), [("xfs", 1), ("tmpfs", 10), ("xfs", 11), ("lustre", 1), ("shinyfs", 1)])
 def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_is_known_to_be_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: int
-) -> None:
+    tmp_path, monkeypatch, kind, more
+):
     lie_about_filesystem(monkeypatch, tmp_path, kind)
     before = grown(tmp_path, more)
     with (tmp_path / "job.sqlite").open("rb") as still_open:
@@ -282,7 +279,7 @@ def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_
     assert journal.exists() is (kind in ("lustre", "shinyfs")), "a reader changes nothing that others see"
 
 
-def test_not_in_place_without_a_seal_nor_beside_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_in_place_without_a_seal_nor_beside_a_reader(tmp_path, monkeypatch):
     written(tmp_path, 0, "a")
     merge_run(tmp_path)
     for samples in (3, 9):  # without a seal; and sealed, where the old rows have none
@@ -317,8 +314,8 @@ HARM = [
 
 @pytest.mark.parametrize(("table", "more", "trigger", "sent", "came"), HARM)
 def test_rows_that_do_not_arrive_or_arrive_twice_are_an_error_and_the_old_file_stays(
-    tmp_path: Path, table: str, more: int, trigger: str, sent: int, came: int
-) -> None:
+    tmp_path, table, more, trigger, sent, came
+):
     same = {"host_sample": "at_ms = new.at_ms", "attempt": "attempt_id = new.attempt_id"}
     before = grown(tmp_path, more, trigger.format(table, same.get(table, "rowid = new.rowid")))
     words = f"the row check .* failed: {table} rows in its file: {sent}, in job.sqlite: {came}"
@@ -338,8 +335,8 @@ WRONG = [("tasks", "manifest.csv/job.sqlite"), ("tasks", "."), ("one two", "x.sq
          ("empty", "x.sqlite")]  # fmt: skip
 
 
-def test_merge_never_replaces_what_is_not_its_own_and_says_what_it_cannot_write(tmp_path: Path, pages: Pages) -> None:
-    def refusal(inputs: str, target: str) -> str:
+def test_merge_never_replaces_what_is_not_its_own_and_says_what_it_cannot_write(tmp_path, pages):
+    def refusal(inputs, target):
         with pytest.raises(DatabaseProblem) as refused:
             merge_run(tmp_path, *(tmp_path / name for name in inputs.split()), target=target)
         assert refused.value.exit_code == 4
@@ -360,7 +357,7 @@ def test_merge_never_replaces_what_is_not_its_own_and_says_what_it_cannot_write(
     pages({"said.txt": "\n".join([*said, *(refusal(*wrong) for wrong in WRONG)])})
 
 
-def test_a_job_database_that_cannot_be_read_is_put_aside_and_never_overwrites_another(tmp_path: Path) -> None:
+def test_a_job_database_that_cannot_be_read_is_put_aside_and_never_overwrites_another(tmp_path):
     path = written(tmp_path, 0, "a")
     for aside in ("job.sqlite.damaged", "job.sqlite.damaged.2"):
         (tmp_path / "job.sqlite").write_text(aside)
@@ -373,7 +370,7 @@ def test_a_job_database_that_cannot_be_read_is_put_aside_and_never_overwrites_an
     assert told(merge_run(tmp_path)) == {path.name: "merged"}, "what is gone is forgotten"
 
 
-def test_a_disk_that_fills_up_or_is_read_only_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_or_is_read_only_leaves_the_old_file_and_nothing_else(tmp_path):
     for index in range(3):
         written(tmp_path, index, *(f"c{n}" for n in range(100)), samples=400)
     merge_run(tmp_path)
@@ -387,7 +384,7 @@ def test_a_disk_that_fills_up_or_is_read_only_leaves_the_old_file_and_nothing_el
         assert names_in(tmp_path) == ["job.sqlite", "tasks"]
 
 
-def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_later_runs(tmp_path: Path) -> None:
+def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_later_runs(tmp_path):
     files = [written(tmp_path, n, "a", f"c{n}") for n in range(6)]
     shutil.copy(files[5], tmp_path / "tasks" / "z-copy.sqlite")
     running = written(tmp_path, 7, "r", ended_at_ms=None)
@@ -432,7 +429,7 @@ class TouchingClock(HandClock):
 
     lock, touches, waited_s = Path(), 0, 0  # waited since the last touch
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         assert seconds == pytest.approx(0.2)
         super().sleep(1)
         self.touches, self.waited_s = self.touches - 1, self.waited_s + 1
@@ -441,7 +438,7 @@ class TouchingClock(HandClock):
             self.waited_s = 0
 
 
-def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute(tmp_path: Path) -> None:
+def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute(tmp_path):
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
@@ -465,10 +462,10 @@ def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute
     assert names_in(tmp_path) == [], "no empty lock for which there was no room"
 
 
-def test_a_long_merge_touches_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_merge_touches_its_lock(tmp_path, monkeypatch):
     wait, pauses_s = threading.Event.wait, list[float]()
 
-    def wait_a_hundredth(event: threading.Event, timeout: float | None = None) -> bool:
+    def wait_a_hundredth(event, timeout=None):
         pauses_s.append(timeout or 0.0)
         return wait(event, timeout and timeout / 100)
 
@@ -482,7 +479,7 @@ def test_a_long_merge_touches_its_lock(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("more", [1, 11])  # changed in place; made anew
-def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path: Path, more: int) -> None:
+def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path, more):
     lock, target, before = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite", grown(tmp_path, more)
     with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
         merge_run(tmp_path, progress=lambda *seen: lock.write_text("another-node 77"))

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms.root import DatabaseProblem
-from rooms.store import SourceFile, create_live, read_job
+from rooms.store import create_live, read_job
 from support import damage
 from support.databases import change, query, unseal
 from support.filesystems import powerless_folder
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
 
 from badcjobs import __version__
@@ -35,43 +33,43 @@ class Run:
     folder: Path
     victim: Path
 
-    def merge(self, *inputs: Path) -> dict[str, SourceFile]:
+    def merge(self, *inputs):
         outcome = merge_run(self.folder, *inputs)
         assert self.counts(1) == {**dict.fromkeys(WHOLE, 1), "sample": 3, "host_sample": 3, "gap": 0}, "the other"
         return {Path(file.path).name: file for file in outcome.files}
 
-    def counts(self, index: int = 0) -> dict[str, int]:
+    def counts(self, index=0):
         task = "SELECT task_id FROM task WHERE array_index = ?"
         sql = f"SELECT count(*) FROM {{0}} WHERE task_id IN ({task})"
         return {table: query(self.folder / "job.sqlite", sql.format(table), index)[0][0] for table in WHOLE}
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
     TaskFile(folder, index=0, states=STATES, samples=SAMPLES).write()
     return folder
 
 
-def copy_of(template: Path, folder: Path) -> Run:
+def copy_of(template, folder):
     shutil.copytree(template, folder)
     return Run(folder, folder / "tasks" / "4821_0.r0.gpu1.sqlite")
 
 
 @pytest.fixture
-def run(template: Path, tmp_path: Path) -> Run:
+def run(template, tmp_path):
     return copy_of(template, tmp_path / "run")
 
 
-def bytes_at(at: int, content: bytes) -> Callable[[Path], None]:
+def bytes_at(at, content):
     return lambda path: damage.overwrite(path, at, content)
 
 
-def sql(*statements: str, sealed: bool = True) -> Callable[[Path], None]:
+def sql(*statements, sealed=True):
     """Return what changes a database as another program does; without a seal nothing says that it did."""
 
-    def harm(path: Path) -> None:
+    def harm(path):
         for statement in statements:
             change(path, statement)
         if not sealed:
@@ -84,7 +82,7 @@ SECOND_TASK = """INSERT INTO task (task_id, name, job_id, array_index, restart, 
                  VALUES (7, 'x', '1', 0, 0, 'n', 1, '0', 0)"""
 TWICE = [f"INSERT INTO {table} SELECT * FROM {table} LIMIT 1" for table in ("sample", "host_sample")]
 EMPTY = [f"DELETE FROM {table}" for table in ("task", "sample", "host_sample")]
-HARMS: dict[str, Callable[[Path], object]] = {
+HARMS = {
     "nothing": lambda path: None,
     "zero bytes": lambda path: os.truncate(path, 0),
     "a text": lambda path: path.write_text("CANCELLED\n" * 1000),
@@ -109,7 +107,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_what_becomes_of_a_file_is_said_and_it_is_never_changed(template: Path, tmp_path: Path, pages: Pages) -> None:
+def test_what_becomes_of_a_file_is_said_and_it_is_never_changed(template, tmp_path, pages):
     said = []
     for kind, harm in HARMS.items():
         run = copy_of(template, tmp_path / kind)
@@ -140,8 +138,8 @@ PLACES = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=3)
 @given(kind=st.sampled_from(["cut", "zeros", "noise", "flips"]), places=PLACES)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_whole_file(
-    template: Path, tmp_path_factory: pytest.TempPathFactory, kind: str, places: list[float]
-) -> None:
+    template, tmp_path_factory, kind, places
+):
     run = copy_of(template, tmp_path_factory.mktemp("any") / "run")
     whole, pages = run.victim.read_bytes(), damage.page_count(run.victim)
     for place in places:
@@ -166,7 +164,7 @@ def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_who
     assert run.counts() == WHOLE, "what an earlier merge had is not lost"
 
 
-def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right(run: Run) -> None:
+def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right(run):
     run.merge()
     job, victim = run.folder / "job.sqlite", run.victim
     before = Counter(query(job, "SELECT * FROM detection"))
@@ -183,7 +181,7 @@ def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right
     assert Counter(query(job, "SELECT * FROM detection")) == before
 
 
-def test_a_half_published_copy_is_salvaged_only_when_named(run: Run) -> None:
+def test_a_half_published_copy_is_salvaged_only_when_named(run):
     half = run.victim.with_name(f".{run.victim.name}.gpu1.99.tmp")
     run.victim.rename(half)
     damage.truncate(half, 0.87)
@@ -195,7 +193,7 @@ def test_a_half_published_copy_is_salvaged_only_when_named(run: Run) -> None:
     assert (ROWS // 3 < sum(saved.values()) < ROWS, read_job(job).lossy_files) == (True, 1)
 
 
-def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_when_we_may() -> None:
+def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_when_we_may():
     with powerless_folder() as folder:
         other = TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
         closed = TaskFile(folder, index=0, states=STATES).write()
@@ -234,7 +232,7 @@ def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_wh
         assert (caught.value.fix, (folder / "job.sqlite").exists()) == (f"ls -ld {other.parent}", False)
 
 
-def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_order(tmp_path: Path) -> None:
+def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_order(tmp_path):
     task = TaskFile(tmp_path / "t", states=dict.fromkeys(STATES, "pending"), samples=50, ended_at_ms=None)
     earlier = Path(shutil.copy(task.write(), tmp_path / "earlier.sqlite"))
     task.states, task.samples, task.ended_at_ms = STATES, 200, START_MS + 500_000
@@ -257,7 +255,7 @@ def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_orde
         assert late not in order or told["merged"] == 1
 
 
-def test_detections_of_a_chunk_whose_row_is_lost_are_not_doubled_by_a_second_attempt(tmp_path: Path) -> None:
+def test_detections_of_a_chunk_whose_row_is_lost_are_not_doubled_by_a_second_attempt(tmp_path):
     first = TaskFile(tmp_path, states=STATES, samples=5).write()
     second = TaskFile(tmp_path, restart=1, states=STATES, samples=5, chunk_ended_at_ms=START_MS + 9000).write()
     damage.zero_page(first, damage.page_with(first, b"c030.wav"))

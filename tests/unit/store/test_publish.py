@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publ
 from support.databases import names_in, query, seal_is_broken
 from support.filesystems import largest_file, lie_about_filesystem, small_disk
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import START_MS, LiveTask, make_chunk
 from support.waiting import wait_for
 
@@ -28,18 +26,18 @@ CONTENT = "SELECT count(*), (SELECT count(*) FROM sample) FROM chunk WHERE statu
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveTask]:
+def live(tmp_path):
     with closing(LiveTask(tmp_path / "local", KEY, devices=2)) as files:
         yield files
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     (tmp_path / "tasks").mkdir()
     return tmp_path / "tasks" / f"{KEY.name}.sqlite"
 
 
-def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alone(live: LiveTask, target: Path) -> None:
+def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alone(live, target):
     for number in range(4):
         live.add(number)
     live.wrapper.add_gap(None, 1, 2, "the wrapper's")
@@ -67,7 +65,7 @@ def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alon
     assert {name.partition(".")[0] for name in names_in(live.folder)} == {"recorder", "wrapper"}
 
 
-def test_closing_words_fill_only_what_is_open_and_leave_the_live_file_as_it_is(live: LiveTask, target: Path) -> None:
+def test_closing_words_fill_only_what_is_open_and_leave_the_live_file_as_it_is(live, target):
     words, columns = (
         {"ended_at_ms": START_MS + 7, "verdict": "killed"},
         "SELECT ended_at_ms, verdict, exit_code FROM task",
@@ -80,7 +78,7 @@ def test_closing_words_fill_only_what_is_open_and_leave_the_live_file_as_it_is(l
     assert query(target, columns) == [(START_MS + 5, "killed", 0)]
 
 
-def test_a_recorders_file_is_optional_the_wrappers_is_not(live: LiveTask, target: Path) -> None:
+def test_a_recorders_file_is_optional_the_wrappers_is_not(live, target):
     live.add(0)
     young, broken = live.folder / "young.sqlite", live.folder / "broken.sqlite"
     broken.write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
@@ -104,7 +102,7 @@ def test_a_recorders_file_is_optional_the_wrappers_is_not(live: LiveTask, target
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
-def test_what_killed_writers_leave_is_published_whole(tmp_path: Path, target: Path, shared: bool) -> None:
+def test_what_killed_writers_leave_is_published_whole(tmp_path, target, shared):
     with closing(LiveTask(tmp_path / "live", KEY, shared=shared, devices=2)) as live:
         live.add(0)
         old = live.killed(tmp_path / "old")
@@ -112,7 +110,7 @@ def test_what_killed_writers_leave_is_published_whole(tmp_path: Path, target: Pa
         new = live.killed(tmp_path / "new")
         publish([live.wrapper.half], target, workplace=tmp_path)
 
-    def work(wrapper: Path) -> LiveHalf:
+    def work(wrapper):
         return store.work_left_behind(wrapper, target, shared=shared)
 
     sealed, halves = LiveHalf(target, "sealed"), [store.left_behind(path, shared=shared) for path in new]
@@ -129,7 +127,7 @@ def test_what_killed_writers_leave_is_published_whole(tmp_path: Path, target: Pa
     assert work(old[0]) == store.left_behind(old[0], shared=shared)
 
 
-def test_what_a_killed_writer_left_half_written_is_undone(tmp_path: Path, target: Path) -> None:
+def test_what_a_killed_writer_left_half_written_is_undone(tmp_path, target):
     with closing(LiveTask(tmp_path / "live", KEY, shared=True, devices=2)) as live:
         live.add(0)
         with pytest.raises(ZeroDivisionError), live.wrapper.batch():
@@ -143,7 +141,7 @@ def test_what_a_killed_writer_left_half_written_is_undone(tmp_path: Path, target
     assert query(target, "SELECT count(*) FROM gap") == [(0,)]
 
 
-def test_a_file_whose_own_disk_has_no_room_even_for_reading_is_read_from_a_copy(tmp_path: Path, target: Path) -> None:
+def test_a_file_whose_own_disk_has_no_room_even_for_reading_is_read_from_a_copy(tmp_path, target):
     with small_disk(tmp_path / "node") as disk, closing(LiveTask(disk.path / "local", KEY, devices=2)) as live:
         live.add(0)
         dead = live.killed(disk.path / "dead")
@@ -152,7 +150,7 @@ def test_a_file_whose_own_disk_has_no_room_even_for_reading_is_read_from_a_copy(
     assert query(target, CONTENT) == [(1, 1)]
 
 
-def test_what_cannot_be_built_or_put_in_place_leaves_the_old_file_and_no_copy(live: LiveTask, target: Path) -> None:
+def test_what_cannot_be_built_or_put_in_place_leaves_the_old_file_and_no_copy(live, target):
     live.add(0)
     publish([live.wrapper.half, LiveHalf(live.paths[1])], target, workplace=live.folder / "gone")  # built at the target
     assert query(target, CONTENT) == [(1, 1)]
@@ -171,7 +169,7 @@ def test_what_cannot_be_built_or_put_in_place_leaves_the_old_file_and_no_copy(li
     assert (names_in(target.parent), names_in(live.folder)) == ([target.name, folder.name], there)
 
 
-def test_only_what_killed_publishers_left_of_this_file_is_removed(target: Path) -> None:
+def test_only_what_killed_publishers_left_of_this_file_is_removed(target):
     for name in (target.name, f".{target.name}.gpu3.99.tmp", "neighbour.log", ".neighbour.sqlite.x.tmp"):
         (target.parent / name).write_bytes(b"half")
     (target.parent / f".{target.name}.x.tmp" / "joined").mkdir(parents=True)
@@ -179,13 +177,11 @@ def test_only_what_killed_publishers_left_of_this_file_is_removed(target: Path) 
     assert names_in(target.parent) == [".neighbour.sqlite.x.tmp", target.name, "neighbour.log"]
 
 
-def test_a_file_is_on_disk_before_it_gets_its_name(
-    live: LiveTask, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_disk_before_it_gets_its_name(live, target, monkeypatch):
     """Or a power cut leaves an empty file under the right name."""
     synced, fsync = list[tuple[str, bool]](), os.fsync
 
-    def watched(fd: int) -> None:
+    def watched(fd):
         synced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), target.exists()))
         fsync(fd)
 
@@ -197,7 +193,7 @@ def test_a_file_is_on_disk_before_it_gets_its_name(
 
 
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), block=st.integers(1, 40))
-def test_any_changed_bit_breaks_the_seal_wherever_the_blocks_begin(at: float, bit: int, block: int) -> None:
+def test_any_changed_bit_breaks_the_seal_wherever_the_blocks_begin(at, bit, block):
     content = b"a" * 300 + b"sealcrc32:--------" + b"b" * 300
     content = content.replace(b"--------", checksum([content])[2].encode())
     blocks = [content[start : start + block] for start in range(0, len(content), block)]
@@ -210,7 +206,7 @@ def test_any_changed_bit_breaks_the_seal_wherever_the_blocks_begin(at: float, bi
     assert (stated is None) is (300 <= place < 310), "without its mark there is no seal"
 
 
-def test_the_first_seal_counts_and_none_is_needed(tmp_path: Path) -> None:
+def test_the_first_seal_counts_and_none_is_needed(tmp_path):
     data = b"x" * 25 + b"sealcrc32:0a1b2c3d" + b"y" * 40 + b"sealcrc32:99999999"
     assert checksum([data])[:2] == (35, "0a1b2c3d")
     assert checksum([data[:20]])[:2] == checksum([b"sealcrc32:0a1b2c3"])[:2] == (None, None)
@@ -219,7 +215,7 @@ def test_the_first_seal_counts_and_none_is_needed(tmp_path: Path) -> None:
     assert store.read_checksum(tmp_path / "text")[0] is None
 
 
-def test_samples_as_text(live: LiveTask, target: Path, pages: Pages) -> None:
+def test_samples_as_text(live, target, pages):
     for number in (7, 0, 3):
         live.add(number)
     files = [target.with_suffix(suffix) for suffix in (".csv", ".jsonl")]
@@ -228,10 +224,8 @@ def test_samples_as_text(live: LiveTask, target: Path, pages: Pages) -> None:
     pages({f"samples{path.suffix}": path.read_bytes().decode().replace("\r\n", "\\r\\n\n") for path in files})
 
 
-def test_a_publisher_writes_at_every_interval_and_warns_once(
-    live: LiveTask, target: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def levels() -> list[str]:
+def test_a_publisher_writes_at_every_interval_and_warns_once(live, target, caplog):
+    def levels():
         return [record.levelname for record in caplog.records if "publish" in record.getMessage()]
 
     rare = store.Publisher(live.paths, target, base_interval_s=600)
@@ -261,7 +255,7 @@ def test_a_publisher_writes_at_every_interval_and_warns_once(
     assert levels() == ["WARNING", "INFO", "WARNING"]
 
 
-def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart() -> None:
+def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart():
     sizes = {0: 30.0, 1_000_000: 30.0, 5_000_000: 100.0, 22_000_000: 440.0, 10**9: 480.0}
     assert {size: publish_interval_s(size, 30.0) for size in sizes} == sizes
 
@@ -270,9 +264,7 @@ PLACES = "/var/spool;/tmp/slurm.4821;/tmpfoo;/dev/shm;/local/bob;/plain/x;/many/
 PLACES += ";/home/ada;/mnt/far;/arc/project/birds;/mnt/field data/june;/local/ada/tmp;/mnt/new;/tmp/over/x"
 
 
-def test_a_folder_is_local_where_its_mount_is_known_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Pages
-) -> None:
+def test_a_folder_is_local_where_its_mount_is_known_to_be(tmp_path, monkeypatch, pages):
     mounts = (Path(__file__).parents[2] / "data" / "mountinfo.txt").read_text()
     found = [(path, store.parse_mountinfo(mounts, path)) for path in PLACES.split(";")]
     pages({"kinds.txt": "\n".join(f"{path}: {one.kind}, {'shared' if one.shared else 'local'}" for path, one in found)})
@@ -284,8 +276,8 @@ def test_a_folder_is_local_where_its_mount_is_known_to_be(
     assert store.read_filesystem(tmp_path / "not" / "yet") == Filesystem("lustre", str(tmp_path))
 
 
-def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target: Path, tmp_path: Path) -> None:
-    def beside(mode: str, place: Path) -> str:
+def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target, tmp_path):
+    def beside(mode, place):
         """Return why the files are not there, but beside the target."""
         chosen = choose_live_folder(mode, str(place), KEY, target)
         path = chosen.folder.path
@@ -317,9 +309,7 @@ def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target: P
     assert risky.is_risky and not replace(risky, shared=True).is_risky
 
 
-def leave(
-    run: RunFolder, node: Path | None, index: int, *, job: str = "4820", tries: int = 1, **owner: object
-) -> tuple[LocalFolder, Path]:
+def leave(run, node, index, *, job="4820", tries=1, **owner):
     """Leave the live folder of a task that was killed, on a node or beside its target; return it and the target."""
     key = TaskKey("4820", index, 0, "gpu1")
     target = run.tasks / f"{key.name}.sqlite"
@@ -338,7 +328,7 @@ def leave(
     return LocalFolder(place), target
 
 
-def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path: Path) -> None:
+def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
     node, run, key = tmp_path / "node", RunFolder(tmp_path / "run"), TaskKey("4900", 0, 0, "gpu1")
     mine = LocalFolder(node / "badcjobs-mine")
     run.create()
@@ -364,7 +354,7 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path: Path
     assert store.publish_left_behind(run, mine, key, hostname="here") == []
 
 
-def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path: Path) -> None:
+def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     folder = LocalFolder(tmp_path / "live")
     folder.path.mkdir()
     assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: nobody else can take it"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rooms.model import Reading, TaskKey
+from rooms.model import Reading
 from rooms.store import DERIVED, TABLES, columns_of, salvage
 from support import damage
 from support.databases import change, names_in, query
@@ -29,7 +29,7 @@ STATUS = columns_of("chunk").index("status") + 1  # after the rowid
 Rows = set[tuple[str, tuple[Any, ...]]]  # (table, rowid and values)
 
 
-def rows_of(path: Path) -> Rows:
+def rows_of(path):
     """Return everything in a healthy file, but not what it says about its own bytes."""
     found = {
         (table, row)
@@ -43,7 +43,7 @@ class BornTaskFile(TaskFile):
     """A task whose id is made of its name and its start, as a real one's is."""
 
     @property
-    def key(self) -> TaskKey:
+    def key(self):
         return replace(super().key, started_at_ms=self.started_at_ms)
 
 
@@ -56,14 +56,14 @@ class Original:
     rows: Rows
     task_id: int
 
-    def copy(self, folder: Path) -> Path:
+    def copy(self, folder):
         copy = folder / self.path.name
         copy.write_bytes(self.content)
         return copy
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+def original(tmp_path_factory):
     """Two devices, chunks that heard something, some to do, and one with a name longer than a page."""
     states = {f"chunk-{number:03d}": "done" for number in range(CHUNKS)} | {LONG_NAME: "failed"}
     states |= {f"a chunk that is still to be done, number {number:03d}": "pending" for number in range(45)}
@@ -75,17 +75,17 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 @pytest.fixture
-def copy(original: Original, tmp_path: Path) -> Path:
+def copy(original, tmp_path):
     return original.copy(tmp_path)
 
 
 @pytest.fixture(autouse=True)
-def _no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _no_programs(monkeypatch, tmp_path_factory):
     """What the program sqlite3 of this machine could add is another matter."""
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("bin")))
 
 
-def salvaged(damaged: Path) -> tuple[dict[str, int], dict[str, int] | None, Rows]:
+def salvaged(damaged):
     """Salvage, look into the clean file, and remove it: how many rows were saved and are lost, and the rows."""
     clean, before, others = damaged.with_name("clean.sqlite"), damaged.read_bytes(), names_in(damaged.parent)
     saved = salvage(damaged, clean)
@@ -101,14 +101,14 @@ def salvaged(damaged: Path) -> tuple[dict[str, int], dict[str, int] | None, Rows
     return *(saved or ({}, None)), rows
 
 
-def as_read(rows: Rows) -> Rows:
+def as_read(rows):
     """Leave out what differs: a lost task or device row is made anew, a chunk whose detections are lost is pending."""
     kept = {(table, row) for table, row in rows if table not in ("task", "chunk") and MADE_ANEW not in row}
     return kept | {(table, row[:STATUS]) for table, row in rows if table == "chunk"}
 
 
 @pytest.fixture(scope="module")
-def lying_on(original: Original, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Rows]:
+def lying_on(original, tmp_path_factory):
     """Page → the rows that need it, as SQLite says; the list of tables is one that we have."""
     found, scratch = {1: set[Any]()}, tmp_path_factory.mktemp("scratch")
     for number in range(2, damage.page_count(original.path) + 1):
@@ -120,7 +120,7 @@ def lying_on(original: Original, tmp_path_factory: pytest.TempPathFactory) -> di
     return found
 
 
-def _is_given(db: sqlite3.Connection, table: str, row: tuple[Any, ...]) -> bool:
+def _is_given(db, table, row):
     try:
         found = db.execute(f"SELECT rowid, {', '.join(columns_of(table))} FROM {table} WHERE rowid = ?", row[:1])
         return bool(found.fetchall() == [row])
@@ -128,7 +128,7 @@ def _is_given(db: sqlite3.Connection, table: str, row: tuple[Any, ...]) -> bool:
         return False
 
 
-def test_a_healthy_file_is_salvaged_whole_under_any_name(original: Original, copy: Path) -> None:
+def test_a_healthy_file_is_salvaged_whole_under_any_name(original, copy):
     saved, lost, rows = salvaged(copy)
     assert rows == original.rows
     counts = {name: sum(table == name for table, _ in rows) for name in TABLE_NAMES}
@@ -141,9 +141,7 @@ KINDS = ["zeros", "noise", "leaf", "bits", "cut", "half copied"]
 
 @given(kind=st.sampled_from(KINDS), places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=6))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_damage_costs_the_rows_that_need_its_pages_and_no_others(
-    original: Original, lying_on: dict[int, Rows], tmp_path: Path, kind: str, places: list[float]
-) -> None:
+def test_any_damage_costs_the_rows_that_need_its_pages_and_no_others(original, lying_on, tmp_path, kind, places):
     """Noise like a leaf may hide its neighbours from SQLite, and a flipped bit may cost nothing; none makes a row.
 
     The list of tables keeps its bits: without the program sqlite3 a wrong page number there costs its table.
@@ -172,12 +170,12 @@ def test_any_damage_costs_the_rows_that_need_its_pages_and_no_others(
         assert left_rows <= as_read(rows)
 
 
-def forge(copy: Path, table: str, column: str, value: object) -> Path:
+def forge(copy, table, column, value):
     """Give one row of a table a value that no task would write."""
     return change(copy, f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT max(rowid) FROM {table})", value)
 
 
-def test_a_row_with_a_value_that_cannot_be_is_dropped_and_no_other(tmp_path: Path) -> None:
+def test_a_row_with_a_value_that_cannot_be_is_dropped_and_no_other(tmp_path):
     states = {"a": "done", "b": "failed"}
     path = BornTaskFile(tmp_path, states=states, samples=3, reading=FULL, gaps=[(1, 2, "no answer")]).write()
     content = path.read_bytes()
@@ -188,18 +186,18 @@ def test_a_row_with_a_value_that_cannot_be_is_dropped_and_no_other(tmp_path: Pat
         assert lost == ([] if fate == "kept" else [table]), line
 
 
-def lose_task_row(path: Path) -> Path:
+def lose_task_row(path):
     damage.zero_page(path, damage.page_with(path, path.stem.encode()))
     return path
 
 
-def told(rows: Rows, table: str) -> list[dict[str, Any]]:
+def told(rows, table):
     """Return what the rows of a table say, without what is not known."""
     found = sorted(row[1:] for name, row in rows if name == table)
     return [{n: v for n, v in zip(columns_of(table), row, strict=True) if v is not None} for row in found]
 
 
-def test_a_lost_task_row_is_made_anew_and_counts_as_lost(original: Original, copy: Path, tmp_path: Path) -> None:
+def test_a_lost_task_row_is_made_anew_and_counts_as_lost(original, copy, tmp_path):
     forge(copy, "sample", "task_id", original.task_id ^ 1 << 40)  # a flipped bit is no second task
     saved, lost, rows = salvaged(lose_task_row(copy))
     assert (saved["task"], lost) == (0, {"task": 1, "sample": 1})
@@ -213,7 +211,7 @@ def test_a_lost_task_row_is_made_anew_and_counts_as_lost(original: Original, cop
     assert (task["telemetry"], task["started_at_ms"]) == (0, START_MS)
 
 
-def test_rows_that_do_not_say_whose_they_are_are_not_given_to_any_task(copy: Path, tmp_path: Path) -> None:
+def test_rows_that_do_not_say_whose_they_are_are_not_given_to_any_task(copy, tmp_path):
     content = lose_task_row(copy).read_bytes()
     for name in ("copy of my file.sqlite", f".{copy.name}.gpu1.99.sqlite", ".4821_0.r0.gpu1.sqlite"):
         (tmp_path / name).write_bytes(content)
@@ -230,7 +228,7 @@ def test_rows_that_do_not_say_whose_they_are_are_not_given_to_any_task(copy: Pat
     assert not salvaged(Path(shutil.copy(first, tmp_path / "job.sqlite")))[2], "a job database has several"
 
 
-def test_lost_devices_are_made_anew_from_their_samples(original: Original, copy: Path) -> None:
+def test_lost_devices_are_made_anew_from_their_samples(original, copy):
     devices = sorted(row[1] for table, row in original.rows if table == "device")
     damage.zero_page(copy, damage.page_with(copy, b"Tesla V100"))
     saved, lost, rows = salvaged(copy)
@@ -240,7 +238,7 @@ def test_lost_devices_are_made_anew_from_their_samples(original: Original, copy:
     assert (saved["device"], lost) == (0, {"device": 2})
 
 
-def test_a_chunk_whose_detections_are_lost_is_to_be_done_again(original: Original, copy: Path) -> None:
+def test_a_chunk_whose_detections_are_lost_is_to_be_done_again(original, copy):
     pages = {n: original.content[(n - 1) * 4096 : n * 4096] for n in damage.pages_of_kind(copy, "table leaf")}
     damage.zero_page(copy, next(n for n, page in pages.items() if page.count(b"OVEN") > 3))
     saved, lost, rows = salvaged(copy)
@@ -253,7 +251,7 @@ def test_a_chunk_whose_detections_are_lost_is_to_be_done_again(original: Origina
     assert (len(chunks), {chunk["status"] for chunk in chunks}) == (CHUNKS, {"done", "pending"})
 
 
-def test_what_a_file_says_about_its_rows_is_believed_only_where_it_makes_sense(copy: Path) -> None:
+def test_what_a_file_says_about_its_rows_is_believed_only_where_it_makes_sense(copy):
     for text in (None, "", "12", "[]", '{"sample": "many"}', '{"sample": nu'):
         assert salvaged(change(copy, "UPDATE meta SET value = ? WHERE key = 'rows'", text))[1] is None, text
     stated = json.dumps({"sample": 100, "gap": 52, "task": 1})
@@ -261,7 +259,7 @@ def test_what_a_file_says_about_its_rows_is_believed_only_where_it_makes_sense(c
     assert (saved["sample"], lost) == (2 * SAMPLES, {"gap": 2}), "more rows than stated are read all the same"
 
 
-def test_a_list_of_tables_on_other_pages_is_read_as_far_as_it_goes(original: Original, tmp_path: Path) -> None:
+def test_a_list_of_tables_on_other_pages_is_read_as_far_as_it_goes(original, tmp_path):
     """As in a copy made by another program."""
     copy = tmp_path / original.path.name
     with closing(sqlite3.connect(original.path)) as old, closing(sqlite3.connect(copy)) as new:
@@ -280,7 +278,7 @@ else:
 """
 
 
-def insert(table: str, rows: list[Any], width: int) -> str:
+def insert(table, rows, width):
     """Return the statements for rows that are filled up with NULL."""
     filled = [(*row, *[None] * (width - len(row))) for row in rows]
     values = [", ".join("NULL" if value is None else repr(value) for value in row) for row in filled]
@@ -288,8 +286,8 @@ def insert(table: str, rows: list[Any], width: int) -> str:
 
 
 def test_rows_that_only_the_program_sqlite3_finds_are_added_to_the_one_table_that_they_fit(
-    original: Original, copy: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    original, copy, tmp_path_factory, monkeypatch
+):
     """Pages above others are lost; .recover gives the rows below them, some without the name of their table."""
     lost = {name: sorted(row for table, row in original.rows if table == name)
             for name in ("host_sample", "device", "worker")}  # fmt: skip
@@ -316,7 +314,7 @@ def test_rows_that_only_the_program_sqlite3_finds_are_added_to_the_one_table_tha
     assert {"key": "fits", "value": "meta"} in told(rows, "meta")
 
 
-def test_where_no_row_is_left_nothing_is_written(original: Original, tmp_path: Path) -> None:
+def test_where_no_row_is_left_nothing_is_written(original, tmp_path):
     header, size = original.content[:4096], len(original.content)
     for ruin in (b"", b"text " * 5000, b"\x17", damage.noise(5000, 2), bytes(size), header):
         copy = original.copy(tmp_path)

@@ -2,11 +2,9 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,25 +18,24 @@ from rooms.telemetry import TelemetryWriter
 from rooms.workers import Stretch, join_detections
 from support.behaviour import lay_out, pretty
 from support.databases import change, query
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
 
 from badcjobs import __version__
 
 
 @pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def databases(tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     task = TaskFile(run, states={"a": "done", "b": "failed"}).write()
     merge_run(run)
     return {"task": task, "job": run / "job.sqlite"}
 
 
-def columns(path: Path, table: str) -> list[tuple[str, str, int]]:
+def columns(path, table):
     return [(row[1], row[2], row[3]) for row in query(path, f"PRAGMA table_info({table})")]
 
 
-def test_tables(databases: dict[str, Path], pages: Pages) -> None:
+def test_tables(databases, pages):
     """Other people's queries name these: a change of a page is a change of the schema."""
     said = {}
     for kind, path in databases.items():
@@ -59,7 +56,7 @@ def test_tables(databases: dict[str, Path], pages: Pages) -> None:
         db.execute("DELETE FROM task")
 
 
-def test_every_column_is_explained_in_the_database_and_in_the_guide(databases: dict[str, Path]) -> None:
+def test_every_column_is_explained_in_the_database_and_in_the_guide(databases):
     job, page = databases["job"], read_topic("tables")
     told = {(table, column): text for table, column, text in query(job, "SELECT * FROM column_help")}
     tables = query(job, "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
@@ -70,7 +67,7 @@ def test_every_column_is_explained_in_the_database_and_in_the_guide(databases: d
         assert [c.name for c in table.columns if f"    {c.name} " not in page] == []
 
 
-def test_what_a_device_or_machine_did_not_say_is_null_and_never_zero(tmp_path: Path) -> None:
+def test_what_a_device_or_machine_did_not_say_is_null_and_never_zero(tmp_path):
     with closing(TelemetryWriter(tmp_path / "x.sqlite", 1)) as writer:
         readings = [(7, Reading()), (8, Reading(utilization_percent=0))]
         writer.write_tick(START_MS, readings, HostReading(None, None, None))
@@ -81,7 +78,7 @@ def test_what_a_device_or_machine_did_not_say_is_null_and_never_zero(tmp_path: P
     assert query(tmp_path / "x.sqlite", "SELECT cpu_percent, memory_used_bytes FROM host_sample") == [(None, None)]
 
 
-def test_views(tmp_path: Path, pages: Pages) -> None:
+def test_views(tmp_path, pages):
     """The common questions, of a task that has ended and of one that was killed: until the last sign of it."""
     TaskFile(
         tmp_path, index=0, states={"a": "done", "b": "failed", "c": "poison"}, devices=2, samples=5,
@@ -103,9 +100,7 @@ def test_views(tmp_path: Path, pages: Pages) -> None:
     pages(said)
 
 
-def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is_named(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is_named(tmp_path, pages):
     path = tmp_path / "a b?c#d%e ü.sqlite"
     store.create_live(path).close()
     for uri in (store.read_only_uri(path, sealed=True), store.read_only_uri(path, sealed=False)):
@@ -129,7 +124,7 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
     pages({"said.txt": "".join(said)})
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """Return facts without what is different on every machine, or has its default value."""
     if isinstance(value, dict):
         left_out = ("task_id", "device_id", "heard_at_ms", "settings", "trail", "spark", "utilization_counts", "means")
@@ -139,7 +134,7 @@ def plain(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def test_tasks_and_devices(tmp_path: Path, pages: Pages) -> None:
+def test_tasks_and_devices(tmp_path, pages):
     run = lay_out("live", tmp_path / "run")
     said = {}
     for path in sorted((run / "tasks").glob("*.sqlite"))[:3]:
@@ -170,8 +165,8 @@ def test_tasks_and_devices(tmp_path: Path, pages: Pages) -> None:
     assert store.read_processes(run / "text.sqlite") == {}
 
 
-def test_what_has_changed_since_the_merge_is_counted_and_an_ended_task_does_not_change(tmp_path: Path) -> None:
-    def fresh() -> tuple[int, int, int, tuple[int, ...], list[bool]]:
+def test_what_has_changed_since_the_merge_is_counted_and_an_ended_task_does_not_change(tmp_path):
+    def fresh():
         job = read_job(tmp_path / "job.sqlite")
         changed = [task.changed for task in sorted(job.tasks, key=lambda task: task.name)]
         return job.merged.changed, job.merged.gone, job.merged.new, job.merged.new_indices, changed
@@ -194,11 +189,11 @@ def test_what_has_changed_since_the_merge_is_counted_and_an_ended_task_does_not_
     assert fresh()[:2] == (0, 1), "the file of an ended task may go"
 
 
-def figures(facts: Any, names: str) -> str:
+def figures(facts, names):
     return ", ".join(f"{name} = {getattr(facts, name)}" for name in names.split())
 
 
-def test_figures_that_follow(pages: Pages) -> None:
+def test_figures_that_follow(pages):
     device = store.DeviceFacts("t", "n", 0, "GPU-0", "0", "V100", "nvml", span_s=100.0, energy_integrated_j=500.0)
     states = {"working": StateTime(80.0, 20.0, 5.0, 100.0), "idle": StateTime(20.0, 10.0, None, 25.0)}
     energy, said = "energy_source energy_j energy_measured_s state_energy_j total_s state_s", {}
@@ -240,7 +235,7 @@ Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
 
 
 @pytest.fixture(scope="module")
-def db() -> Iterator[sqlite3.Connection]:
+def db():
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.executescript(store.ddl_script(store.JOB_TABLES, store.ORDERED_BY))
     view = next(view for view in store.VIEWS if view.name == "recording_detection")
@@ -250,7 +245,7 @@ def db() -> Iterator[sqlite3.Connection]:
     db.close()
 
 
-def add(db: sqlite3.Connection, recording: str, heard: Heard, status: str = "done", end_known: bool = True) -> None:
+def add(db, recording, heard, status="done", end_known=True):
     """Write chunks of a recording as merge leaves them, and what was heard in them."""
     columns = "task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s, status, attempts"
     insert = f"INSERT INTO chunk ({columns}) VALUES (1, ?, ?, '', '', ?, ?, ?, ?, 1)"
@@ -262,17 +257,17 @@ def add(db: sqlite3.Connection, recording: str, heard: Heard, status: str = "don
         db.executemany("INSERT INTO detection VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
-def on_its_clock(db: sqlite3.Connection, recording: str = "rec") -> list[Detection]:
+def on_its_clock(db, recording="rec"):
     columns = "start_ms, end_ms, label, score, label_name"
     rows = db.execute(f"SELECT {columns} FROM recording_detection WHERE recording_id = ?", (recording,))
     return in_order([Detection(*row) for row in rows])
 
 
-def in_order(found: Sequence[Detection]) -> list[Detection]:
+def in_order(found):
     return sorted(found, key=lambda d: (d.start_ms, d.end_ms, d.label, d.score or -1.0, d.label_name or ""))
 
 
-def clear(db: sqlite3.Connection) -> None:
+def clear(db):
     for table in ("detection", "chunk", "recording"):
         db.execute(f"DELETE FROM {table}")
 
@@ -288,9 +283,7 @@ found_in_one = st.lists(detections, max_size=8).map(lambda found: sorted(found, 
 
 @given(st.lists(found_in_one, min_size=2, max_size=4), st.integers(1, 60))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_neighbours_are_joined_as_pieces_are(
-    db: sqlite3.Connection, found: list[list[Detection]], overlap: int
-) -> None:
+def test_neighbours_are_joined_as_pieces_are(db, found, overlap):
     """Whatever was heard, near the joint or not, several times or once."""
     clear(db)
     heard = [((12 * n - (overlap / 10 if n else 0), 12 * (n + 1)), one) for n, one in enumerate(found)]
@@ -300,7 +293,7 @@ def test_neighbours_are_joined_as_pieces_are(
 
 ROPT, LATE = Detection(1000, 4000, "ROPT", 0.9), Detection(26_000, 28_000, "ROPT", 0.9)
 # recording: its chunks with what was heard, and the times on its clock
-CASES: dict[str, tuple[Heard, list[tuple[int, int]]]] = {
+CASES = {
     "side by side": ([((0, 30), [ROPT]), ((30, 60), [ROPT])], [(1000, 4000), (31_000, 34_000)]),
     "one within another": (
         [((0, 60), [ROPT, Detection(50_000, 52_000, "ROPT", 0.9)]), ((10, 20), [ROPT]), ((55, 90), [ROPT])],
@@ -313,7 +306,7 @@ CASES: dict[str, tuple[Heard, list[tuple[int, int]]]] = {
 }
 
 
-def test_only_chunks_of_one_recording_that_are_done_and_overlap_are_neighbours(db: sqlite3.Connection) -> None:
+def test_only_chunks_of_one_recording_that_are_done_and_overlap_are_neighbours(db):
     clear(db)
     for recording, (heard, _) in CASES.items():
         add(db, recording, heard, end_known=recording != "no end")
@@ -327,7 +320,7 @@ def test_only_chunks_of_one_recording_that_are_done_and_overlap_are_neighbours(d
     assert db.execute(place).fetchall() == [("Gameti", "G1", "2022-05-01T06:00:00")], "by the task that heard it"
 
 
-def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db: sqlite3.Connection) -> None:
+def test_no_step_of_the_view_looks_through_a_table_for_every_row_of_another(db):
     """With 100,000 chunks that would be minutes instead of seconds."""
     plan = [str(row[3]) for row in db.execute("EXPLAIN QUERY PLAN SELECT * FROM recording_detection")]
     for alias in ("d", "r", "l", "e", "t"):

@@ -5,7 +5,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from rooms import store
@@ -15,21 +14,20 @@ from rooms.root import BadInput, DatabaseProblem, SystemClock
 from rooms.store import Record, emulation_lock, find_trace, write_intent, write_record
 from rooms.task import NOTES_VARIABLE, SPOOL_VARIABLE, announce
 from support.databases import change, names_in, query
-from support.pages import Pages
 from support.task_files import START_MS, TaskFile, merge_run
 
 
-def record_in(out: Path, job_id: str = "4821", **more: Any) -> Record:
+def record_in(out, job_id="4821", **more):
     words = ("run", "/data/m.csv", f"--out={out}", "--config=run.grace_s=2")
     asked = {"--sbatch=--array": "0-2", "--gpus-per-task": 1}
     return Record("slurm", Submitted(job_id, None, (0, 1, 2)), words, 6, START_MS, asked, **more)
 
 
-def line_for(out: Path) -> str:
+def line_for(out):
     return f"badcjobs submit /data/m.csv --out={out} --config=run.grace_s=2 --cluster=slurm --sbatch=--array=0-2"
 
 
-def refusal(run: Path) -> str:
+def refusal(run):
     """Return what report and merge answer alike, of the run and of its tasks/: why, and what helps."""
     with pytest.raises(DatabaseProblem, match=r"job\.sqlite does not exist") as unreported:
         find_job_database(run)
@@ -42,7 +40,7 @@ def refusal(run: Path) -> str:
     return told.replace(str(run), "RUN")
 
 
-def test_before_any_task_the_command_that_helps_is_named(tmp_path: Path, pages: Pages) -> None:
+def test_before_any_task_the_command_that_helps_is_named(tmp_path, pages):
     (tmp_path / "tasks").mkdir()
     assert store.find_unbegun(tmp_path) is None
     write_intent(tmp_path, tmp_path / "job.sh", record_in(tmp_path))
@@ -58,9 +56,7 @@ def test_before_any_task_the_command_that_helps_is_named(tmp_path: Path, pages: 
     pages({"said.txt": "\n".join(said)})
 
 
-def test_a_run_folder_may_be_called_tasks_and_what_is_no_job_database_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_may_be_called_tasks_and_what_is_no_job_database_is_named(tmp_path, monkeypatch):
     run = tmp_path / "tasks"
     tasks, job, settings = TaskFile(run).write().parent, run / "job.sqlite", run / "run.toml"
     merge_run(run)
@@ -74,7 +70,7 @@ def test_a_run_folder_may_be_called_tasks_and_what_is_no_job_database_is_named(
         job.write_bytes(bytes(4096))
 
 
-def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path: Path) -> None:
+def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path):
     run, elsewhere = tmp_path / "july", tmp_path / "elsewhere.sqlite"
     TaskFile(run, states={"a": "done", "b": "pending"}).write()
     write_intent(run, run / "logs" / "job.sh", record_in(run, ""))
@@ -86,7 +82,7 @@ def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_pat
     assert summarize_database(elsewhere).cut_short is None
 
 
-def test_a_record_comes_back_as_it_was_written_and_a_damaged_one_is_refused_with_what_helps(tmp_path: Path) -> None:
+def test_a_record_comes_back_as_it_was_written_and_a_damaged_one_is_refused_with_what_helps(tmp_path):
     assert store.read_record(tmp_path) is store.read_intent(tmp_path) is None
     record, path = record_in(tmp_path, listed=3, left=5), tmp_path / "submitted.json"
     write_record(tmp_path, record)
@@ -102,8 +98,8 @@ def test_a_record_comes_back_as_it_was_written_and_a_damaged_one_is_refused_with
         assert store.read_intent(tmp_path) is None
 
 
-def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path: Path) -> None:
-    def found(**numbers: str) -> str | None:
+def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path):
+    def found(**numbers):
         record = store.last_submission(tmp_path, lambda script: numbers.get(script.stem))
         return record and record.job.job_id
 
@@ -117,8 +113,8 @@ def test_a_job_number_that_was_not_written_is_found_by_its_script(tmp_path: Path
     assert found(job="2") == "1", "it was written"
 
 
-def test_one_emulation_at_a_time_works_on_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def state(job: str = "") -> tuple[bool, bool]:
+def test_one_emulation_at_a_time_works_on_a_run(tmp_path, monkeypatch):
+    def state(job=""):
         return store.is_emulated_now(tmp_path), store.is_emulation_over(tmp_path, job)
 
     assert (state(), names_in(tmp_path), store.emulated_command(tmp_path)) == ((False, False), [], ())
@@ -134,7 +130,7 @@ def test_one_emulation_at_a_time_works_on_a_run(tmp_path: Path, monkeypatch: pyt
     looker, real = store.lock_file_in(tmp_path).open(), fcntl.flock
     real(looker, fcntl.LOCK_SH)  # who only looks does not stop an emulation
 
-    def flock(file: IO[str], kind: int) -> None:
+    def flock(file, kind):
         if kind & fcntl.LOCK_SH:
             looker.close()
         real(file, kind)
@@ -145,8 +141,8 @@ def test_one_emulation_at_a_time_works_on_a_run(tmp_path: Path, monkeypatch: pyt
     assert store.emulated_command(tmp_path) == ("x",)
 
 
-def test_new_folders_of_a_run_are_removed_when_its_start_fails_but_never_what_is_in_them(tmp_path: Path) -> None:
-    def fail(out: Path, keeps: str = "") -> bool:
+def test_new_folders_of_a_run_are_removed_when_its_start_fails_but_never_what_is_in_them(tmp_path):
+    def fail(out, keeps=""):
         with pytest.raises(ZeroDivisionError), store.undo_on_error(out), store.folder_lock(out):
             if keeps:
                 (out / keeps).parent.mkdir(exist_ok=True)
@@ -161,16 +157,16 @@ def test_new_folders_of_a_run_are_removed_when_its_start_fails_but_never_what_is
     assert all(fail(tmp_path / keeps.replace("/", "-"), keeps) for keeps in ("tasks/x", "logs/x.out", "x"))
 
 
-def test_traces_are_for_the_folder_where_they_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_for_the_folder_where_they_are_found(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new"
 
-    def command(out: Path) -> tuple[str, ...]:
+    def command(out):
         return ("badcjobs", "submit", "m.csv", f"--out={out}", "--cluster=local")
 
     with emulation_lock(old, command(old)):
         logs = [old / "logs" / "1794_0.out", tmp_path / "own.log", tmp_path / "gone.log", Path("x")]
         states = ("PENDING", "RUNNING", "FAILED", "FAILED")
-        rows: list[dict[str, Any]] = [{"index": n, "state": states[n], "log": str(logs[n])} for n in range(4)]
+        rows = [{"index": n, "state": states[n], "log": str(logs[n])} for n in range(4)]
         rows[3]["note"] = "exit code 4"
         (old / "logs" / "1794.json").write_text(json.dumps({"tasks": rows}))
         for log in logs[:2]:
@@ -201,14 +197,14 @@ def test_traces_are_for_the_folder_where_they_are_found(tmp_path: Path, monkeypa
 UNTOLD = (None, None, None)
 
 
-def merged(run: Path) -> list[tuple[Any, ...]]:
+def merged(run):
     """Merge, and return what the tasks say of their end, in the order of their index and start."""
     merge_run(run)
     columns = "slurm_state, slurm_exit_code, slurm_reason"
     return query(run / "job.sqlite", f"SELECT {columns} FROM task ORDER BY array_index, started_at_ms")
 
 
-RECORDS: dict[str, tuple[Any, ...]] = {
+RECORDS = {
     **dict.fromkeys(("", "{", "[]", "7", "\0\xff"), UNTOLD),
     '7\n{"a": 1}': ("ENDED", None, None),
     '{"exit_code": {"a": 1}, "written_by": 4, "state": ""}': ("ENDED", None, None),
@@ -217,7 +213,7 @@ RECORDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def test_the_record_beside_a_task_database_is_read_where_it_makes_sense(tmp_path: Path) -> None:
+def test_the_record_beside_a_task_database_is_read_where_it_makes_sense(tmp_path):
     files = [TaskFile(tmp_path, index=n, samples=0).write() for n in range(len(RECORDS) + 1)]
     for path, text in zip(files, RECORDS, strict=False):
         path.with_suffix(".slurm.json").write_text(text)
@@ -226,7 +222,7 @@ def test_the_record_beside_a_task_database_is_read_where_it_makes_sense(tmp_path
     assert [store.read_end_beside(path) for path in files] == [*(end[0] for end in RECORDS.values()), None]
 
 
-def test_a_record_that_comes_later_is_news_and_what_is_known_stays_without_it(tmp_path: Path) -> None:
+def test_a_record_that_comes_later_is_news_and_what_is_known_stays_without_it(tmp_path):
     task = TaskFile(tmp_path, states={"a": "pending"}, verdict="killed")
     record = task.write().with_suffix(".slurm.json")
     assert merged(tmp_path) == [UNTOLD]
@@ -241,13 +237,13 @@ def test_a_record_that_comes_later_is_news_and_what_is_known_stays_without_it(tm
     assert query(tmp_path / "job.sqlite", "SELECT status FROM chunk") == [("done",)]
 
 
-def ask(run: Path, **task: Any) -> Path:
+def ask(run, **task):
     """Write a task that has asked for the ends of its job in a shared folder; that unseals it."""
     database = TaskFile(run, samples=0, **task).write()
     return change(database, "INSERT INTO meta VALUES ('slurm_spool', ?)", str(run / "spool"))
 
 
-def end(run: Path, state: str, index: object, from_s: int = 0, to_s: int = 60, exit_code: str | None = "0:0") -> None:
+def end(run, state, index, from_s=0, to_s=60, exit_code="0:0"):
     told = {"array_index": index, "state": state, "exit_code": exit_code, "written_by": "jobcomp"}
     told |= {"start_s": START_MS // 1000 + from_s, "end_s": START_MS // 1000 + to_s}
     ends = run / "spool" / "ends" / "4821.jsonl"
@@ -262,7 +258,7 @@ RUNS = {"-60 -2, -1 60": 1, "-1 2, 4 60": 0, "4 9, 99 199": 0, "5 9": 0, "6 9": 
         "-1 60, -3 60": 0}  # fmt: skip
 
 
-def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(tmp_path: Path) -> None:
+def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(tmp_path):
     for restart in range(3):  # each attempt of a requeued task has the end of its own run
         ask(tmp_path, index=9, restart=restart, started_at_ms=START_MS + restart * 100_000)
     for index in range(len(RUNS)):
@@ -275,7 +271,7 @@ def test_of_two_runs_the_one_that_began_nearer_is_the_tasks_own(tmp_path: Path) 
     assert merged(tmp_path)[-1] == ("COMPLETED", "0:0", "jobcomp")
 
 
-def test_the_controller_knows_the_state_and_the_node_the_exit_code(tmp_path: Path) -> None:
+def test_the_controller_knows_the_state_and_the_node_the_exit_code(tmp_path):
     ask(tmp_path, index=0).with_suffix(".slurm.json").write_text('{"exit_code": "0:9", "written_by": "epilog"}')
     ask(tmp_path, index=1)
     TaskFile(tmp_path, index=2, samples=0).write()  # has not asked
@@ -295,8 +291,8 @@ def test_the_controller_knows_the_state_and_the_node_the_exit_code(tmp_path: Pat
     assert merged(tmp_path) == [*known, ("DEADLINE", "0:0", "jobcomp")]
 
 
-def test_a_task_announces_itself_only_where_it_is_invited_and_in_the_notes_of_its_own_job_alone(tmp_path: Path) -> None:
-    def announced(job: str = "4828", **asked: Path) -> dict[str, str]:
+def test_a_task_announces_itself_only_where_it_is_invited_and_in_the_notes_of_its_own_job_alone(tmp_path):
+    def announced(job="4828", **asked):
         environ = {"SLURM_JOB_ID": job, **{name: str(path) for name, path in asked.items()}}
         return announce(environ, TaskKey("4821", 7, 0, "gpu1"), Path("/run/tasks/4821_7.r0.gpu1.sqlite"))
 

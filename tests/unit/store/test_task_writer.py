@@ -5,7 +5,6 @@ import logging
 import shutil
 import sqlite3
 from ast import literal_eval
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,40 +17,39 @@ from rooms.store import TaskWriter
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import tables
 from support.databases import change, names_in, query
-from support.filesystems import SmallDisk, read_only, small_disk
+from support.filesystems import read_only, small_disk
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
 
 KEY, DATA = TaskKey("4821", 7, 1, "gpu3"), Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[TaskWriter]:
+def writer(tmp_path):
     with closing(TaskWriter(tmp_path / "wrapper.sqlite", KEY)) as writer:
         yield writer
 
 
-def fill(writer: TaskWriter, *names: str) -> list[Chunk]:
+def fill(writer, *names):
     chunks = [make_chunk(name) for name in names]
     assert writer.fill(chunks, lambda rows: None) == len(chunks)
     return chunks
 
 
-def done(chunk: Chunk, audio_s: float | None = 29.5) -> ChunkResult:
+def done(chunk, audio_s=29.5):
     return ChunkResult(chunk, START_MS + 1000, START_MS + 2000, (LOUD, LOUD), audio_s)
 
 
-def failed(chunk: Chunk, *, charged: bool = True) -> ChunkResult:
+def failed(chunk, *, charged=True):
     times = (START_MS + 1000, START_MS + 2000)
     return ChunkResult(chunk, *times, error_class="bad_audio", error="no luck", charged=charged)
 
 
-def end(writer: TaskWriter, result: ChunkResult, status: str, try_number: int = 1, **more: str) -> None:
+def end(writer, result, status, try_number=1, **more):
     writer.attempt_ended(result, status=status, try_number=try_number, worker_id=5, device_id=9, **more)
 
 
-def test_tables_of_a_task(writer: TaskWriter, pages: Pages) -> None:
+def test_tables_of_a_task(writer, pages):
     """A task writes what it knows as it becomes known; what is unknown is null."""
     given = model.Allocation(True, "4821", "gpu3", restart=1, array_index=7, cpus=6, facts={"SLURM_JOB_ID": "4828"})
     facts = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": True, "memory_limit_bytes": 2**31}
@@ -90,8 +88,8 @@ def test_tables_of_a_task(writer: TaskWriter, pages: Pages) -> None:
     assert writer.failed_chunks(10) == [("rec", "bad", "bad_audio", "no luck")]
 
 
-def test_the_chunks_of_the_source_are_written_as_pending_and_come_back_once_in_its_order(writer: TaskWriter) -> None:
-    counted: list[int] = []
+def test_the_chunks_of_the_source_are_written_as_pending_and_come_back_once_in_its_order(writer):
+    counted = []
     odd = Chunk("été", "c 1", "../x.wav", "/data/x.wav", 500, None, Fingerprint(1000, 17), is_cut=True)
     chunks = [make_chunk("c"), make_chunk("a"), odd, make_chunk("b", seconds=None), make_chunk("d")]
     assert writer.fill(chunks, counted.append) == 5
@@ -103,7 +101,7 @@ def test_the_chunks_of_the_source_are_written_as_pending_and_come_back_once_in_i
     assert writer.count_by_status() == {"pending": 5}
 
 
-def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is_counted(writer: TaskWriter) -> None:
+def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is_counted(writer):
     names = {"r1": ("Gameti", "G1", "2026-05-01T06:00:00", "{study_area}/*"), "r2": (None,) * 4,
              "r3": ("Gameti", None, "2026-05-01", None)}  # fmt: skip
     chunks = [make_chunk(name[2:], name[:2]) for name in ("r1a", "r1b", "r2c", "r3d", "r1e")]
@@ -114,7 +112,7 @@ def test_a_recording_has_one_row_with_what_its_path_tells_and_what_is_missing_is
     assert writer.name_gaps() == model.NameGaps(3, 1, "c.wav", 1, "c.wav", 2, "c.wav", 1, "d.wav")
 
 
-def audio(case: str, words: str) -> Chunk:
+def audio(case, words):
     """Return a chunk with what is known of its audio."""
     facts = {name: literal_eval(value) for name, value in (word.split("=") for word in words.split())}
     size, mtime, digit = (facts.pop(name, known) for name, known in (("bytes", 1000), ("mtime", 17), ("sum", None)))
@@ -126,7 +124,7 @@ CASES = [line.split(":") for line in (DATA / "resumed_audio.txt").read_text().sp
 AUDIO = {case: (*(audio(case, words) for words in known.split(">")), word == " same") for case, known, word in CASES}
 
 
-def earlier_task(path: Path, *chunks: Chunk, state: str = "done") -> Path:
+def earlier_task(path, *chunks, state="done"):
     """Write what a task before ours has left."""
     with closing(TaskWriter(path, TaskKey("4820", 0, 0, "gpu1"))) as earlier:
         earlier.fill(chunks, lambda rows: None)
@@ -135,7 +133,7 @@ def earlier_task(path: Path, *chunks: Chunk, state: str = "done") -> Path:
     return path
 
 
-def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer: TaskWriter, tmp_path: Path) -> None:
+def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer, tmp_path):
     then, now = ([case[place] for case in AUDIO.values()] for place in (0, 1))
     earlier = earlier_task(tmp_path / "earlier.sqlite", *then)
     writer.fill([*now, replace(THEN, recording_id="another"), replace(THEN, chunk_id="new")], lambda rows: None)
@@ -153,7 +151,7 @@ def test_a_chunk_is_done_if_its_audio_is_what_it_was(writer: TaskWriter, tmp_pat
     assert sorted(sums, key=repr) == [(1000, 17, "b" * 64), (1000, 17, None)]
 
 
-def test_failures_elsewhere_are_skipped_only_where_asked(writer: TaskWriter, tmp_path: Path) -> None:
+def test_failures_elsewhere_are_skipped_only_where_asked(writer, tmp_path):
     states = {"a": "done", "b": "failed", "c": "poison", "d": "pending", "e": "skipped"}
     earlier = TaskFile(tmp_path, states=states).write()
     before = earlier.read_bytes()
@@ -174,7 +172,7 @@ def test_failures_elsewhere_are_skipped_only_where_asked(writer: TaskWriter, tmp
     assert earlier.read_bytes() == before
 
 
-def test_many_databases_with_many_chunks_are_looked_into(writer: TaskWriter, tmp_path: Path) -> None:
+def test_many_databases_with_many_chunks_are_looked_into(writer, tmp_path):
     """SQLite attaches ten files at most; chunks are looked up ten thousand at a time."""
     names, earlier = [f"c{number}" for number in range(10_003)], tmp_path / "earlier.sqlite"
     with closing(TaskWriter(earlier, TaskKey("4820", 0, 0, "gpu1"))) as other:
@@ -185,7 +183,7 @@ def test_many_databases_with_many_chunks_are_looked_into(writer: TaskWriter, tmp
     assert writer.count_by_status() == {"skipped": len(names) - 11, "pending": 12}
 
 
-def test_what_a_later_run_takes_from_a_merge_is_what_cannot_change_any_more(tmp_path: Path) -> None:
+def test_what_a_later_run_takes_from_a_merge_is_what_cannot_change_any_more(tmp_path):
     run = RunFolder(tmp_path)
     assert store.merged_files(run.job_database) == set()
     ended = TaskFile(tmp_path, index=0, states={"a": "done"}, samples=0).write()
@@ -200,7 +198,7 @@ def test_what_a_later_run_takes_from_a_merge_is_what_cannot_change_any_more(tmp_
     assert store.known_lengths(run.job_database) == {"a": 30.0}
 
 
-def test_the_safe_mode_takes_no_lock_and_leaves_no_log_and_no_shared_memory(tmp_path: Path) -> None:
+def test_the_safe_mode_takes_no_lock_and_leaves_no_log_and_no_shared_memory(tmp_path):
     live = tmp_path / "wrapper.sqlite"
     with closing(TaskWriter(live, KEY, shared=True)) as writer:
         writer.fill([make_chunk("a")], lambda rows: None)
@@ -213,7 +211,7 @@ def test_the_safe_mode_takes_no_lock_and_leaves_no_log_and_no_shared_memory(tmp_
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
-def test_a_snapshot_has_all_that_is_committed_or_is_not_there_at_all(tmp_path: Path, shared: bool) -> None:
+def test_a_snapshot_has_all_that_is_committed_or_is_not_there_at_all(tmp_path, shared):
     (tmp_path / "live").mkdir()
     with closing(TelemetryWriter(tmp_path / "live" / "recorder.sqlite", 7, shared=shared)) as writer:
         with writer.batch():
@@ -229,7 +227,7 @@ def test_a_snapshot_has_all_that_is_committed_or_is_not_there_at_all(tmp_path: P
     assert names_in(tmp_path) == ["copy.sqlite", "folder.sqlite", "live"]
 
 
-def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_are_none(tmp_path: Path) -> None:
+def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_are_none(tmp_path):
     path = tmp_path / "recorder.sqlite"
     with closing(TelemetryWriter(path, 7)) as writer:
         for tick, (used, load) in enumerate([(5, 20), (9, 40), (None, 60)]):
@@ -257,40 +255,38 @@ def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_ar
 class Refusing:
     """A database on a small disk, and what a process that is killed now would leave."""
 
-    def __init__(self, disk: SmallDisk, scratch: Path, *, shared: bool) -> None:
+    def __init__(self, disk, scratch, *, shared):
         self.disk, self._dead, self.clock = disk, scratch / "dead", HandClock()
         self.db = store.PatientDatabase(disk.path / "live.sqlite", shared=shared, monotonic_s=self.clock.monotonic_s)
 
-    def add(self, *keys: str) -> None:
+    def add(self, *keys):
         for key in keys:
             self.db.write(lambda c, key=key: c.execute("INSERT INTO meta VALUES (?, ?)", (key, "x" * 6000)))  # type: ignore[misc]
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self):
         return [key for (key,) in self.db.now.execute("SELECT key FROM meta ORDER BY rowid")]
 
     @property
-    def kept(self) -> list[str]:
+    def kept(self):
         shutil.rmtree(self._dead, ignore_errors=True)
         shutil.copytree(self.disk.path, self._dead, ignore=shutil.ignore_patterns("*-shm", ".stone", "other"))
         return [key for (key,) in query(self._dead / "live.sqlite", "SELECT key FROM meta ORDER BY rowid")]
 
 
 @pytest.fixture(params=["local", "shared"])
-def refusing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
+def refusing(request, tmp_path):
     with small_disk(tmp_path / "disk", "5m") as disk:
         one = Refusing(disk, tmp_path, shared=request.param == "shared")
         with closing(one.db):
             yield one
 
 
-def names(prefix: str, many: int) -> list[str]:
+def names(prefix, many):
     return [f"{prefix}{number}" for number in range(many)]
 
 
-def test_what_a_full_disk_refuses_is_kept_in_order_and_written_when_there_is_room(
-    refusing: Refusing, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_full_disk_refuses_is_kept_in_order_and_written_when_there_is_room(refusing, tmp_path, caplog):
     db, disk, clock = refusing.db, refusing.disk, refusing.clock
     caplog.set_level(logging.INFO)
     refusing.add("before")
@@ -328,7 +324,7 @@ def test_what_a_full_disk_refuses_is_kept_in_order_and_written_when_there_is_roo
     assert [record.levelname for record in caplog.records].count("WARNING") == 2
 
 
-def test_a_transaction_is_kept_whole_or_not_at_all_wherever_it_was_refused(refusing: Refusing) -> None:
+def test_a_transaction_is_kept_whole_or_not_at_all_wherever_it_was_refused(refusing):
     db = refusing.db
     db.on_disk().execute("PRAGMA cache_size = 5")  # so that the disk refuses in the middle, not only at the commit
     refusing.disk.fill()
@@ -353,7 +349,7 @@ def test_a_transaction_is_kept_whole_or_not_at_all_wherever_it_was_refused(refus
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
-def test_a_list_of_work_that_does_not_fit_leaves_nothing(tmp_path: Path, shared: bool) -> None:
+def test_a_list_of_work_that_does_not_fit_leaves_nothing(tmp_path, shared):
     with small_disk(tmp_path, "3m"), closing(TaskWriter(tmp_path / "wrapper.sqlite", KEY, shared=shared)) as writer:
         with pytest.raises(sqlite3.OperationalError, match="full"):
             writer.fill((make_chunk(f"c{number}") for number in range(100_000)), lambda rows: None)

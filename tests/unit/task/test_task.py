@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from rooms.store import TaskWriter
 from rooms.task import DeviceWorkNow, StopRequest, TaskProgress
 from rooms.workers import Tally
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.task_files import TaskFile
 
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
@@ -27,7 +25,7 @@ TERM 5.001 TERM, TERM 5.001 HUP, TERM INT, INT INT, HUP INT
 """
 
 
-def received(clock: HandClock, story: str) -> StopRequest:
+def received(clock, story):
     stop = StopRequest(clock.monotonic_s)
     for word in story.split():
         if word in SIGNALS:
@@ -37,7 +35,7 @@ def received(clock: HandClock, story: str) -> StopRequest:
     return stop
 
 
-def test_a_warning_drains_an_ending_sets_a_deadline_and_another_one_means_now(pages: Pages) -> None:
+def test_a_warning_drains_an_ending_sets_a_deadline_and_another_one_means_now(pages):
     lines = []
     for story in map(str.strip, STORIES.split(",")):
         clock = HandClock()
@@ -56,7 +54,7 @@ def test_a_warning_drains_an_ending_sets_a_deadline_and_another_one_means_now(pa
 
 
 @pytest.mark.parametrize("nohup", [False, True])
-def test_once_installed_real_signals_arrive_but_under_nohup_a_closed_terminal_is_no_reason_to_stop(nohup: bool) -> None:
+def test_once_installed_real_signals_arrive_but_under_nohup_a_closed_terminal_is_no_reason_to_stop(nohup):
     numbers = [signal.Signals[f"SIG{name}"] for name in SIGNALS]
     before, heard = {number: signal.getsignal(number) for number in numbers}, []
     try:
@@ -85,7 +83,7 @@ sys.exit(75)
 """
 
 
-def test_signals_to_a_process_that_is_leaving_do_not_change_its_exit_code() -> None:
+def test_signals_to_a_process_that_is_leaving_do_not_change_its_exit_code():
     """Python gives up its handlers before its last objects are gone."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -98,7 +96,7 @@ def test_signals_to_a_process_that_is_leaving_do_not_change_its_exit_code() -> N
 
 
 # The chunks by state, the signals, what the supervisor says, and whether the time is over.
-VERDICTS: list[tuple[str, str, Tally, bool]] = [
+VERDICTS = [
     ("done done", "", Tally(), False),
     ("skipped", "TERM", Tally(), True),
     ("done failed", "", Tally(), False),
@@ -115,7 +113,7 @@ VERDICTS: list[tuple[str, str, Tally, bool]] = [
 ]
 
 
-def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path: Path, pages: Pages) -> None:
+def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pages):
     before, lines = TaskFile(tmp_path, states={"c1": "failed"}, job_id="4000").write(), []
     for number, (states, signals, tally, is_late) in enumerate(VERDICTS):
         clock, chunks = HandClock(), [Chunk("rec", f"c{n}", "a", "/a") for n, _ in enumerate(states.split())]
@@ -152,14 +150,14 @@ PROGRESS = [
 ]  # fmt: skip
 
 
-def test_the_heartbeat_line_is_as_the_contract_shows_it_and_what_nobody_knows_is_no_zero(pages: Pages) -> None:
+def test_the_heartbeat_line_is_as_the_contract_shows_it_and_what_nobody_knows_is_no_zero(pages):
     lines = [room.heartbeat_line(progress, LOAD, 4) for progress in PROGRESS]
     lines.append(room.heartbeat_line(TaskProgress(0, 960, 0.0, 30.0), (None, None, None), 0))
     lines.append(room.heartbeat_line(TaskProgress(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 1))
     pages({"heartbeats.txt": "\n".join(lines)})
 
 
-def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path: Path) -> None:
+def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path):
     writer = TaskWriter(tmp_path / "wrapper.sqlite", TaskKey("4821", 0, 0, "gpu1", started_at_ms=1000))
     writer.begin_task(Allocation(True, "4821", "gpu1"), started_at_ms=1000, telemetry=True, pid=1, version="1")
     chunks = [Chunk("r", f"c{n}", "a.wav", "/a.wav", 0, 30_000) for n in range(7)]

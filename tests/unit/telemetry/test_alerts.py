@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,6 @@ from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading, StandI
 from rooms.root import Project
 from support.databases import query
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.waiting import is_running, wait_for
 
 GIB = 2**30
@@ -27,20 +26,20 @@ UNKNOWN = room.Followed(7, "GPU-7", 1)
 class Book:
     """An alert book over a real file, fed second by second as the head of data/alert_courses.txt explains."""
 
-    def __init__(self, path: Path, options: str = "") -> None:
+    def __init__(self, path, options=""):
         words = options.split()
         numbers = {name: int(value) for name, _, value in (word.partition("=") for word in words) if value}
         self._device = UNKNOWN if "unknown" in words else CARD._replace(slowdown_c=numbers.pop("slowdown_c", None))
         self._limits, self.path, self.at_s = AlertLimits(**numbers), path, 0
-        self.told: list[room.Alert] = []
+        self.told = []
         self._open()
         self.book.work_waits = "waits" in words
 
-    def _open(self) -> None:
+    def _open(self):
         self.writer = room.TelemetryWriter(self.path, 77)
         self.book = room.AlertBook(self.writer, [self._device], self._limits, self.told.append)
 
-    def feed(self, course: str) -> None:
+    def feed(self, course):
         metric = ""
         for word in course.split():
             many, _, said = word.rpartition("*")
@@ -55,7 +54,7 @@ class Book:
             else:
                 self._write(answers(metric, said) * int(many or 1))
 
-    def _write(self, answers: Sequence[Reading | str]) -> None:
+    def _write(self, answers):
         for answer in answers:
             silent = {7: answer} if isinstance(answer, str) else {}
             with self.writer.batch():
@@ -64,7 +63,7 @@ class Book:
             self.book.written()
             self.at_s += 1
 
-    def page(self) -> list[str]:
+    def page(self):
         """Return the rows of the file, in seconds, and what was logged."""
         sql = """SELECT kind, severity, (started_at_ms - ?1) / 1000.0, (ended_at_ms - ?1) / 1000.0, peak, threshold
                  FROM alert ORDER BY rowid"""
@@ -73,7 +72,7 @@ class Book:
         return (rows + [f"  {alert.text}" for alert in self.told]) or ["none"]
 
 
-def answers(metric: str, said: str) -> list[Any]:
+def answers(metric, said):
     """Return the readings of a word, or why there is none."""
     if metric == "wave":
         return wave(int(said))
@@ -88,18 +87,18 @@ def answers(metric: str, said: str) -> list[Any]:
     return [Reading(**({} if said == "-" else {metric: float(said) if "." in said else int(said, 0)}))]
 
 
-def energies(seconds: float, counted_w: float, offset_j: float, power_w: float | None) -> list[Reading]:
+def energies(seconds, counted_w, offset_j, power_w):
     """Return readings with a counter every five seconds."""
     counted = (offset_j + counted_w * s if s % 5 == 0 else None for s in range(int(seconds)))
     return [Reading(power_w=power_w, energy_j=energy_j) for energy_j in counted]
 
 
-def wave(seconds: int) -> list[Reading]:
+def wave(seconds):
     powers = [300.0 if second % 10 < 5 else 60.0 for second in range(seconds)]
     return [Reading(power_w=w, energy_j=1e6 + sum(powers[:n]) if n % 5 == 0 else None) for n, w in enumerate(powers)]
 
 
-def test_what_is_an_alert_and_what_is_not(tmp_path: Path, pages: Pages) -> None:
+def test_what_is_an_alert_and_what_is_not(tmp_path, pages):
     said = []
     courses = (Path(__file__).parents[2] / "data" / "alert_courses.txt").read_text().split("\n\n")[2]
     for number, line in enumerate(courses.splitlines()):
@@ -114,7 +113,7 @@ def test_what_is_an_alert_and_what_is_not(tmp_path: Path, pages: Pages) -> None:
     pages({"alerts.txt": "\n".join(said)})
 
 
-def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path: Path) -> None:
+def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path):
     book = Book(tmp_path / "recorder.sqlite")
     with pytest.raises(OSError, match="refused"), book.writer.batch():
         book.book.write(START_MS, [(7, Reading(temperature_c=90))], {})
@@ -140,7 +139,7 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path
     book.writer.close()
 
 
-def test_limits_and_devices_travel_in_the_recorders_order(tmp_path: Path) -> None:
+def test_limits_and_devices_travel_in_the_recorders_order(tmp_path):
     order = room.SidecarOrder(
         "m", 1, 2, [CARD, room.Followed(8, None, 1, GIB, 300.0, 90)], 1.0, StandIn(simulate=2), None, 1, 1, "r", "w",
         "p", "l", True, AlertLimits(temperature_c=70.0), ["A=1"],
@@ -149,8 +148,8 @@ def test_limits_and_devices_travel_in_the_recorders_order(tmp_path: Path) -> Non
     assert room.SidecarOrder.read(tmp_path / "order.json") == order
 
 
-NAN: Any = float("nan")
-SECRET: Any = "curl -d @- https://chat/services/T0123/xyzzy"
+NAN = float("nan")
+SECRET = "curl -d @- https://chat/services/T0123/xyzzy"
 SETTINGS = [
     AlertLimits(), AlertLimits(70, 100, 100.0, 1e6, 100), AlertLimits(memory_percent=100.5), AlertLimits(idle_s=True),
     AlertLimits(power_percent=cast("Any", None)), AlertLimits(NAN, -1, 95, float("inf"), 0), AlertHooks(),
@@ -159,7 +158,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def test_settings_name_all_their_mistakes_and_show_no_secret(pages: Pages) -> None:
+def test_settings_name_all_their_mistakes_and_show_no_secret(pages):
     lines = ["\n  ".join([repr(one), *(one.problems() or ["no mistake"])]) for one in SETTINGS]
     shown = [str(hooks.without_secrets()) for hooks in (AlertHooks(), AlertHooks(SECRET))]
     text = "\n".join([*lines, "", "shown:", *shown])
@@ -177,15 +176,15 @@ TASK = "4821_7.r0.gpu-01"
 Caller = Callable[..., room.AlertCommand]
 
 
-def later(alert: room.Alert, seconds: float) -> room.Alert:
+def later(alert, seconds):
     return replace(alert, started_at_ms=alert.started_at_ms + round(1000 * seconds))
 
 
 @pytest.fixture
-def caller(tmp_path: Path) -> Iterator[Caller]:
-    made: list[room.AlertCommand] = []
+def caller(tmp_path):
+    made = []
 
-    def make(command: str, clock: HandClock | None = None, min_interval_s: float = 600) -> room.AlertCommand:
+    def make(command, clock=None, min_interval_s=600):
         environ, hooks = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}, AlertHooks(command, min_interval_s)
         made.append(room.AlertCommand(hooks, TASK, clock or HandClock(), environ, tmp_path))
         return made[-1]
@@ -195,7 +194,7 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
         one.finish()
 
 
-def program(folder: Path, text: str) -> str:
+def program(folder, text):
     """Write a script and return the command for it; its name has a space."""
     path = folder / "tell me.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -203,7 +202,7 @@ def program(folder: Path, text: str) -> str:
     return f"'{path}'"
 
 
-def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_while() -> None:
+def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_while():
     calls = room.CallBudget(600)
     course = [
         (HOT, 0, True), (OVER, 1, True), (OVER, 2, False),  # each once, however soon
@@ -222,7 +221,7 @@ def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_
     assert calls.allows(replace(OVER, device_id=23), 4000)
 
 
-def test_the_document_and_the_variables_say_everything_that_the_log_says(pages: Pages) -> None:
+def test_the_document_and_the_variables_say_everything_that_the_log_says(pages):
     """Unknown is empty in a variable and null in JSON; a message cannot call the whole channel of a chat."""
     unknown = replace(HOT, peak=None, threshold=None, device_index=None, message="a\0b")
     alerts = [(HOT, 3), (OVER, 0), (unknown, 0), (replace(HOT, kind="fault", message="Xid <!channel> & more"), 0)]
@@ -233,7 +232,7 @@ def test_the_document_and_the_variables_say_everything_that_the_log_says(pages: 
     })  # fmt: skip
 
 
-def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Caller, tmp_path: Path) -> None:
+def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller, tmp_path):
     script = 'echo "$1 $BADCJOBS_ALERT_STATE $BADCJOBS_ALERT_PEAK" >> said; cat >> said; echo >> said; sleep 77 &'
     calls = caller(f"{program(tmp_path, script)} '$HOME;'")
     calls.add(HOT)
@@ -245,7 +244,7 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_variables(caller: Call
     assert json.loads(end_json) == room.alert_document(OVER, TASK, 0)
 
 
-def test_five_hundred_alerts_at_once_are_twenty_calls(caller: Caller, tmp_path: Path) -> None:
+def test_five_hundred_alerts_at_once_are_twenty_calls(caller, tmp_path):
     clock, said = HandClock(), tmp_path / "said"
     said.touch()
     calls = caller(program(tmp_path, "cat >> said; echo >> said"), clock, min_interval_s=0)
@@ -266,10 +265,8 @@ FAILURES = {
 }
 
 
-def test_a_command_that_fails_is_logged_once_with_its_last_line_and_never_its_arguments(
-    caller: Caller, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def logged(command: str) -> list[str]:
+def test_a_command_that_fails_is_logged_once_with_its_last_line_and_never_its_arguments(caller, tmp_path, caplog):
+    def logged(command):
         caplog.clear()
         calls = caller(command)
         calls.add(HOT)
@@ -286,7 +283,7 @@ def test_a_command_that_fails_is_logged_once_with_its_last_line_and_never_its_ar
     ]
 
 
-def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path: Path) -> None:
+def test_the_example_of_the_guide_works_as_it_is_pasted(caller, tmp_path):
     section = read_topic("telemetry").partition("## Alerts that run a command")[2]
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
@@ -298,10 +295,10 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller: Caller, tmp_path
     assert (tmp_path / "alerts.txt").read_text() == f"begin {TASK}: {HOT.message}\n"
 
 
-def test_a_command_that_never_ends_is_killed_with_all_that_it_started(caller: Caller, tmp_path: Path) -> None:
+def test_a_command_that_never_ends_is_killed_with_all_that_it_started(caller, tmp_path):
     command = program(tmp_path, "sleep 77 & echo $! $$ > pids; exec yes loud >&2")
 
-    def pids() -> list[int]:
+    def pids():
         said = tmp_path / "pids"
         return wait_for(lambda: [int(word) for word in said.read_text().split()] if said.exists() else [], "it runs")
 

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +38,7 @@ OTHER_MARK = "BADCJOBS_RECORDING=4821_7.r0.gpu3-99"
 # --- who a process is -------------------------------------------------------------------------------------------------
 
 
-def lookup(wrapper_pid: int = 2**22 + 1, **more: Path) -> ProcessLookup:
+def lookup(wrapper_pid=2**22 + 1, **more):
     return ProcessLookup(wrapper_pid=wrapper_pid, marks=[OTHER_MARK, MARK], **more)
 
 
@@ -56,7 +55,7 @@ OWNERS = [
 ]  # fmt: skip
 
 
-def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path: Path) -> None:
+def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
     """In a container a number may mean another process; an environment that does not say may be our own."""
     for number, (namespace, uid, environ, wrapper, ours) in enumerate(OWNERS):
         proc = tmp_path / str(number)
@@ -80,23 +79,23 @@ def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path: Path) -> N
 
 
 # Two recorders: second → device → what it lists, each a pid, perhaps MiB and percent
-FEEDS: list[dict[float, dict[int, list[tuple[int, ...]] | None]]] = [
+FEEDS = [
     {0: {1: [(10, 100, 40)], 2: [(20, 50)]}, 1: {1: None}, 5: {1: [(10, 900, 50), (20, 1), (30,)], 2: []},
      10: {1: [(10, 300)], 2: []}},
     {20: {1: [(10, 4), (30, 2)]}, 80: {1: [(10, 7)]}, 140.001: {1: [(10, 1)]}},
 ]  # fmt: skip
 
 
-def on_device(pid: int, mib: int | None = None, sm: int | None = None) -> ProcessReading:
+def on_device(pid, mib=None, sm=None):
     return ProcessReading(pid, None if mib is None else mib * 2**20, sm)
 
 
-def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path: Path) -> None:
+def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path):
     """A number that comes back after more than a minute is another process."""
     path, asked = tmp_path / "r.sqlite", []
     people = {10: ProcessOwner("python", "ada", True), 20: ProcessOwner("train", "bob", False)}
 
-    def look_up(pid: int) -> ProcessOwner:
+    def look_up(pid):
         asked.append(pid)
         return people.get(pid, ProcessOwner())
 
@@ -135,11 +134,11 @@ def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path: P
 TOP = 100
 
 
-def process(pid: int, parent: int, cpu_ticks: float = 0, started_ticks: float = 1) -> ProcessUse:
+def process(pid, parent, cpu_ticks=0, started_ticks=1):
     return ProcessUse(pid, parent, started_ticks, cpu_ticks)
 
 
-def used(*processes: ProcessUse) -> dict[int, ProcessUse]:
+def used(*processes):
     return {one.pid: one for one in processes}
 
 
@@ -151,7 +150,7 @@ class Household:
     numbers: Iterator[int] = field(default_factory=count)
     used: float = 0
 
-    def happen(self, what: str, which: int, ticks: int) -> None:
+    def happen(self, what, which, ticks):
         pid = sorted(self.living)[which % len(self.living)]
         if what == "start":
             child = 1000 + next(self.numbers)
@@ -163,7 +162,7 @@ class Household:
             ended = self.living.pop(pid)
             self._add(ended.parent, ended.cpu_s)
 
-    def _add(self, pid: int, ticks: float) -> None:
+    def _add(self, pid, ticks):
         one = self.living[pid]
         self.living[pid] = process(pid, one.parent, one.cpu_s + ticks, one.started_s)
 
@@ -173,7 +172,7 @@ EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integer
 
 @given(st.lists(EVENTS, max_size=40))
 @settings(max_examples=60)
-def test_everything_is_counted_exactly_once(events: list[Any]) -> None:
+def test_everything_is_counted_exactly_once(events):
     house, counted = Household(), 0.0
     before = dict(house.living)
     for what, which, ticks in [*events, ("read", 0, 1)]:
@@ -185,7 +184,7 @@ def test_everything_is_counted_exactly_once(events: list[Any]) -> None:
     assert counted == house.used
 
 
-def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone() -> None:
+def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone():
     child, other = process(7, TOP, 500), process(8, TOP, 20)
     for before, now, wanted in (
         ([process(TOP, 1), child], [process(TOP, 1, 500), process(7, TOP, 2, started_ticks=99)], 2),
@@ -194,7 +193,7 @@ def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left
         assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
 
 
-def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small() -> None:
+def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small():
     before = used(ProcessUse(TOP, 1, 1, 10.0, 0, 100, 500), ProcessUse(7, TOP, 1, 0.0, 0, 300, 0))
     now = used(ProcessUse(TOP, 1, 1, 10.5, 0, 100, 1500), ProcessUse(7, TOP, 1, 9.5, 0, 300, 9000))
     assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
@@ -213,7 +212,7 @@ BUSY = "import time\nwhile time.process_time() < 0.3: pass\nopen('/dev/zero', 'r
 HOLDS = "import sys\nheld = bytearray(b'x') * 50_000_000\nprint(flush=True)\nsys.stdin.read()"
 
 
-def test_real_programs_are_counted_with_their_time_bytes_and_memory() -> None:
+def test_real_programs_are_counted_with_their_time_bytes_and_memory():
     reader, clock = UsageReader(os.getpid()), SystemClock()
     before_s, times = clock.monotonic_s(), os.times()
     alone = reader.read(before_s)
@@ -234,7 +233,7 @@ def test_real_programs_are_counted_with_their_time_bytes_and_memory() -> None:
     assert 50e6 < both.memory_bytes - reading.memory_bytes < 70e6
 
 
-def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_where_a_reading_is_expensive() -> None:
+def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_where_a_reading_is_expensive():
     ages_s = {0: 2, 0.5: 2, 2: 2, 5: 5, 100: 10, 3599: 10, 3600: 30, 100_000: 30}
     assert {age_s: pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
     assert (pause_s(0, 0.001), pause_s(100, 0.2)) == (1, pytest.approx(40)), "half a percent of the time"

@@ -7,11 +7,10 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +19,8 @@ from hypothesis import strategies as st
 from rooms import telemetry as room
 from rooms.devices import NoReader, SimulatedDevice, SimulatedReader, simulated_uuid
 from rooms.model import HostReading, Reading
-from rooms.root import GpuReader
 from support.databases import query
 from support.hand_clock import HandClock, ScriptedReader
-from support.pages import Pages
 
 TASK = 77
 DATA = Path(__file__).parents[2] / "data"
@@ -36,23 +33,23 @@ class SickWriter(room.TelemetryWriter):
 
     illness = (0.0, 0.0, "")
 
-    def __init__(self, path: Path, clock: HandClock) -> None:
+    def __init__(self, path, clock):
         super().__init__(path, TASK)
         self._clock, self._start_s = clock, clock.monotonic_s()
 
-    def batch(self) -> sqlite3.Connection:
+    def batch(self):
         self._refuse("begin")
         return super().batch()
 
-    def write_tick(self, at_ms: int, readings: Readings, host: HostReading | None) -> None:
+    def write_tick(self, at_ms, readings, host):
         super().write_tick(at_ms, readings, host)
         self._refuse("write")
 
-    def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int:
+    def open_gap(self, device_id, metric, from_ms, to_ms, reason):
         self._refuse("note-gaps")
         return super().open_gap(device_id, metric, from_ms, to_ms, reason)
 
-    def _refuse(self, deed: str) -> None:
+    def _refuse(self, deed):
         from_s, until_s, what = self.illness
         if deed in what and from_s <= self._clock.monotonic_s() - self._start_s < until_s:
             raise sqlite3.OperationalError("database or disk is full")
@@ -61,27 +58,27 @@ class SickWriter(room.TelemetryWriter):
 class Bench:
     """A recorder over a real file; ``at`` holds what happens during the tick of that second."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.clock = HandClock()
         self.start_ms = self.clock.now_ms()
         self.path = path
         self.writer = SickWriter(path, self.clock)
-        self.at: dict[float, Callable[[], object]] = {}
+        self.at = {}
         self.cost_s = 0.0
         self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
-        self.books: list[room.Book] = []
+        self.books = []
         self.effort = room.Effort()
-        self.trouble: list[str] = []
-        self.seen: list[str] = []
+        self.trouble = []
+        self.seen = []
 
-    def run(self, ticks: int, reader: GpuReader, devices: int = 1, last_s: float = 0.5, **options: Any) -> None:
+    def run(self, ticks, reader, devices=1, last_s=0.5, **options):
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
         nobody = isinstance(reader, NoReader)
         known = [room.Followed(number, None if nobody else simulated_uuid(number)) for number in range(devices)]
         sampler = room.Sampler(reader, known, room.Gaps(self.writer, self.clock.now_ms()))
         left = iter(range(ticks))
 
-        def wait(seconds: float) -> bool:
+        def wait(seconds):
             if next(left, None) is None:
                 self.clock.sleep(last_s)
                 return True
@@ -96,37 +93,37 @@ class Bench:
         self.recorder.run(wait)
 
     @property
-    def second(self) -> float:
+    def second(self):
         return (self.clock.now_ms() - self.start_ms) / 1000
 
-    def read_host(self) -> HostReading:
+    def read_host(self):
         """Let the tick cost its time and the scripted moment happen."""
         second = self.second
         self.clock.sleep(self.cost_s)
         self.at.get(second, lambda: None)()
         return HostReading(10.0, 2**30, 2**34)
 
-    def simulated(self, *devices: SimulatedDevice, count: int = 1) -> SimulatedReader:
+    def simulated(self, *devices, count=1):
         return SimulatedReader(count, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
 
-    def scripted(self, script: Script) -> ScriptedReader:
+    def scripted(self, script):
         return ScriptedReader(self.clock, lambda uuid, second: script(second))
 
-    def seconds(self, device: int = 0) -> list[float]:
+    def seconds(self, device=0):
         """Return when there are samples of a device, from the start."""
         sql = "SELECT (at_ms - ?) / 1000.0 FROM sample WHERE device_id = ? ORDER BY rowid"
         return [float(str(at_s)) for (at_s,) in query(self.path, sql, self.start_ms, device)]
 
-    def gaps(self) -> list[tuple[Any, ...]]:
+    def gaps(self):
         """Return (device, metric, from, to, reason), in seconds from the start."""
         sql = """SELECT device_id, metric, (from_ms - ?1) / 1000.0, (to_ms - ?1) / 1000.0, reason
                    FROM gap ORDER BY rowid"""
         return query(self.path, sql, self.start_ms)
 
-    def gap_lines(self) -> list[str]:
+    def gap_lines(self):
         return [f"{'machine' if d is None else d} {m or '*'} {a:g}-{b:g} s: {why}" for d, m, a, b, why in self.gaps()]
 
-    def page(self) -> list[str]:
+    def page(self):
         """Return the samples of each device, the gaps, and what could not be written."""
         devices = query(self.path, "SELECT DISTINCT device_id FROM sample ORDER BY device_id")
         lines = [f"samples of {n}: {' '.join(f'{s:g}' for s in self.seconds(n))}" for (n,) in devices]
@@ -135,7 +132,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path):
     bench = Bench(tmp_path / "recorder.sqlite")
     with closing(bench.writer):
         yield bench
@@ -144,30 +141,30 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 # --- stories ----------------------------------------------------------------------------------------------------------
 
 
-def poor(second: float) -> Reading:
+def poor(second):
     missing = {"power_w": "Unknown Error", "processes": "No Permission"}
     missing |= {"temperature_c": "Unknown Error"} if second < 5 else {}
     return Reading(utilization_percent=1, temperature_c=None if second < 5 else 50, missing=missing)
 
 
-def asked_every_five_seconds(second: float) -> Reading:
+def asked_every_five_seconds(second):
     failed = {"energy_j": "Unknown Error"} if second == 5 else {}
     return Reading(utilization_percent=50, energy_j=1e3 if second % 5 == 0 and not failed else None, missing=failed)
 
 
-def first_asked_at_five(second: float) -> Reading:
+def first_asked_at_five(second):
     missing = {"energy_j": "Unknown Error", "processes": "No Permission"} if second == 5 else {}
     return Reading(energy_j=1e3 if second == 10 else None, processes=() if second == 10 else None, missing=missing)
 
 
-SCRIPTS: dict[str, Script] = {one.__name__: one for one in (poor, asked_every_five_seconds, first_asked_at_five)}
+SCRIPTS = {one.__name__: one for one in (poor, asked_every_five_seconds, first_asked_at_five)}
 
 
-def answers(says: str) -> Script:
+def answers(says):
     """Return the script of a device: in each stretch, why it does not answer or does not give a metric."""
     parts = re.findall(r"([\d.]+)-([\d.]+):(\w*)[=!](\w+)", says)
 
-    def script(second: float) -> Reading | str:
+    def script(second):
         for from_s, to_s, metric, reason in parts:
             if float(from_s) <= second < float(to_s):
                 why = reason.replace("_", " ")
@@ -177,7 +174,7 @@ def answers(says: str) -> Script:
     return script
 
 
-def record(bench: Bench, text: str) -> None:
+def record(bench, text):
     """Record as a line of the file says, whose head explains it."""
     ticks, *words = text.split()
     told = dict(word.split("=", 1) for word in words)
@@ -192,7 +189,7 @@ def record(bench: Bench, text: str) -> None:
     from_s, until_s, what = re.split("[-:]", told.get("ill", "0-0:"), maxsplit=2)
     bench.writer.illness = float(from_s), float(until_s), what
     count = int(told.get("devices", 1))
-    reader: GpuReader = bench.simulated(*simulated(told), count=count)
+    reader = bench.simulated(*simulated(told), count=count)
     if "says" in told or "script" in told:
         script = answers(told["says"]) if "says" in told else SCRIPTS.get(told["script"])
         reader = bench.scripted(script) if script else NoReader("libnvidia-ml.so.1 was not found")
@@ -201,7 +198,7 @@ def record(bench: Bench, text: str) -> None:
         bench.run(int(ticks), reader, count, float(told.get("last", 0.5)), again="again" in told, **since)
 
 
-def simulated(told: Mapping[str, str]) -> Iterator[SimulatedDevice]:
+def simulated(told):
     if "lost" in told:
         index, from_s, to_s = re.split("[:-]", told["lost"])
         yield SimulatedDevice(int(index), lost_at_s=float(from_s), back_at_s=float(to_s))
@@ -210,7 +207,7 @@ def simulated(told: Mapping[str, str]) -> Iterator[SimulatedDevice]:
         yield SimulatedDevice(int(index), unsupported=tuple(metrics.split("+")))
 
 
-def test_what_is_missing_is_written_as_a_gap(tmp_path: Path, pages: Pages) -> None:
+def test_what_is_missing_is_written_as_a_gap(tmp_path, pages):
     said = []
     _, _, cases = (DATA / "recordings.txt").read_text().split("\n\n")
     for number, line in enumerate(cases.splitlines()):
@@ -228,9 +225,7 @@ def test_what_is_missing_is_written_as_a_gap(tmp_path: Path, pages: Pages) -> No
 
 @given(st.integers(100, 3000), st.floats(0, 0.95), st.integers(1, 40), st.floats(0, 9))
 @settings(max_examples=30)
-def test_every_point_of_the_grid_is_a_sample_or_in_a_gap(
-    interval_ms: int, cost: float, ticks: int, stand_still_s: float
-) -> None:
+def test_every_point_of_the_grid_is_a_sample_or_in_a_gap(interval_ms, cost, ticks, stand_still_s):
     interval_s = interval_ms / 1000
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder) / "recorder.sqlite")
@@ -247,8 +242,8 @@ def test_every_point_of_the_grid_is_a_sample_or_in_a_gap(
         assert after - before < 1.02 * interval_s + 0.002 or (before, after) in gaps
 
 
-def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench: Bench) -> None:
-    def script(second: float) -> Reading:
+def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench):
+    def script(second):
         return Reading(power_w=100.0, energy_j=100.0 * second if reader.is_last or second % 5 == 0 else None)
 
     reader = bench.scripted(script)
@@ -262,8 +257,8 @@ def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench: B
 # --- what it costs, and its books -------------------------------------------------------------------------------------
 
 
-def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(bench: Bench) -> None:
-    def slow(second: float) -> Reading:
+def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(bench):
+    def slow(second):
         bench.clock.sleep(0.2)
         return Reading(utilization_percent=50, power_w=100.0)
 
@@ -273,7 +268,7 @@ def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(be
         lambda: (next(used) / 10, 20 * 2**20),
     )  # fmt: skip
     bench.books, bench.cost_s = [cost], 0.1
-    seen: list[list[tuple[object, ...]]] = []
+    seen = []
     bench.at[15.2] = lambda: seen.append(query(bench.path, "SELECT ticks, last_at_ms - started_at_ms FROM recorder"))
     bench.at[17.2] = lambda: bench.clock.sleep(3.5)  # after the 0.2 s of the reading
     bench.run(20, bench.scripted(slow))
@@ -289,18 +284,18 @@ def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(be
 class BrokenBook(room.Book):
     """Writes something, then fails, at every instant."""
 
-    def __init__(self, writer: room.TelemetryWriter, error: Exception) -> None:
+    def __init__(self, writer, error):
         self._writer, self._error = writer, error
 
-    def write(self, at_ms: int, readings: Readings, unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms, readings, unreadable):
         self._writer.put("metric_source", {"device_id": 0, "metric": "half written", "source": "x", "from_ms": at_ms})
         raise self._error
 
-    def finish(self) -> None:
+    def finish(self):
         raise self._error
 
 
-def from_gpm(second: float) -> Reading:
+def from_gpm(second):
     return Reading(utilization_percent=1, sources={"busy_percent": "gpm" if second < 4 else "processes"})
 
 
@@ -308,7 +303,7 @@ DISK = sqlite3.OperationalError("database or disk is full")
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), sqlite3.IntegrityError("UNIQUE"), OSError(5), DISK])
-def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench: Bench, error: Exception) -> None:
+def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench, error):
     bench.books = [BrokenBook(bench.writer, error), room.SourceBook(bench.writer)]
     bench.run(3, bench.scripted(from_gpm))
     metrics = query(bench.path, "SELECT metric FROM metric_source")
@@ -320,7 +315,7 @@ def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench: Bench, er
         assert metrics == [("busy_percent",)], "the others go on"
 
 
-def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Bench) -> None:
+def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench):
     bench.books = [room.SourceBook(bench.writer)]
     bench.writer.illness = (0, 2, "write")  # an instant that was refused is made up for
     bench.run(6, bench.scripted(from_gpm))
@@ -331,12 +326,12 @@ def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench: Be
 # --- the recorder's process, and the machine --------------------------------------------------------------------------
 
 
-def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages: Pages) -> None:
+def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages):
     logs = (DATA / "recorder_logs.txt").read_text().split("\n---\n")[1:]
     pages({"reasons.txt": "\n---\n".join(f"{log}\n→ {room.parse_exit_reason(log)}" for log in ["", *logs])})
 
 
-def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path: Path) -> None:
+def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path):
     """Waiting for a disk is not busy, guests are not counted twice; memory that can be given back is not used."""
     (tmp_path / "stat").write_text("cpu  100 0 50 800 50 0 0 0 30 0\ncpu0 1 1 1 1\n")
     (tmp_path / "meminfo").write_text(

@@ -3,23 +3,20 @@
 import json
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import workers
-from rooms.model import TOO_LONG, Chunk, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
+from rooms.model import TOO_LONG, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
 from rooms.root import BadInput, Project, RunSettings, SessionBroken, SubprocessLauncher, SystemClock
 from rooms.workers import Autoscaler, Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
 from support.hand_clock import HandClock
-from support.pages import Pages
 from support.probes import GIB, KEY, trial
-from support.supervised import Bench, News, ScriptedSession
+from support.supervised import Bench
 from support.waiting import wait_for
 
 STEP_S = 0.5
@@ -30,12 +27,12 @@ class Task:
     """A task whose workers stand still while the test says how much they have done; time passes by half seconds."""
 
     def __init__(
-        self, folder: Path, *, cpus: int = 8, devices: int = 1, gib: float | None = 16, granted: float | None = None,
-        per_gpu: int | None = None, cpu_workers: int = 0, lost: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self, folder, *, cpus = 8, devices = 1, gib = 16, granted = None,
+        per_gpu = None, cpu_workers = 0, lost = (),
+    ):  # fmt: skip
         self.clock, self.go_on, self.lost = HandClock(), threading.Event(), lost
         self.learned = Learned("demo", [folder / "learned.json"])
-        self.lines: list[str] = []
+        self.lines = []
         memory = None if gib is None else round(gib * GIB)
         granted_bytes = None if granted is None else round(granted * GIB)
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
@@ -46,31 +43,31 @@ class Task:
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
 
-    def note(self, kind: str, model: str | None, value: float | None, why: str) -> None:
+    def note(self, kind, model, value, why):
         assert (kind, model) == ("workers_per_gpu", "V100")
         self.lines.append(f"{self.clock.monotonic_s() % 10_000:6.1f} s: {value}; {why}")
 
-    def script(self, session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(self, session, batch):
         if session.plan.slot in self.lost:
             raise SessionBroken("gpu_lost", "GPU is lost")
         yield ChunkStarted(batch[0], 0)
         assert self.go_on.wait(60)
 
     @property
-    def opened(self) -> set[int]:
+    def opened(self):
         return {session.plan.slot for session in self.bench.engine.sessions}
 
     @property
-    def workers(self) -> int:
+    def workers(self):
         """The most workers on a device."""
         places = list(self.supervisor.slots_at_work.values())
         return max(map(places.count, places), default=0)
 
     def live(
-        self, speed: Callable[[int], float] = lambda workers: 10.0 * workers, *, seconds: float = 100,
-        left: int = 10**6, used_gib: float | None = None, warm: bool = True, audio: bool = True,
-        held: Callable[[float, int], MemoryHeld | None] = lambda now_s, workers: None,
-    ) -> str:  # fmt: skip
+        self, speed = lambda workers: 10.0 * workers, *, seconds = 100,
+        left = 10**6, used_gib = None, warm = True, audio = True,
+        held = lambda now_s, workers: None,
+    ):  # fmt: skip
         """Let time pass; ``speed``: chunks per second of so many workers on each device. Return the decisions."""
         self.bench.start()
         if self.lost:
@@ -101,23 +98,23 @@ class Task:
         return "\n".join([*self.lines, f"  at work on {at_work}, threads {threads}", f"  learned: {facts}", ""])
 
 
-def table(*rates: float) -> Callable[[int], float]:
+def table(*rates):
     return lambda workers: rates[workers - 1]
 
 
-def every_10_s(gib_each: float) -> Callable[[float, int], MemoryHeld]:
+def every_10_s(gib_each):
     """Read the memory as a watch does: in between it is the old reading that is known."""
     return lambda now_s, workers: MemoryHeld(round(gib_each * GIB * workers), now_s // 10 * 10)
 
 
-def growing(now_s: float, workers: int) -> MemoryHeld:
+def growing(now_s, workers):
     return MemoryHeld(round(GIB * (1.0 + 0.1 * min(now_s % 1000, 60.0))), now_s)
 
 
-def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path: Path, pages: Pages) -> None:
+def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
     """A lost device says nothing about the others, and a lost worker is not replaced."""
 
-    def story(name: str, **how: Any) -> Task:
+    def story(name, **how):
         (tmp_path / name).mkdir(exist_ok=True)
         return Task(tmp_path / name, **how)
 
@@ -150,7 +147,7 @@ def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path: Path, pag
     pages({"decisions.txt": "\n".join(f"# {name}\n{text}" for name, text in said.items())})
 
 
-def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path: Path) -> None:
+def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path):
     task = Task(tmp_path, cpus=8)
     task.bench.start()
     task.supervisor.drain()
@@ -158,7 +155,7 @@ def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path
     assert len(task.lines) == 1
 
 
-def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path: Path, pages: Pages) -> None:
+def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages):
     lines = []
     for number, line in enumerate(STARTS.read_text().splitlines()[1:]):
         how, known = map(json.loads, line.split("|"))
@@ -173,7 +170,7 @@ def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path: Path, 
 # --- learned by runs --------------------------------------------------------------------------------------------------
 
 
-def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path: Path) -> None:
+def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path):
     environ = {"HOME": str(tmp_path / "home")}
     here, elsewhere = (workers.known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
     assert here == [tmp_path / "one" / "learned.json", tmp_path / "home" / ".cache" / "badcjobs" / "learned.json"]
@@ -193,7 +190,7 @@ NO_LESSONS += [
 ]
 
 
-def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
     good = tmp_path / "good.json"
@@ -206,8 +203,8 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder.json", "good.json"], "and no draft"
 
 
-def test_programs_options_and_models_each_have_lessons_of_their_own() -> None:
-    flags: list[dict[str, object]] = [
+def test_programs_options_and_models_each_have_lessons_of_their_own():
+    flags = [
         {"command": "a {input} {output}"}, {"command": "b {input} {output}"}, {"engine": "demo"},
         {"engine": "demo", "engine_arg": ["--room-s=20"]}, {"hawkears_root": "/models/old"}, {"hawkears_root": "/new"},
     ]  # fmt: skip
@@ -232,9 +229,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
     st.builds(ProbeKey, names, st.none() | st.integers(0, 2**40), names, names, names, st.integers(1, 9)),
     st.lists(st.sampled_from(TRIALS), unique=True), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_what_is_written_is_read_again_whatever_the_names(
-    key: ProbeKey, trials: list[Trial], finished: bool, evaluated: bool
-) -> None:
+def test_what_is_written_is_read_again_whatever_the_names(key, trials, finished, evaluated):
     ordered = tuple(sorted(trials, key=lambda one: (one.lean, one.length_s)))
     strange = Probed(key, ordered, FOUND.result if evaluated else None, finished, "2026-07-01" if evaluated else None)
     text = to_toml([strange, FOUND])
@@ -244,7 +239,7 @@ def test_what_is_written_is_read_again_whatever_the_names(
     assert text.startswith("# The longest chunks that fit: found by badcjobs probe")
 
 
-def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry(tmp_path: Path) -> None:
+def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry(tmp_path):
     store = ProbeStore(tmp_path / "cache" / "probe.toml")
     assert (store.open(), store.find(KEY.key)) == (None, Probed(KEY.key))
     other = replace(FOUND, key=replace(KEY.key, gpu="H200"))
@@ -271,8 +266,8 @@ def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry
     assert (store.open(), [path.name for path in store.file.parent.glob("[!.]*")]) == (None, ["probe.toml"])
 
 
-def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    def write(number: int) -> None:
+def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path):
+    def write(number):
         for k in range(4):
             ProbeStore(tmp_path / "probe.toml").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
 
@@ -293,7 +288,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_alone(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_alone(tmp_path, text):
     raw, file, mine = text.encode("latin-1"), tmp_path / "probe.toml", tmp_path / "mine.toml"
     file.write_bytes(raw)
     with pytest.raises(ValueError):
@@ -313,7 +308,7 @@ def test_a_damaged_file_is_set_aside_and_one_that_no_probe_has_written_is_left_a
     assert [(one, one.read_bytes()) for one in tmp_path.glob("mine*")] == [(mine, raw)]
 
 
-def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path, pages: Pages) -> None:
+def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path, pages):
     (tmp_path / "cache").symlink_to(tmp_path / ".cache")
     names = (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
     said = [f"{name}: {workers.describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
@@ -321,12 +316,12 @@ def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path: Path, p
     pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
 
 
-def plans(count: int = 2, *, name: str = "Tesla V100", gib: float | None = 16) -> list[WorkerPlan]:
+def plans(count=2, *, name="Tesla V100", gib=16):
     device = Device("0", "because", name=name, memory_total_bytes=None if gib is None else round(gib * GIB))
     return [WorkerPlan(slot, device, 7, threads=4) for slot in range(count)]
 
 
-def with_key(probed: Probed = FOUND, **facts: Any) -> Probed:
+def with_key(probed=FOUND, **facts):
     return replace(probed, key=replace(KEY.key, **facts))
 
 
@@ -353,7 +348,7 @@ LIMITS = [
 ]
 
 
-def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path: Path) -> None:
+def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path):
     engine = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")

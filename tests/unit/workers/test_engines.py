@@ -4,7 +4,6 @@ import re
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +18,16 @@ from rooms.root import BadcjobsError, RunSettings, SubprocessLauncher, SystemClo
 from rooms.sources import NoDecoder
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine, classify, hawkears_environment
 from support.fake_hawkears import install_fake_hawkears, make_fake_hawkears1, make_fake_root
-from support.pages import Pages
 
 DATA = Path(__file__).parents[2] / "data"
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
 
 
-def start(*args: str, raw: Path | None = None) -> EngineStart:
+def start(*args, raw=None):
     return EngineStart(args, {"PATH": "/usr/bin:/bin"}, SubprocessLauncher("test"), SystemClock(), raw)
 
 
-def refusals(tries: Mapping[str, Callable[[], object]]) -> str:
+def refusals(tries):
     """Return what is said to each wrong use, with the words to paste."""
     lines = []
     for name, refused in tries.items():
@@ -44,10 +42,10 @@ def refusals(tries: Mapping[str, Callable[[], object]]) -> str:
 # --- the command engine -----------------------------------------------------------------------------------------------
 
 
-def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages: Pages) -> None:
+def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages):
     right, wrong = (part.splitlines() for part in (DATA / "commands.txt").read_text().split("\n\nWRONG\n"))
     sizes = ("--batch=0", "--batch=many", "--batch", "--threads=3")
-    tries: dict[str, Callable[[], object]] = {one: lambda one=one: workers.parse_command(one) for one in wrong}
+    tries = {one: lambda one=one: workers.parse_command(one) for one in wrong}
     tries |= {one: lambda one=one: workers.parse_batch_size([one]) for one in sizes}
     tries["no such program"] = CommandEngine(start(), "no-such-program {input} {output}").check
     words = [f"{one}\n  {workers.parse_command(one)}" for one in right]
@@ -57,7 +55,7 @@ def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages:
     pages({"refused.txt": refusals(tries), "words.txt": "\n".join(words)})
 
 
-def test_another_program_or_another_model_is_another_version(tmp_path: Path) -> None:
+def test_another_program_or_another_model_is_another_version(tmp_path):
     program, nothing = tmp_path / "listen.sh", tmp_path / "nothing"
     program.write_text("one")
     root, root1 = make_fake_root(tmp_path / "root"), make_fake_hawkears1(tmp_path / "HawkEars")
@@ -81,7 +79,7 @@ def test_another_program_or_another_model_is_another_version(tmp_path: Path) -> 
 
 @given(st.lists(st.sampled_from(["/x/a.wav", "/y/A.flac", "/x/b.wav", "/z/a.mp3", "/x/c.wav"])), st.integers(1, 4))
 @settings(max_examples=40)
-def test_no_part_of_a_batch_is_too_long_or_has_two_files_of_one_name(paths: list[str], most: int) -> None:
+def test_no_part_of_a_batch_is_too_long_or_has_two_files_of_one_name(paths, most):
     """Their tables would have one name, too."""
     parts = workers.split_batch([Chunk("r", str(number), path, path) for number, path in enumerate(paths)], most)
     assert sorted(int(chunk.chunk_id) for part in parts for chunk in part) == list(range(len(paths)))
@@ -92,7 +90,7 @@ def test_no_part_of_a_batch_is_too_long_or_has_two_files_of_one_name(paths: list
         assert len(parts) == -(-len(paths) // most), "none is shorter than it must be"
 
 
-def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path: Path) -> None:
+def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path):
     engine = CommandEngine(start(raw=tmp_path / "raw"), "program {input} {output}")
     kept = [("Area/rec 1", "c0", b"\xff first"), ("Area/rec 1", "c0", b"second\r\n"), ("../..", "../../c", b"1")]
     for recording_id, chunk_id, content in kept:
@@ -101,7 +99,7 @@ def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path: Path) ->
     assert files == {"raw/Area/rec 1/c0.csv": b"second\r\n", "raw/%2E%2E/%2E%2E/..%2F..%2Fc.csv": b"1"}
 
 
-def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages: Pages) -> None:
+def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
     lines = []
     for line in (DATA / "detection_tables.txt").read_text().splitlines():
         text = line.encode().decode("unicode_escape")
@@ -117,9 +115,7 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages: P
 # --- HawkEars ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(tmp_path, pages):
     lines = []
     for cores, words in [
         (1, "--region=CA-NT"), (2, ""), (3, ""), (4, ""), (5, "--date file"), (6, ""), (16, ""),
@@ -142,7 +138,7 @@ def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_le
     pages({"threads.txt": "\n".join(lines)})
 
 
-def test_caches_stay_warm_from_one_task_to_the_next_where_the_user_can_write(tmp_path: Path) -> None:
+def test_caches_stay_warm_from_one_task_to_the_next_where_the_user_can_write(tmp_path):
     (tmp_path / "file").write_text("a home that cannot be written")
     scratch = tmp_path / "node" / "worker-0"
     for environ, where in [
@@ -170,13 +166,13 @@ HEADS = {
 }
 
 
-def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_path: Path, pages: Pages) -> None:
+def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_path, pages):
     """What the check of HawkEars 2 says needs its Python: tests/contract."""
     install_fake_hawkears(tmp_path / "bin")
     root = make_fake_hawkears1(tmp_path / "HawkEars")
     environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
 
-    def choose(engine: str, *args: str, **more: object) -> HawkEarsEngine:
+    def choose(engine, *args, **more):
         settings = RunSettings(Path("run"), engine=engine, engine_args=args, **more)  # type: ignore[arg-type]
         launcher = SubprocessLauncher("test")
         return workers.choose_engine(settings, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)  # type: ignore[return-value]
@@ -216,7 +212,7 @@ SAID = (
 )  # fmt: skip
 
 
-def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself(pages: Pages) -> None:
+def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself(pages):
     """The machine explains more than audio and settings do; a signal has other reasons than these."""
     for part in (DATA / "engine_words.txt").read_text().split("\n\n")[1:]:
         kind, *said = part.splitlines()
@@ -225,7 +221,7 @@ def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_i
     pages({"ends.txt": "\n".join([" | ".join(SAID), *lines])})
 
 
-def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path: Path) -> None:
+def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path):
     v1 = "10:cpu,cpuacct:/x\n9:memory:/slurm/job_4821\n1:name=systemd:/x\n"
     for cgroup, file, kills in (
         ("0::/system.slice/job_4821/step_batch\n", "system.slice/job_4821/step_batch/memory.events", 2),
@@ -240,7 +236,7 @@ def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path: Pa
     assert workers.read_oom_kills(tmp_path / "no cgroup", tmp_path / "fs") is None
 
 
-def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_length_of_the_audio() -> None:
+def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_length_of_the_audio():
     limit = HangTimeout(start_s=100, least_s=10, slowest=2)
     said = []
     for took_s, audio_s in [(None, None), (0.1, None), (3, 30), (1, 30), (60, 30)]:
@@ -261,9 +257,7 @@ KINDS = [(form, kind) for form in ("WAV", "WAVEX", "RF64") for kind in WAV_KINDS
 KINDS += [("FLAC", "PCM_16"), ("FLAC", "PCM_24")]
 
 
-def sound(
-    path: Path, *levels: tuple[float, float], form: str = "WAV", kind: str = "PCM_16", channels: int = 1
-) -> bytes:
+def sound(path, *levels, form="WAV", kind="PCM_16", channels=1):
     """Write audio whose last channel alone is loud."""
     values, quiet = array("d"), [0.0] * (channels - 1)
     for seconds, loudness in levels:
@@ -273,16 +267,14 @@ def sound(
     return path.read_bytes()
 
 
-def heard(
-    path: Path, content: bytes | None = None, threshold: float = 0.25, digits: int = 2
-) -> tuple[float, list[list[object]]]:
+def heard(path, content=None, threshold=0.25, digits=2):
     if content is not None:
         path.write_bytes(content)
     answer = workers.analyse(str(path), threshold)
     return answer["audio_s"], [[*row[:3], round(row[3], digits), row[4]] for row in answer["detections"]]
 
 
-def test_loud_stretches_are_found_at_their_times_in_every_kind_of_audio(tmp_path: Path) -> None:
+def test_loud_stretches_are_found_at_their_times_in_every_kind_of_audio(tmp_path):
     path = tmp_path / "audio"
     for form, kind in KINDS:
         levels, found = (LONGER, (11.75, 11_800)) if form == "FLAC" else (LEVELS, (2.0, 2000))
@@ -300,7 +292,7 @@ def test_loud_stretches_are_found_at_their_times_in_every_kind_of_audio(tmp_path
         heard(path, content[: len(content) // 2])
 
 
-def test_the_threshold_decides_and_odd_headers_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:
+def test_the_threshold_decides_and_odd_headers_are_read_as_far_as_they_make_sense(tmp_path):
     path = tmp_path / "a.wav"
     steps = sound(path, (0.5, 0.3), (0.5, 0.6))
     found = [[row[:2] for row in heard(path, threshold=limit)[1]] for limit in (0.7, 0.5, 0.2)]
@@ -317,11 +309,11 @@ def test_the_threshold_decides_and_odd_headers_are_read_as_far_as_they_make_sens
     assert heard(path) == (2.01, [[1000, 2100, "LOUD", 1.0, "Loud sound"]])
 
 
-def test_bad_audio_is_refused_with_the_reason(tmp_path: Path, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_audio_is_refused_with_the_reason(tmp_path, pages, monkeypatch):
     path = tmp_path / "a.wav"
     good = sound(path, (1, 0.5))
 
-    def patched(at: int, value: int, size: int = 2) -> bytes:
+    def patched(at, value, size=2):
         return good[:at] + value.to_bytes(size, "little") + good[at + size :]
 
     bad = {
@@ -339,7 +331,7 @@ def test_bad_audio_is_refused_with_the_reason(tmp_path: Path, pages: Pages, monk
     pages({"refused.txt": "\n".join(lines)})
 
 
-def test_simulated_memory_is_shared_by_the_processes_of_a_device(tmp_path: Path) -> None:
+def test_simulated_memory_is_shared_by_the_processes_of_a_device(tmp_path):
     (tmp_path / "GPU-1.1").write_text(str(300 * 2**20))  # process 1 runs on every machine
     (tmp_path / "GPU-2.1").write_text(str(900 * 2**20))
     device = [f"--device-bytes={1000 * 2**20}", "--device=GPU-1", "--memory-per-s=10"]

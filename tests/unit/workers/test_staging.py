@@ -5,7 +5,6 @@ import os
 import shutil
 import threading
 import wave
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
-from rooms.workers import SessionFeed, Stager, choose_staging
+from rooms.workers import Stager, choose_staging
 from support.audio import make_wav
 from support.filesystems import small_disk
-from support.pages import Pages
 from support.supervised import Bench as TaskBench
-from support.supervised import News, ScriptedEngine, ScriptedSession, audio_steps, done, failed, open_feed
+from support.supervised import ScriptedEngine, audio_steps, done, failed, open_feed
 from support.waiting import wait_for
 
 PLENTY, RATE = 10**9, 1000
@@ -28,14 +26,14 @@ PLAN = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
 class Cutter(AudioCutter):
     """A cutter that may be made to wait, as on a filesystem far away, counts what it cuts, and may refuse."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(None)
         self.go_on = threading.Event()
         self.go_on.set()
-        self.cuts: list[float] = []
-        self.refusals: dict[float, Exception] = {}  # by the begin of a stretch
+        self.cuts = []
+        self.refusals = {}  # by the begin of a stretch
 
-    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+    def cut(self, source, start_s, end_s, target):
         self.cuts.append(start_s)
         self.go_on.wait(5)
         if start_s in self.refusals:
@@ -46,66 +44,64 @@ class Cutter(AudioCutter):
 class Bench:
     """Files of known content, a recording whose n-th second is n loud, a stager, and the list of what comes next."""
 
-    def __init__(self, folder: Path, *, ahead: int = 100) -> None:
+    def __init__(self, folder, *, ahead=100):
         self.folder, self.node, self.audio = folder, folder / "node" / "staged", folder / "far away"
         self.audio.mkdir()
         self.recording = self.audio / "night.wav"
         with wave.open(str(self.recording), "wb") as file:
             file.setparams((1, 2, RATE, 0, "NONE", ""))
             file.writeframes(b"".join(second.to_bytes(2, "little") * RATE for second in range(60)))
-        self.coming: list[Chunk] = []
+        self.coming = []
         self.cutter = Cutter()
         self.stager = Stager(self.node, ahead=ahead, cutter=self.cutter)
 
-    def files(self, count: int, size_bytes: int = 1000) -> list[Chunk]:
+    def files(self, count, size_bytes=1000):
         paths = [self.audio / f"c{number}.wav" for number in range(count)]
         for number, path in enumerate(paths):
             path.write_bytes(bytes([number % 256]) * size_bytes)
         return [Chunk("r", path.stem, path.name, str(path), 0, 1000) for path in paths]
 
-    def cuts(self, count: int, length_s: int = 5) -> list[Chunk]:
+    def cuts(self, count, length_s=5):
         ends = [(n * 1000, (n + length_s) * 1000) for n in range(count)]
         return [
             Chunk("r", f"s{start}", "night.wav", str(self.recording), start, end, is_cut=True) for start, end in ends
         ]
 
-    def start(
-        self, coming: Sequence[Chunk], *, most_bytes: int = PLENTY, ready: int | None = None, only_cuts: bool = False
-    ) -> None:
+    def start(self, coming, *, most_bytes=PLENTY, ready=None, only_cuts=False):
         self.coming[:] = coming
         self.stager.start(lambda count: self.coming[:count], most_bytes=most_bytes, only_cuts=only_cuts)
         self.wait(len(coming) if ready is None else ready)
 
-    def wait(self, ready: int) -> None:
+    def wait(self, ready):
         wait_for(lambda: self.stager.ready >= ready, f"{ready} are ready")
 
-    def take(self, chunk: Chunk) -> Chunk:
+    def take(self, chunk):
         self.coming[:] = [other for other in self.coming if other.key != chunk.key]
         return self.stager.take(chunk)
 
     @property
-    def copies(self) -> list[Path]:
+    def copies(self):
         found = [Path(folder, name) for folder, _, names in os.walk(self.node) for name in names]
         return sorted(found, key=lambda path: path.name)
 
     @property
-    def held(self) -> int:
+    def held(self):
         return sum(path.stat().st_size for path in self.copies)
 
-    def session(self, script: Callable[[Chunk], News]) -> SessionFeed:
-        def play(session: ScriptedSession, given: Sequence[Chunk]) -> Iterator[News]:
+    def session(self, script):
+        def play(session, given):
             for chunk in [*given, *session.more(2, idle=1)]:
                 yield ChunkStarted(chunk, 0)
                 yield script(chunk)
 
         return open_feed(ScriptedEngine(play), PLAN, self.folder, audio_steps(self.folder, stager=self.stager))
 
-    def results(self, script: Callable[[Chunk], News], batch: Sequence[Chunk]) -> list[ChunkResult]:
+    def results(self, script, batch):
         self.coming.clear()
         return [one for one in self.session(script).process(batch) if isinstance(one, ChunkResult)]
 
 
-def content_of(chunk: Chunk) -> object:
+def content_of(chunk):
     """Return the bytes of a file, or which seconds of the recording are in it."""
     data = Path(chunk.audio_path).read_bytes()
     if not data.startswith(b"RIFF"):
@@ -114,14 +110,14 @@ def content_of(chunk: Chunk) -> object:
     return [data[at] for at in range(44, len(data), 2 * RATE)]
 
 
-def expected(chunk: Chunk) -> object:
+def expected(chunk):
     if chunk.is_cut and chunk.end_ms is not None:
         return list(range(chunk.start_ms // 1000, chunk.end_ms // 1000))
     return Path(chunk.audio_path).read_bytes()
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path):
     bench = Bench(tmp_path)
     yield bench
     bench.cutter.go_on.set()
@@ -134,7 +130,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 
 
-def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_path: Path, pages: Pages) -> None:
+def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_path, pages):
     audio, node, proc, lines = short_path / "audio", short_path / "node", Path("/proc"), []
     with small_disk(node), small_disk(audio):
         near, link, loop = (Chunk("r", name, name, str(audio / name)) for name in ("near", "link", "loop"))
@@ -157,7 +153,7 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
 # --- what is copied ---------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_next_lies_on_the_node_under_its_own_name_and_goes_with_its_chunk(bench: Bench) -> None:
+def test_what_comes_next_lies_on_the_node_under_its_own_name_and_goes_with_its_chunk(bench):
     first, second, third = bench.files(3)
     other, link = bench.audio / "july" / "c0.wav", bench.audio / "link.wav"
     other.parent.mkdir()
@@ -179,12 +175,12 @@ def test_what_comes_next_lies_on_the_node_under_its_own_name_and_goes_with_its_c
     assert tally_of(bench) == (6, 2004 + 3 * 10_044, 0, 0)
 
 
-def tally_of(bench: Bench) -> tuple[int, int, int, int]:
+def tally_of(bench):
     tally = bench.stager
     return tally.staged, tally.staged_bytes, tally.from_source, tally.cut_late
 
 
-def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_path: Path) -> None:
+def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_path):
     bench = Bench(tmp_path, ahead=8)
     chunks = bench.files(30)
     bench.start(chunks, ready=8)
@@ -196,7 +192,7 @@ def test_only_so_many_are_copied_ahead_and_more_when_half_of_them_are_gone(tmp_p
     bench.stager.stop()
 
 
-def test_all_copies_together_stay_below_the_limit_and_what_cannot_be_one_holds_nobody_up(bench: Bench) -> None:
+def test_all_copies_together_stay_below_the_limit_and_what_cannot_be_one_holds_nobody_up(bench):
     """A file that is too large; one that is still being written: what /proc says of its files' sizes is never true."""
     large, *chunks = bench.files(11)
     Path(large.audio_path).write_bytes(bytes(10_000))
@@ -211,7 +207,7 @@ def test_all_copies_together_stay_below_the_limit_and_what_cannot_be_one_holds_n
     assert (tally.staged + tally.from_source, tally.failed_copies) == (12, 0) and tally.staged >= 7
 
 
-def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path: Path) -> None:
+def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path):
     bench = Bench(tmp_path)
     chunks = bench.files(30, size_bytes=100_000)
     with small_disk(tmp_path / "node", "4m") as disk:
@@ -222,7 +218,7 @@ def test_no_more_than_a_quarter_of_the_free_space_is_taken(tmp_path: Path) -> No
         assert disk.free_bytes == free
 
 
-def test_only_cuts_leaves_whole_files_where_they_are(bench: Bench) -> None:
+def test_only_cuts_leaves_whole_files_where_they_are(bench):
     whole, (cut, later) = Chunk("r", "all", "night.wav", str(bench.recording), 0, 60_000), bench.cuts(2)
     bench.start([whole, cut, later], ready=2, only_cuts=True)
     assert [path.name for path in bench.copies] == ["night~0-5000.wav", "night~1000-6000.wav"]
@@ -232,7 +228,7 @@ def test_only_cuts_leaves_whole_files_where_they_are(bench: Bench) -> None:
 # --- a favour, not a condition ----------------------------------------------------------------------------------------
 
 
-def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_when_it_is_wanted(bench: Bench) -> None:
+def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_when_it_is_wanted(bench):
     files = bench.files(2)
     for _ in ("not started", "not announced"):
         assert bench.take(files[1]) == files[1] and bench.stager.release(files[1]), "there is nothing to remove"
@@ -246,7 +242,7 @@ def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_
     assert bench.take(piece) == piece, "a piece never gets the copy of the whole"
 
 
-def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_once(bench: Bench) -> None:
+def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_once(bench):
     first, second, third = bench.cuts(3)
     bench.cutter.go_on.clear()
     bench.start([first], most_bytes=11_000, ready=0)  # one of them is 10,044 bytes
@@ -261,9 +257,7 @@ def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_
         bench.stager.release(chunk)
 
 
-def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(bench, caplog):
     good, *gone = bench.files(60)
     for chunk in gone:
         Path(chunk.audio_path).unlink()
@@ -281,7 +275,7 @@ def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(
     assert bench.take(gone[50]) == gone[50]
 
 
-def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path, caplog):
     bench = Bench(tmp_path)
     [chunk] = bench.files(1)
     (tmp_path / "node").write_text("a file in the way")
@@ -290,12 +284,10 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, caplo
     bench.stager.stop()
 
 
-def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promised_more(
-    bench: Bench, pages: Pages
-) -> None:
+def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promised_more(bench, pages):
     [chunk], said = bench.cuts(1), list[str]()
 
-    def cut(start_s: float, end_s: float) -> None:
+    def cut(start_s, end_s):
         stretch = replace(chunk, start_ms=round(start_s * 1000), end_ms=round(end_s * 1000))
         try:
             given = bench.take(stretch)
@@ -319,7 +311,7 @@ def test_what_is_not_all_there_is_cut_as_far_as_it_goes_only_if_its_header_promi
     pages({"cuts.txt": "\n".join(said).replace(str(bench.audio), "/…")})
 
 
-def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(tmp_path: Path) -> None:
+def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(tmp_path):
     bench = Bench(tmp_path)
     chunks = bench.cuts(50, length_s=10)  # 20 kB each
     with small_disk(tmp_path / "node", "256k") as disk:
@@ -339,17 +331,17 @@ def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(
 # --- around an engine -------------------------------------------------------------------------------------------------
 
 
-def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(bench: Bench) -> None:
+def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(bench):
     files, cuts = bench.files(2), bench.cuts(3)
     bench.start([*files, cuts[0]])
-    given: list[Chunk] = []
+    given = []
 
-    def listen(chunk: Chunk) -> News:
+    def listen(chunk):
         assert not chunk.is_cut and Path(chunk.audio_path).is_relative_to(bench.node)
         given.append(replace(chunk, audio_path=str(content_of(chunk))))
         return replace(failed(chunk), error=f"cannot read {chunk.audio_path}!") if len(given) in (2, 4) else done(chunk)
 
-    def crash(given: Chunk) -> News:
+    def crash(given):
         raise SessionBroken("engine_crash", f"died at {given.audio_path}")
 
     results = bench.results(listen, [*files, *cuts])
@@ -367,7 +359,7 @@ def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(
     assert bench.copies == []
 
 
-def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_charged(bench: Bench) -> None:
+def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_charged(bench):
     (first, second, third), [cut] = bench.files(3), bench.cuts(1)
     bench.start([first, second, third, cut])
     bench.copies[0].write_bytes(b"cut")
@@ -377,7 +369,7 @@ def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_
     assert content_of(bench.take(cut)) == expected(cut), "it is made again"
     bench.stager.release(cut)
 
-    def spoil(given: Chunk) -> News:
+    def spoil(given):
         shutil.rmtree(bench.node)
         return failed(given, "bad_audio")
 
@@ -389,15 +381,13 @@ def test_a_copy_that_was_spoilt_is_not_handed_out_and_a_failure_with_one_is_not_
     assert [path.name for path in bench.copies] == ["night~0-5000.wav"] and bench.take(third) == third
 
 
-def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_alone_and_says_why(
-    bench: Bench, pages: Pages
-) -> None:
+def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_alone_and_says_why(bench, pages):
     bad, good, later = bench.cuts(3)
     gone = replace(later, chunk_id="gone", audio_path=str(bench.folder / "night 2.wav"))
     Path(gone.audio_path).symlink_to(".git/annex/objects/x/y")
     lines = list[str]()
 
-    def told(name: str, *batch: Chunk, more: Sequence[Chunk] = ()) -> None:
+    def told(name, *batch, more=()):
         bench.coming.clear()
         events = bench.session(done).process(batch, lambda wanted, idle=0: [*more])
         results = [one for one in events if isinstance(one, ChunkResult)]
@@ -421,14 +411,14 @@ def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_al
     pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})
 
 
-def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(tmp_path: Path) -> None:
+def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(tmp_path):
     bench = Bench(tmp_path, ahead=16)
     mixed = [one for pair in zip(bench.files(50), bench.cuts(50), strict=True) for one in pair]
     chunks = [replace(one, chunk_id=f"{n}.{m}") for n in range(3) for m, one in enumerate(mixed)]
     right = {chunk.chunk_id: expected(chunk) for chunk in chunks}
     paths = list[str]()
 
-    def listen(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def listen(session, batch):
         for chunk in [*batch, *session.more(2, idle=1)]:
             paths.append(chunk.audio_path)
             yield done(chunk) if content_of(chunk) == right[chunk.chunk_id] else failed(chunk)

@@ -3,23 +3,20 @@
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rooms.devices import EndTime
-from rooms.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted
 from rooms.root import NotHere, SessionBroken
 from rooms.task import TimeBudget
 from rooms.workers import RetryPolicy, WorkQueue
 from support.hand_clock import HandClock
-from support.pages import Pages
-from support.supervised import OK, Bench, News, ScriptedSession, acting, done, failed, plan_on
+from support.supervised import OK, Bench, acting, done, failed, plan_on
 
 SOME = settings(max_examples=20, phases=[Phase.generate])  # an example that never ends is long enough once
 
@@ -30,9 +27,9 @@ PLAIN = ["bad_audio", "exit_code", "missing_audio", "silent"]
 DEATHS = ["!engine_crash", "!hang", "!worker_died", "!terminated"]
 
 
-def fate_of(acts: Sequence[str], retries: int) -> tuple[str, list[tuple[str | None, str | None]]]:
+def fate_of(acts, retries):
     """Return what becomes of a chunk that is always alone: its last state, and its tries."""
-    tries: list[tuple[str | None, str | None]] = []
+    tries = []
     failures = deaths = excused = 0
     for act in acts:
         if act == "ok":
@@ -57,7 +54,7 @@ def fate_of(acts: Sequence[str], retries: int) -> tuple[str, list[tuple[str | No
     st.integers(0, 3),
     st.integers(1, 3),
 )
-def test_each_chunk_has_the_tries_and_the_end_that_it_deserves(acts: list[list[str]], retries: int, many: int) -> None:
+def test_each_chunk_has_the_tries_and_the_end_that_it_deserves(acts, retries, many):
     """One chunk at a time, so that nobody suffers from another."""
     script = {f"c{number}": deeds for number, deeds in enumerate(acts)}
     with tempfile.TemporaryDirectory() as folder:
@@ -97,9 +94,7 @@ ENDS = {
     st.lists(st.sampled_from(["ok", "ok", "ok", *ENDS]), min_size=1, max_size=24), st.integers(1, 9), st.integers(1, 3),
     st.one_of(st.none(), st.tuples(st.sampled_from(["drain", "kill"]), st.integers(0, 30))),
 )  # fmt: skip
-def test_whatever_happens_each_chunk_ends_once_and_only_the_guilty_are_charged(
-    acts: list[str], wants: int, workers: int, stop: tuple[str, int] | None
-) -> None:
+def test_whatever_happens_each_chunk_ends_once_and_only_the_guilty_are_charged(acts, wants, workers, stop):
     """Chunks of a batch are in the engine together."""
     script = acting({f"c{n}": ["uncharged"] if act == "uncharged" else [act] * 99 for n, act in enumerate(acts)})
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +118,7 @@ NO_REST = RetryPolicy(2, backoff_s=1000)  # what is to be tried again never come
 ALWAYS = ["!engine_crash"] * 9
 GPU = ["!gpu_error"] * 9
 # One worker; what happens to some chunks at each try, and to all others.
-STORIES: dict[str, tuple[dict[str, list[str]], str, dict[str, Any]]] = {
+STORIES = {
     "one crashes, 16 at once": ({"c5": ALWAYS}, "ok", {"chunks": 16, "wants": 16}),
     "the first crashes, 16 at once": ({"c0": ALWAYS}, "ok", {"chunks": 16, "wants": 16}),
     "the last crashes, 4 at once": ({"c15": ALWAYS}, "ok", {"chunks": 16, "wants": 4}),
@@ -145,7 +140,7 @@ STORIES: dict[str, tuple[dict[str, list[str]], str, dict[str, Any]]] = {
 ERRORS = "SELECT DISTINCT error FROM attempt WHERE outcome IN ('lost', 'failed') ORDER BY attempt_id LIMIT 2"
 
 
-def test_who_is_blamed_and_when_it_is_given_up(tmp_path: Path, pages: Pages) -> None:
+def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
     """A batch that is lost together is halved until the guilty chunk is alone."""
     lines = []
     for name, (acts, usual, how) in STORIES.items():
@@ -164,12 +159,12 @@ def test_who_is_blamed_and_when_it_is_given_up(tmp_path: Path, pages: Pages) -> 
 
 
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
-def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path: Path, error_class: str) -> None:
+def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path, error_class):
     """Its batch has no other chunk, and no further ones are given to the engine meanwhile."""
-    beside: list[int] = []
+    beside = []
     act = acting({"c1": [error_class]}, in_turn=True)
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         held = list(batch)
         if [chunk.chunk_id for chunk in batch] == ["c1"]:
             beside.append(len(session.more(3, idle=3)))
@@ -179,7 +174,7 @@ def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_pat
     assert (bench.statuses, beside) == ({"done": 40}, [0])
 
 
-def test_a_chunk_rests_before_it_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_chunk_rests_before_it_is_tried_again_and_the_others_go_on(tmp_path):
     acts = acting({"c0": ["bad_audio"] * 9})
     bench = Bench(tmp_path, acts, policy=RetryPolicy(2, backoff_s=1000))
     bench.run(until=lambda: bench.tally.done == 3)
@@ -193,8 +188,8 @@ def test_a_chunk_rests_before_it_is_tried_again_and_the_others_go_on(tmp_path: P
     assert rests == [2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-def test_a_try_has_its_device_its_state_where_it_failed_and_audio_that_ends_early_is_a_decision(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def test_a_try_has_its_device_its_state_where_it_failed_and_audio_that_ends_early_is_a_decision(tmp_path):
+    def script(session, batch):
         for chunk in batch:
             audio_s = short.get(chunk.chunk_id)
             yield failed(chunk) if chunk.chunk_id == "bad" else ChunkResult(chunk, 1, 2, audio_s=audio_s)
@@ -215,10 +210,10 @@ def test_a_try_has_its_device_its_state_where_it_failed_and_audio_that_ends_earl
     assert bench.supervisor.finished == {0: 4}
 
 
-def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_end(tmp_path: Path) -> None:
+def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_end(tmp_path):
     answered = threading.Event()
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         yield from (ChunkResult(chunk, 1, 2) for chunk in batch)
         answered.set()
 
@@ -240,12 +235,12 @@ NEVER += [("out_of_memory", 9, 2)]  # as usual, then lean
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize(("kind", "retries", "openings"), NEVER)
 def test_an_engine_that_never_starts_ends_its_worker_after_some_openings_and_charges_nobody(
-    tmp_path: Path, kind: Any, retries: int, openings: int, others: int
-) -> None:
+    tmp_path, kind, retries, openings, others
+):
     opened, gone = list[bool](), threading.Event()
     error = kind("no licence left") if callable(kind) else SessionBroken(kind, "no licence left", at_start=True)
 
-    def refuse(plan: WorkerPlan) -> None:
+    def refuse(plan):
         if plan.slot == 0:
             opened.append(plan.lean)
             gone.set() if len(opened) == openings else None
@@ -255,7 +250,7 @@ def test_an_engine_that_never_starts_ends_its_worker_after_some_openings_and_cha
                 else kind("no licence left")
             )
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         assert gone.wait(60)
         yield from (done(chunk) for chunk in batch)
 
@@ -265,11 +260,11 @@ def test_an_engine_that_never_starts_ends_its_worker_after_some_openings_and_cha
     assert all(tries == [OK] * others for tries in bench.tries.values())
 
 
-def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path: Path) -> None:
+def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path):
     """Each session does one chunk; two openings fail before each. A third in a row would end the worker."""
-    openings: list[int] = []
+    openings = []
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         openings.append(1)
         if len(openings) % 3:
             raise SessionBroken("engine_crash", "the models could not be read", at_start=True)
@@ -281,8 +276,8 @@ def test_openings_that_failed_are_forgotten_as_soon_as_one_works(tmp_path: Path)
     assert (bench.statuses, len(openings)) == ({"done": 9}, 27)
 
 
-def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path: Path) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path):
+    def script(session, batch):
         yield done(batch[0])
         raise OSError("ours, as the engine had been opened")
 
@@ -294,11 +289,11 @@ def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["drain", "kill"])
-def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path: Path, how: str) -> None:
+def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path, how):
     """Two workers have a chunk in progress, and hold one more. Draining lets it finish; killing charges nobody."""
     running, go_on = threading.Barrier(3), threading.Event()
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         yield done(batch[0])
         yield ChunkStarted(batch[1], 0)
         running.wait(60)
@@ -323,8 +318,8 @@ def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path: Path,
 
 
 @pytest.mark.parametrize("how", ["drain", "kill"])
-def test_a_stop_reaches_an_engine_that_is_just_being_opened(tmp_path: Path, how: str) -> None:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def test_a_stop_reaches_an_engine_that_is_just_being_opened(tmp_path, how):
+    def script(session, batch):
         assert session.interrupted.is_set()
         assert session.killed.is_set() == (how == "kill")
         return
@@ -339,14 +334,12 @@ def test_a_stop_reaches_an_engine_that_is_just_being_opened(tmp_path: Path, how:
 
 
 @pytest.mark.parametrize(("change", "fresh"), [("add", 0), ("retire", 2), ("none", 0)])
-def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(
-    tmp_path: Path, change: str, fresh: int
-) -> None:
+def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(tmp_path, change, fresh):
     """Each likes to hold four. Worker 0 asks for three more while six are left: for two workers, or for one."""
     go_on, begun = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
-    got: list[int] = []
+    got = []
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         held, slot = list(batch), session.plan.slot
         begun[slot].set()
         assert go_on[slot].wait(60)
@@ -388,16 +381,14 @@ def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(
         ([1850, 1500, 1900], 2, 0, ["1850s-0"]),  # what did not fit after one fits beside two
     ],
 )
-def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(
-    tmp_path: Path, lengths_s: list[int], at_once: int, later_s: float, more: list[str]
-) -> None:
+def test_a_worker_gets_what_it_finishes_in_time_after_what_it_has_begun(tmp_path, lengths_s, at_once, later_s, more):
     """There are 3580 s for work, a second of audio takes a second, and a tenth of a chunk is kept in reserve."""
     clock = HandClock()
     pace = TimeBudget(EndTime(clock.now_ms() + 3_600_000, "run.stop_after"), clock)
     pace.learn(lambda limit: [(100, 1.0, 1.0)])
-    fresh: list[list[str]] = []
+    fresh = []
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         yield from (ChunkStarted(chunk, clock.now_ms()) for chunk in batch)
         clock.sleep(later_s)
         held = [*batch, *session.more(1, idle=1)]

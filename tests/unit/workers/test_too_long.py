@@ -1,11 +1,9 @@
 """Chunks that do not fit into a GPU: tried with less, cut, put together; and what is learned when less has worked."""
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +11,10 @@ from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut
-from rooms.workers import MemoryLimit, MemoryLimits, SessionFeed, Way, plan_pieces
+from rooms.workers import MemoryLimit, MemoryLimits, Way, plan_pieces
 from support import supervised
 from support.audio import make_wav
-from support.pages import Pages
-from support.supervised import Bench, News, Script, ScriptedEngine, ScriptedSession, audio_steps, done, failed
+from support.supervised import Bench, ScriptedEngine, audio_steps, done, failed
 
 DATA = Path(__file__).parents[2] / "data"
 V100 = "Tesla V100"
@@ -30,7 +27,7 @@ lengths_s = st.floats(min_value=0.1, max_value=90_000)
 # --- where it is cut --------------------------------------------------------------------------------------------------
 
 
-def test_pieces_of_some_lengths(pages: Pages) -> None:
+def test_pieces_of_some_lengths(pages):
     cases = ((60, 1), (60, 2), (60, 64), (14, 2), (15, 2), (15.1, 2), (582, 4), (581, 4), (1200, 2))
     lines = [f"{audio_s} s in {pieces}: {plan_pieces(audio_s, pieces)}" for audio_s, pieces in cases]
     for audio_s, limit_s in ((60, 60), (60, 33), (60, 33.1), (60, 15), (15, 15), (2e14, 60)):
@@ -40,7 +37,7 @@ def test_pieces_of_some_lengths(pages: Pages) -> None:
 
 @given(lengths_s, st.integers(1, 64))
 @settings(max_examples=60)
-def test_pieces_cover_all_of_it_and_share_enough(audio_s: float, pieces: int) -> None:
+def test_pieces_cover_all_of_it_and_share_enough(audio_s, pieces):
     stretches = plan_pieces(audio_s, pieces)
     assert 1 <= len(stretches) <= pieces and (stretches[0][0], stretches[-1][1]) == (0, audio_s)
     wide = (audio_s - OVERLAP_S) / pieces >= 4 * WIDE_GRID_S
@@ -51,7 +48,7 @@ def test_pieces_cover_all_of_it_and_share_enough(audio_s: float, pieces: int) ->
 
 @given(lengths_s, st.floats(0.1, 90_000))
 @settings(max_examples=60)
-def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: float, limit_s: float) -> None:
+def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s, limit_s):
     pieces = workers.pieces_shorter_than(audio_s, limit_s)
     if pieces is None:
         assert limit_s <= SHORTEST_S + OVERLAP_S or audio_s <= SHORTEST_S
@@ -65,7 +62,7 @@ def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s: floa
 # --- how it is put together -------------------------------------------------------------------------------------------
 
 
-def parsed(text: str) -> list[Detection]:
+def parsed(text):
     found = []
     for one in filter(None, text.strip().split(", ")):
         span, label, score = one.split()
@@ -74,7 +71,7 @@ def parsed(text: str) -> list[Detection]:
     return found
 
 
-def test_a_minute_in_halves_is_joined_at_its_middle(pages: Pages) -> None:
+def test_a_minute_in_halves_is_joined_at_its_middle(pages):
     lines = []
     for line in (DATA / "joined_halves.txt").read_text().splitlines()[1:]:
         first, second = map(parsed, line.split("|"))
@@ -89,14 +86,12 @@ calls_s = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), max_size
 
 @given(st.integers(16, 300), calls_s, st.sampled_from([2, 4, 8]))
 @settings(max_examples=60)
-def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(
-    audio_s: int, calls: list[tuple[int, int]], pieces: int
-) -> None:
+def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(audio_s, calls, pieces):
     """Calls of tenths of a second, grown together where they touch, as a detector would report them."""
     loud = sorted({tenth for start, length in calls for tenth in range(start, start + length) if tenth < audio_s * 10})
 
-    def detect(first: int, last: int) -> list[Detection]:
-        found: list[Detection] = []
+    def detect(first, last):
+        found = []
         for start_ms in ((tenth - first) * 100 for tenth in loud if first <= tenth < last):
             if found and found[-1].end_ms == start_ms:
                 found[-1] = Detection(found[-1].start_ms, start_ms + 100, "LOUD", 1.0)
@@ -114,11 +109,11 @@ WAYS = {"usual": Way(), "lean": Way(True), "in2": Way(True, 2), "in4": Way(True,
 LENGTHS_S = (2, 3, 14, 15, 20, 30, 32, 33, 49, 50, 59, 60, 299.9, 300, 399, 400, 599, 600, 1000, 2000, None)
 
 
-def seconds(word: str) -> float | None:
+def seconds(word):
     return None if word == "-" else float(word)
 
 
-def happen(limits: MemoryLimits, deed: str) -> None:
+def happen(limits, deed):
     verb, name, *words = deed.split()
     key = ("r", name)
     if verb == "oom":
@@ -133,17 +128,17 @@ def happen(limits: MemoryLimits, deed: str) -> None:
         limits.note_cannot_cut(V100, key)
 
 
-def test_ways_follow_from_what_fitted_and_what_did_not(pages: Pages) -> None:
+def test_ways_follow_from_what_fitted_and_what_did_not(pages):
     """For each story: how chunks of other lengths are done, chunk A of 60 s, and what was learned."""
     names, lines = {way: name for name, way in WAYS.items()}, []
     for line in (DATA / "memory_stories.txt").read_text().splitlines()[1:]:
         name, known, deeds = map(str.strip, line.split("|"))
-        lessons: dict[MemoryLimit, str] = {}
+        lessons = {}
         limit = MemoryLimit(*map(seconds, known.split()))
         limits = MemoryLimits({V100: limit}, lambda model, limit, lessons=lessons: lessons.update({limit: model}))
         for deed in filter(None, deeds.split("; ")):
             happen(limits, deed)
-        ways: dict[str, list[str]] = {}
+        ways = {}
         for audio_s in LENGTHS_S:
             way = limits.way_of(V100, ("r", "new"), audio_s)
             ways.setdefault(names.get(way, f"in{way.pieces}"), []).append("?" if audio_s is None else f"{audio_s:g}")
@@ -158,10 +153,10 @@ def test_ways_follow_from_what_fitted_and_what_did_not(pages: Pages) -> None:
 # --- in a task --------------------------------------------------------------------------------------------------------
 
 
-def with_room(room_s: float, *, dies: bool = False) -> Script:
+def with_room(room_s, *, dies=False):
     """Make an engine with so much room when it is lean, and a third of it when it is not; it says so, or dies."""
 
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def script(session, batch):
         held = list(batch)
         while held:
             chunk = held.pop(0)
@@ -175,15 +170,15 @@ def with_room(room_s: float, *, dies: bool = False) -> Script:
     return script
 
 
-def dies_together(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def dies_together(session, batch):
     yield from (ChunkStarted(chunk, 0) for chunk in batch)
     if any((chunk.audio_s or 0) > 40 for chunk in batch):
         raise SessionBroken("out_of_memory", "CUDA out of memory")
     yield from (done(chunk) for chunk in batch)
 
 
-def in_its_piece(at: str, error_class: str, *, breaks: bool = True) -> Script:
-    def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def in_its_piece(at, error_class, *, breaks=True):
+    def script(session, batch):
         is_it, failure = batch[0].chunk_id.endswith(at), f"cannot hear {batch[0].audio_path}"
         if is_it and breaks:
             raise SessionBroken(error_class, "segmentation fault", at_start=True)
@@ -193,14 +188,14 @@ def in_its_piece(at: str, error_class: str, *, breaks: bool = True) -> Script:
     return script
 
 
-def crashes_when_lean(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def crashes_when_lean(session, batch):
     yield ChunkStarted(batch[0], 0)
     if session.plan.lean:
         raise SessionBroken("engine_crash", "it was not the memory after all")
     yield failed(batch[0], "out_of_memory")
 
 
-def only_lean(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+def only_lean(session, batch):
     if not session.plan.lean:
         raise SessionBroken("out_of_memory", "no room for the models", at_start=True)
     yield from (done(chunk) for chunk in batch)
@@ -209,17 +204,17 @@ def only_lean(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News
 class NoCuts(AudioCutter):
     """Knows how long everything is, and cuts nothing."""
 
-    def __init__(self, problem: Exception) -> None:
+    def __init__(self, problem):
         super().__init__(None)
         self.problem = problem
 
-    def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+    def cut(self, source, start_s, end_s, target):
         raise self.problem
 
 
 FULL, NO_CUTS = OSError(errno.ENOSPC, "No space left on device"), NoCuts(CannotCut("a.mp3: ffmpeg is not on PATH"))
 PIECES = {"known": MemoryLimit(alone_s=40)}
-TASKS: dict[str, tuple[Script, list[int], dict[str, Any]]] = {
+TASKS = {
     "in pieces": (with_room(40), [60, 5, 5], {}),
     "lean": (with_room(40), [30, 5], {}),
     "as usual": (with_room(40), [10, 5], {}),
@@ -243,9 +238,7 @@ TASKS: dict[str, tuple[Script, list[int], dict[str, Any]]] = {
 }
 
 
-def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_length_at_once(
-    tmp_path: Path, pages: Pages
-) -> None:
+def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_length_at_once(tmp_path, pages):
     """A try with less is an attempt, but no retry: there are none here. A length below 0 stands in no manifest."""
     lines = []
     for number, (name, (script, lengths_s, how)) in enumerate(TASKS.items()):
@@ -271,7 +264,7 @@ def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_le
     pages({"tasks.txt": "\n".join(lines).replace(str(tmp_path), "/…")})
 
 
-def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path: Path) -> None:
+def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path):
     path = make_wav(tmp_path / "long.wav", 60, 500, loud=[])
     chunks = [Chunk("r", f"{n}", "a", str(path), 0, 60_000 if n < 4 else 5_000) for n in range(14)]
     plans, audio = [USUAL, replace(USUAL, slot=1)], audio_steps(tmp_path, limits=MemoryLimits())
@@ -286,8 +279,8 @@ def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path: 
 class Fed:
     """A session that is fed through the steps of audio, over a scripted one: 20 s need a lean one, 40 s pieces."""
 
-    def __init__(self, folder: Path, make: Callable[[ScriptedSession, Chunk], News | None]) -> None:
-        def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
+    def __init__(self, folder, make):
+        def script(session, batch):
             for chunk in [*batch, *session.more(3, idle=1)]:
                 yield ChunkStarted(chunk, 5)
                 if (event := make(session, chunk)) is not None:
@@ -296,18 +289,18 @@ class Fed:
         self.folder, self.inner = folder, ScriptedEngine(script, wants=7)
         self.steps = audio_steps(folder, limits=MemoryLimits({V100: MemoryLimit(crowded_s=20, alone_s=40)}))
 
-    def open(self, plan: WorkerPlan = LEAN) -> SessionFeed:
+    def open(self, plan=LEAN):
         return supervised.open_feed(self.inner, plan, self.folder, self.steps)
 
-    def chunk(self, name: str, seconds: float) -> Chunk:
+    def chunk(self, name, seconds):
         path = make_wav(self.folder / f"{name}.wav", seconds, 1000)
         return Chunk("r", name, path.name, str(path), 5000, 5000 + round(seconds * 1000))
 
 
-def test_pieces_are_chunks_of_their_own_and_gone_when_they_are_done(tmp_path: Path) -> None:
+def test_pieces_are_chunks_of_their_own_and_gone_when_they_are_done(tmp_path):
     seen = []
 
-    def look(session: ScriptedSession, piece: Chunk) -> News:
+    def look(session, piece):
         path, others = Path(piece.audio_path), len(list(tmp_path.rglob("*~*")))
         length_s = AudioCutter(None).length_s(path)
         seen.append((path.name, piece.chunk_id, piece.piece_of, piece.start_ms, piece.end_ms, length_s, others))
@@ -326,7 +319,7 @@ def test_pieces_are_chunks_of_their_own_and_gone_when_they_are_done(tmp_path: Pa
     assert not list(tmp_path.rglob("*~*"))
 
 
-def test_what_fits_passes_through_and_what_does_not_waits_for_the_rest(tmp_path: Path) -> None:
+def test_what_fits_passes_through_and_what_does_not_waits_for_the_rest(tmp_path):
     for plan, order, batches in (
         (USUAL, ["a", "b", "long", "c"], [["a"]]),
         (LEAN, ["a", "b", "c", "long"], [["a"], ["long~0s"], ["long~27s"]]),
@@ -338,7 +331,7 @@ def test_what_fits_passes_through_and_what_does_not_waits_for_the_rest(tmp_path:
         assert fed.inner.batches == batches
 
 
-def test_an_interrupt_lets_a_chunk_in_pieces_end_and_a_kill_leaves_it_unanswered(tmp_path: Path) -> None:
+def test_an_interrupt_lets_a_chunk_in_pieces_end_and_a_kill_leaves_it_unanswered(tmp_path):
     fed = Fed(tmp_path, lambda session, one: None if session.killed.is_set() else done(one))
     session, early, killed = fed.open(), fed.open(), fed.open()
     events = []

@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,21 @@ from rooms.model import Chunk
 from rooms.root import SystemClock
 from rooms.workers import Batch, WorkQueue
 from support.hand_clock import HandClock
-from support.pages import Pages
 
 STORIES = Path(__file__).parents[2] / "data" / "queue_stories.txt"
 
 
-def chunks(count: int, first: int = 0) -> list[Chunk]:
+def chunks(count, first=0):
     return [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(first, first + count)]
 
 
 class Room:
     """Room for so many seconds of audio in all."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds):
         self.left_s = seconds
 
-    def __call__(self, chunk: Chunk) -> bool:
+    def __call__(self, chunk):
         fits = (chunk.audio_s or 0.0) <= self.left_s
         self.left_s -= fits * (chunk.audio_s or 0.0)
         return fits
@@ -41,9 +39,7 @@ class Room:
     st.lists(st.none() | st.integers(1, 100), max_size=30), st.integers(0, 300) | st.just(math.inf), st.integers(1, 9),
     st.booleans(),
 )  # fmt: skip
-def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
-    lengths_s: list[int | None], seconds: float, wants: int, at_work: bool
-) -> None:
+def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(lengths_s, seconds, wants, at_work):
     """A chunk of unknown length may be the longest; of equal ones the first of the source comes first."""
     queue = WorkQueue(SystemClock(), workers=1, wants=wants)
     source = [Chunk("r", str(n), "a", "/a", 500, s and 500 + s * 1000) for n, s in enumerate(lengths_s)]
@@ -64,7 +60,7 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
     assert queue.upcoming(99) == (queue.more(99, idle=99) or []) == rest, "who has more time gets the longest first"
 
 
-def play(story: str) -> list[str]:
+def play(story):
     """Give orders to a queue, and return its answers; chunks that come back are named by their numbers."""
     clock, known, said = HandClock(), list[Chunk](), list[str]()
     many, _, _, wants = story.split("; ")[0].split()
@@ -72,7 +68,7 @@ def play(story: str) -> list[str]:
     for order in story.split("; ")[1:]:
         verb, *words = order.split()
         numbers = [int(word) for word in words if word.lstrip("-").isdecimal()]
-        answer: object = ""
+        answer = ""
         if verb in ("add", "begin", "lengths"):
             fresh = chunks(0 if verb == "lengths" else numbers[0], len(known))
             fresh += [Chunk("r", f"c{n}", "a", "/a", 0, 1000 * s) for n, s in enumerate(numbers) if verb == "lengths"]
@@ -99,7 +95,7 @@ def play(story: str) -> list[str]:
     return said
 
 
-def named(answer: object) -> str:
+def named(answer):
     if isinstance(answer, tuple):
         return " ".join([named(answer[0]), *answer[1:]])
     if isinstance(answer, list):
@@ -108,7 +104,7 @@ def named(answer: object) -> str:
     return str(answer)
 
 
-def test_what_a_queue_hands_out_in_each_story(pages: Pages) -> None:
+def test_what_a_queue_hands_out_in_each_story(pages):
     said = []
     for line in STORIES.read_text().splitlines()[1:]:
         name, _, story = line.partition(": ")
@@ -122,24 +118,24 @@ def test_what_a_queue_hands_out_in_each_story(pages: Pages) -> None:
 class Taker(threading.Thread):
     """Takes once, in a thread of its own, as a worker does."""
 
-    def __init__(self, queue: WorkQueue, over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, queue, over=lambda: False):
         super().__init__(daemon=True)
-        self.batch: Batch | None = None
+        self.batch = None
         self._asked = threading.Event()
         self._take = lambda: queue.take(over=lambda: self._asked.set() or over())  # type: ignore[func-returns-value]
         self.start()
         assert self._asked.wait(60)
 
-    def run(self) -> None:
+    def run(self):
         self.batch = self._take()
 
-    def answer(self) -> list[Chunk] | None:
+    def answer(self):
         self.join(60)
         assert not self.is_alive(), "take never returned"
         return None if self.batch is None else self.batch.chunks
 
 
-NEWS: dict[str, tuple[Callable[[WorkQueue, list[Chunk]], None], list[Chunk] | None]] = {
+NEWS = {
     "comes back": (lambda queue, first: queue.put_back(first), chunks(1)),
     "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), chunks(1)),
     "comes back alone": (lambda queue, first: queue.put_back(first, alone=True), chunks(1)),
@@ -150,7 +146,7 @@ NEWS: dict[str, tuple[Callable[[WorkQueue, list[Chunk]], None], list[Chunk] | No
 
 
 @pytest.mark.parametrize("name", NEWS)
-def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name: str) -> None:
+def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name):
     queue, (news, answer) = WorkQueue(SystemClock(), workers=1, wants=1), NEWS[name]
     queue.add(chunks(1), complete=True)
     first, taker = (queue.take() or Batch([])).chunks, Taker(queue)
@@ -159,7 +155,7 @@ def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name: str)
     assert taker.answer() == answer
 
 
-def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once() -> None:
+def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once():
     queue, over = WorkQueue(SystemClock(), workers=2, wants=1), threading.Event()
     queue.add(chunks(2), complete=False)
     assert [queue.take(), queue.more(1, idle=1)] == [Batch(chunks(1)), chunks(1, first=1)]
