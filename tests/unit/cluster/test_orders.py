@@ -17,8 +17,6 @@ from support.brief import page
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 ON_CPU = (*RUN, "--cpu-workers=1")
 
-# --- arrays and times -------------------------------------------------------------------------------------------------
-
 
 @st.composite
 def parts(draw):
@@ -83,9 +81,6 @@ def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages):
     pages({"arrays.txt": page(arrays), "times.txt": page(times)})
 
 
-# --- orders -----------------------------------------------------------------------------------------------------------
-
-
 def order(known="", run=RUN, out=Path("/scratch/july"), **wishes):
     """Make an order for what is known of a run: an array, or so many manifests."""
     frozen, listed = None, None
@@ -144,9 +139,6 @@ def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_
     assert [ArrayPlan(four, chunks, {}).idle for chunks in (5, 4, 3, 1, 0)] == [0, 0, 1, 3, 0]
     assert ArrayPlan(order("0-3", sbatch=("--array=3",)), 3, {}).idle == 0
     assert ArrayPlan(order("5 manifests"), 3, {}, listed=5).idle == 0
-
-
-# --- and back to a command --------------------------------------------------------------------------------------------
 
 
 def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values():

@@ -71,9 +71,6 @@ def place(tmp_path):
     return Place(tmp_path / "machine")
 
 
-# --- what a task sees -------------------------------------------------------------------------------------------------
-
-
 def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place, pages):
     foreign = ("SLURM_STEP_NUM_TASKS", "SBATCH_ACCOUNT", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SRUN_X")
     place.environ |= dict.fromkeys(foreign, "9")
@@ -103,9 +100,6 @@ def test_a_task_sees_its_devices_in_its_vendors_list():
     assert cluster.visible_lists([piece, cards[0]]) == {"CUDA_VISIBLE_DEVICES": "MIG-0007,GPU-0000", **order}
     assert cluster.visible_lists([amd]) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
     assert cluster.visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
-
-
-# --- who runs when ----------------------------------------------------------------------------------------------------
 
 
 # head, what a task does → how many run at a time; tasks wait until so many are there
@@ -161,8 +155,6 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     unknown = cluster.DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
     assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
 
-
-# --- how tasks end ----------------------------------------------------------------------------------------------------
 
 # What each task of one array does, by its index.
 WAYS = """
@@ -256,8 +248,6 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
     assert int(again) > int(job_id), "two jobs of the same second have different numbers"
     assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"
 
-
-# --- what every scheduler promises ------------------------------------------------------------------------------------
 
 PROGRAM = (sys.executable, "-m", "badcjobs")
 

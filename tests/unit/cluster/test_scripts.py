@@ -82,9 +82,6 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pag
     assert [cluster.find_srun(script("echo a", one)) for one in lines] == [3, 3, None, None]
 
 
-# --- the emulation ----------------------------------------------------------------------------------------------------
-
-
 def requested(text, *options):
     try:
         found = cluster.read_request(text, options)
@@ -104,8 +101,6 @@ def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages):
     texts["no interpreter"] = requested("echo hello\n")
     pages({"requests.txt": page(texts)})
 
-
-# --- templates --------------------------------------------------------------------------------------------------------
 
 TEMPLATES = {template.name: template for template in cluster.list_templates()}
 BARE = {"PATH": "/usr/bin:/bin"}

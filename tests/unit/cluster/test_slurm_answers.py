@@ -127,8 +127,6 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     assert [line.partition(" of 20")[0].rpartition("] ")[2] for line in told] == ["3", "4", "2", "2"]
 
 
-# --- what sbatch answers ----------------------------------------------------------------------------------------------
-
 NUMBERS = {
     "4821\n": "4821", "4821;sockeye\n": "4821", "job 17 is before you\nSubmitted batch job 4821\n": "4821",
     "Submitted batch job 4821 on cluster sockeye\n": "4821", "12 jobs\n4821\nWelcome 7\n": "4821", "1\n2\n": "2",
@@ -163,9 +161,6 @@ def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_k
     assert caplog.messages == [
         "sbatch has not answered yet; waiting up to 1 s: Slurm temporarily unable to accept job"
     ], "long before"
-
-
-# --- how the tasks ended ----------------------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answers, tmp_path):
@@ -250,8 +245,6 @@ def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, p
     told["with a log"] = cluster.end_lines("4821", ends)
     pages({"ends.txt": page(told).replace(str(tmp_path), "LOGS")})
 
-
-# --- what sinfo says about GPUs ---------------------------------------------------------------------------------------
 
 DATA = Path(__file__).parents[2] / "data"
 # Recorded with our question (blanks squeezed; memory, the last column, was asked for later): jobs hold 3 GPUs of gpu0,

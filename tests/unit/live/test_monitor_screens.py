@@ -178,8 +178,6 @@ def test_all_of_the_help_can_be_read_by_scrolling(width):
     assert read == whole
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
-
 TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())
 
 

@@ -46,9 +46,6 @@ def record(*indices, job="4821", chunks=None, at_s=0):
     return Record("slurm", Submitted(job, None, indices), (), chunks, START_MS + round(1000 * at_s))
 
 
-# --- scenes -----------------------------------------------------------------------------------------------------------
-
-
 def write_task(folder, index=0, *, runs, states="a:d b:d c:f d:p", **values):
     """Write a task as it was published for the last time."""
     made = (running(folder, index, states, **values) if runs else
@@ -179,9 +176,6 @@ def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_t
     pages(said)
 
 
-# --- one view, looked at again and again ------------------------------------------------------------------------------
-
-
 def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path):
     path = running(tmp_path).write()
     over = TaskFile(tmp_path, index=1, states={"x": "pending"}, verdict="stopped").write()
@@ -262,9 +256,6 @@ def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_ba
     pages({"refusals.txt": "\n\n".join(said)})
 
 
-# --- this machine -----------------------------------------------------------------------------------------------------
-
-
 def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, pages):
     script = tmp_path / "script.toml"
     script.write_text(
@@ -287,8 +278,6 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, page
     with pytest.raises(NotHere, match="no GPU"):
         open_machine_view({"PATH": str(tmp_path)}, HandClock(), hostname="node1")
 
-
-# --- /metrics ---------------------------------------------------------------------------------------------------------
 
 NOW = SystemClock()
 OF_A_READING = {m.name for m in METRICS if m.of in ("reading", "host")}

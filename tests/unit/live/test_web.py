@@ -138,8 +138,6 @@ def test_a_wrong_question_is_answered_with_what_would_be_right(world, pages):
     pages({"answers.txt": "\n".join(said), "headers.txt": "\n".join(headers)})
 
 
-# --- who may ask ------------------------------------------------------------------------------------------------------
-
 COOKIE = GUARDED.cookie.partition(";")[0]
 HEADERS = [
     {}, {"authorization": f"Bearer {TOKEN}"}, {"authorization": f"bearer  {TOKEN} "},
@@ -192,8 +190,6 @@ def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world, tmp_p
     moved = live.open_run(run, world.clock)
     assert (moved.look().snapshot.remarks[0], moved.log_end("4821_0.r0.gpu1", 9)) == (f"tasks {outside}", None)
 
-
-# --- what listeners are told ------------------------------------------------------------------------------------------
 
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
 ONE = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
@@ -313,9 +309,6 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
     asyncio.run(story())
 
 
-# --- when reading fails or hangs --------------------------------------------------------------------------------------
-
-
 def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, pages):
     """Every request gets an answer, one waits for all, and listeners hear why nothing is new."""
     go_on, right = threading.Event(), world.hub.read_documents
@@ -358,9 +351,6 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
     pages({"answers.txt": "\n".join(asyncio.run(story()))})
 
 
-# --- where it can be reached ------------------------------------------------------------------------------------------
-
-
 def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages):
     for host in live.reachable_hosts(also_ipv6=True):
         if re.fullmatch(r"[\d.]+|.*:.*", host):
@@ -381,9 +371,6 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
     here, place = live.bind("localhost", 0)
     with here:
         assert (place.urls, place.loopback) == ((f"http://localhost:{place.port}/",), True)
-
-
-# --- what is documented -----------------------------------------------------------------------------------------------
 
 
 def test_the_guide_the_page_the_api_and_the_monitor_know_the_same_paths_parameters_and_states():

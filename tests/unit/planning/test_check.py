@@ -182,8 +182,6 @@ def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_nod
             assert [one for one in found if one.severity != "fine" and one.subject != "out"] == []
 
 
-# --- scripts as other people write them: every finding is true, and there are no others -------------------------------
-
 UNCHECKED = ("start", "source")  # of what is fine, what was not checked is said
 
 
@@ -213,8 +211,6 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
                 said += shown(one)
     pages({"findings.txt": without_hints("\n".join(said)).replace(str(tmp_path), "ROOT")})
 
-
-# --- the rules: each is seen to fire and, beside it, not to: by one task, one second, one GB less ---------------------
 
 # topic → its subjects, then a line of facts each
 TOPICS = dict(block.split("\n", 1) for block in (DATA / "check_facts.txt").read_text().split("=== ")[1:])
@@ -315,8 +311,6 @@ def test_the_worst_comes_first_only_lines_to_paste_are_long_and_a_name_cannot_st
     found = [good, other, long, planning.fine("x", "")]
     pages({"all.txt": planning.remarks_text(found), "none.txt": planning.remarks_text([good])})
 
-
-# --- site files, and the project file that init makes of one ----------------------------------------------------------
 
 FILES = (DATA / "sites.txt").read_text().split("=== ")[1:]
 

@@ -79,9 +79,6 @@ def wish_of(words):
     return PlanWish.of(submit, PlanSettings(margin=float(words["margin"]) if "margin" in words else None))
 
 
-# --- for every source, speed and site ---------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.one_of(st.none(), st.integers(0, 10**6), st.just(30_000)), min_size=1, max_size=120),
     st.integers(1, 150),
@@ -198,9 +195,6 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
     pages({"plans.txt": "\n".join(said)})
 
 
-# --- what a job has measured ------------------------------------------------------------------------------------------
-
-
 def job_of(*tasks, start_up_s=(300.0, 200.0)):
     starts = [StateTime(seconds, 0.0, None, None) for seconds in start_up_s]
     known = [(task.name, n) for task in tasks for n in range(task.devices)]
@@ -240,9 +234,6 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
     assert not planning.make_margin(SPEEDS["from --rate"], None).start_up_measured
 
 
-# --- sources read for a plan, and what is written of it ---------------------------------------------------------------
-
-
 def plan(cwd, *sources, environ=None, rate=400.0, **order):
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
     project = Project.read([str(order.pop("config"))], cwd) if "config" in order else Project()
@@ -264,9 +255,6 @@ def tasks_of(folder):
 
 def fields_of(chunks):
     return [(one.key, one.audio_path, one.start_ms, one.end_ms, one.is_cut, one.fingerprint) for one in chunks]
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
@@ -299,8 +287,6 @@ def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
         said.append(text.replace(str(here), "HERE") + "\n")
     pages({"plans.txt": "\n".join(said)})
 
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 NAMES = st.text(st.sampled_from("ab ,\"'\n\ré"), min_size=1, max_size=4).filter(str.strip)
 
@@ -365,9 +351,6 @@ def test_shards_and_scripts_follow_the_project(short_path, monkeypatch, pages):
     shown = ("columns/wave-1/task-0000.csv", "cut/wave-1.sbatch", "cut/wave-1/tasks.txt", "waves/wave-2.sbatch")
     said = {name: (short_path / name).read_text().replace(str(short_path), "HERE") for name in shown}
     pages({**said, "said.txt": plan_text(planned).replace(str(short_path), "HERE")})
-
-
-# --- where the speed comes from ---------------------------------------------------------------------------------------
 
 
 def probed(text, subject, here):

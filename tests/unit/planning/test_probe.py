@@ -51,9 +51,6 @@ def probed_of(text, *, finished=True):
     return Probed(KEY.key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
 
-# --- the search -------------------------------------------------------------------------------------------------------
-
-
 def search(holds, bounds, devices=1):
     """Play the devices: each takes the next step as soon as it is free, the oldest trial ends first."""
     trials = []
@@ -108,9 +105,6 @@ def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_th
         over = " (usual is over)" * planning.usual_is_over(trials, between)
         said.append(f"{case} → {step and show(*step)}{over} {known}")
     pages({"steps.txt": "\n".join(said)})
-
-
-# --- what the trials mean ---------------------------------------------------------------------------------------------
 
 
 def test_the_best_is_the_shortest_about_as_fast_as_the_fastest_and_a_margin_is_kept_from_the_edge(pages):
@@ -183,8 +177,6 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
         assert len(watch.done) == (events[0] is not lost)
         assert trouble is None or trouble.is_out_of_memory is at_start
 
-
-# --- what is shown ----------------------------------------------------------------------------------------------------
 
 FOUND = "60=400@3 120=800@5 126!"
 SHOWN = {

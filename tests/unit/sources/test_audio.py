@@ -114,9 +114,6 @@ def test_rubbish_is_refused_and_nothing_worse(rubbish):
         assert 0 <= header.frames * header.frame_bytes <= len(content)
 
 
-# --- WAV, to the sample -----------------------------------------------------------------------------------------------
-
-
 def frames_of(content):
     header = read_wav_header(io.BytesIO(content))
     return content[header.data_start : header.data_start + header.frames * header.frame_bytes]
@@ -204,9 +201,6 @@ def test_audio_is_repeated_up_to_the_wanted_length(tmp_path):
         assert not (tmp_path / "c.wav").exists()
 
 
-# --- what cannot be cut -----------------------------------------------------------------------------------------------
-
-
 def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path, pages):
     target, lines = tmp_path / "b.wav", []
     os.mkfifo(tmp_path / "pipe.wav")
@@ -233,9 +227,6 @@ def test_what_is_not_there_cannot_be_cut_and_leaves_nothing(tmp_path, pages):
     header = read_wav_header(io.BytesIO(wav()))
     with pytest.raises(EOFError, match=r"shorter while it was read \(missing bytes: 100\)"):
         sources.copy_frames(io.BytesIO(wav()[:-100]), header, 0, 10_000, target)
-
-
-# --- FLAC, by libsndfile ----------------------------------------------------------------------------------------------
 
 
 def samples_of(path, dtype="int16"):
@@ -293,8 +284,6 @@ def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_fr
     with pytest.raises(CannotCut):
         ALONE.cut(source, 0, 1, tmp_path / "d.wav")
 
-
-# --- ffmpeg -----------------------------------------------------------------------------------------------------------
 
 # Decodes "audio" that says how long it is, FAKE 12.5, and notes how it was called.
 FFMPEG = """

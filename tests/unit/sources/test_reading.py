@@ -40,9 +40,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
 @given(many=st.integers(1, 60), rows=st.integers(0, 150))
 def test_every_row_is_in_exactly_one_shard_and_shards_are_equal_to_within_a_row(many, rows):
     shares = [[row for row in range(rows) if Shard(index, many).takes(row)] for index in range(many)]
@@ -83,9 +80,6 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
     counted = [[] for _ in range(many)]
     sources.read_identities(note, {"x/s": 10.0, "y/s": 8.0, "y/鳥": 13.0})  # as an earlier run has measured them
     assert [key for share in counted for key in share if key[0] == "x/s"] == [("x/s", "s_0_10000")]
-
-
-# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -174,9 +168,6 @@ def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path):
         opened.clear()
         assert len(list(open_sources([tmp_path / "m.csv"], root=tmp_path, cutting=Cutting(cut)).chunks(shard))) == 40
         assert (sorted({*opened}) if lines is mixed else opened) == [f"{name}.wav" for name in files]
-
-
-# --- looking ahead ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["folder", "list", "manifest"])

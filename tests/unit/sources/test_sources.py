@@ -164,8 +164,6 @@ def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_
     assert linked.fingerprint.audio_mtime_ns == 7
 
 
-# --- recording names --------------------------------------------------------------------------------------------------
-
 CASES = (Path(__file__).parents[2] / "data" / "recording_names.txt").read_text().split("\n=== ")[1:]
 WRONG = ["", "{study_area}/", "{study_area/*", "a/*.wav", "{station}/*", "{location}/{location}/*", "a**/{date}.wav",
          "a//{date}.wav", "{time}.wav"]  # fmt: skip
