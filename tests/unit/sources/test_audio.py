@@ -93,8 +93,9 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
         try:
             with path.open("rb") as file:
                 wanted = read_wav_header(file)
-            frames = f"{wanted.frames} of {wanted.frame_bytes} from {wanted.data_start}"
-            frames += f", {wanted.missing_frames} missing"
+            frames = (
+                f"{wanted.frames} of {wanted.frame_bytes} from {wanted.data_start}, {wanted.missing_frames} missing"
+            )
         except NotWav as problem:
             frames = str(problem)
         lines.append(f"{name}: {said} | cut: {lengths}; {sizes} bytes | {frames}")
@@ -128,10 +129,7 @@ def frames_of(content):
     junk=st.binary(max_size=5),
     broken=st.booleans(),
 )
-def test_the_pieces_of_any_wav_put_together_are_its_frames(
-    audio, shape, kind, places, junk, broken,
-    tmp_path_factory,
-):  # fmt: skip
+def test_the_pieces_of_any_wav_together_are_its_frames(audio, shape, kind, places, junk, broken, tmp_path_factory):
     fmt = form(kind, shape[1], shape[0], RATE)
     content = riff(chunk(b"junk", junk), chunk(b"fmt ", fmt), chunk(b"data", audio, 0 if broken else None))
     source, target = (tmp_path_factory.getbasetemp() / name for name in ("Grönland 鳥.wav", "piece.wav"))
@@ -256,13 +254,10 @@ def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path, bits):
     assert not (tmp_path / "c.wav").exists()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "channels", "rate"), [(0.01, 1, 48000), (3.7, 2, 12345), (1.0, 1, 250_000), (0.5, 1, 9_000)]
-)
+@pytest.mark.parametrize("sound", [(0.01, 1, 48000), (3.7, 2, 12345), (1.0, 1, 250_000), (0.5, 1, 9_000)])
 @pytest.mark.parametrize("tags", [b"", b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130])
-def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_frame_and_cut(
-    tmp_path, seconds, channels, rate, tags
-):
+def test_a_flac_that_does_not_say_its_length_is_measured_by_its_last_frame_and_cut(tmp_path, sound, tags):
+    seconds, channels, rate = sound
     source, frames = tmp_path / "a.flac", round(seconds * rate)
     samples = random.Random(1).randbytes(2 * channels * frames)
     with soundfile.SoundFile(source, "w", rate, channels, "PCM_16") as out:
@@ -285,37 +280,34 @@ def test_a_flac_whose_header_does_not_tell_its_length_is_measured_by_its_last_fr
         ALONE.cut(source, 0, 1, tmp_path / "d.wav")
 
 
-# Decodes "audio" that says how long it is, FAKE 12.5, and notes how it was called.
+# As ffprobe it says how long "audio" like FAKE 12.5 is, as ffmpeg it decodes it and notes how it was called.
 FFMPEG = """
 import sys, wave
 args = sys.argv[1:]
-source, target = args[args.index("-i") + 1], args[-1]
+source, target = args[args.index("-i") + 1] if "-i" in args else args[-1], args[-1]
+whole_s = open(source, errors="replace").read().partition("FAKE ")[2]
+if source == target:
+    sys.exit(print(whole_s or "N/A"))
 print(*args[:-1], file=open(__file__ + ".called", "a"))
 start_s, length_s = (float(args[args.index(name) + 1]) if name in args else 1e9 for name in ("-ss", "-t"))
-text = open(source, errors="replace").read()
-if "FAKE " not in text:
+if not whole_s:
     sys.exit(f"{source}: Invalid data found when processing input")
-length_s = max(0.0, min(length_s, float(text.split("FAKE ")[1]) - start_s))
+length_s = max(0.0, min(length_s, float(whole_s) - start_s))
 with wave.open(target, "wb") as audio:
     audio.setnchannels(1); audio.setsampwidth(2); audio.setframerate(1000)
     audio.writeframes(bytes(2 * round(1000 * length_s)))
-"""
-FFPROBE = """
-import sys
-text = open(sys.argv[-1], errors="replace").read()
-print(text.split("FAKE ")[1] if "FAKE " in text else "N/A")
 """
 
 
 def test_ffmpeg_decodes_other_formats(tmp_path, monkeypatch, pages):
     monkeypatch.setitem(sys.modules, "soundfile", None)  # as where it is not installed: the import fails
     (tmp_path / "bin").mkdir()
-    for name, program in (("ffmpeg", FFMPEG), ("ffprobe", FFPROBE)):
-        (tmp_path / "bin" / name).write_text(f"#!{sys.executable} -IS\n{program}")
+    for name in ("ffmpeg", "ffprobe"):
+        (tmp_path / "bin" / name).write_text(f"#!{sys.executable} -IS\n{FFMPEG}")
         (tmp_path / "bin" / name).chmod(0o755)
     cutter, target, lines = AudioCutter(str(tmp_path / "bin")), tmp_path / "b.wav", []
-    files = {"a day.mp3": b"FAKE 60.5", "short.mp3": b"FAKE 3", "zero.mp3": b"FAKE 0"}
-    files |= {"text.mp3": b"no audio", "empty.mp3": b""}
+    sounds = {"a day": b"FAKE 60.5", "short": b"FAKE 3", "zero": b"FAKE 0", "text": b"no audio", "empty": b""}
+    files = {f"{name}.mp3": content for name, content in sounds.items()}
     files |= {f"{bits}.flac": flac(0, bits=bits, rate=RATE) + b"FAKE 9" for bits in (16, 17, 24, 32)}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -4,12 +4,11 @@ import csv
 import itertools
 import os
 import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Event, get_ident
-from threading import enumerate as enumerate_threads
 
 import pytest
 from hypothesis import example, given, settings
@@ -67,8 +66,7 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
     assert len(everything) == 7 + 3 + 1 + 2 + 3
     holders = {(index, one.recording_id) for index, shard in enumerate(shards) for one in shard}
     assert sum(name != "rec" for _, name in holders) == 4, "no recording is in two shards"
-    counted = [[] for _ in range(many)]
-    parts = []
+    counted, parts = [[] for _ in range(many)], []
 
     def note(row, part, key):
         counted[row % many].append(key)
@@ -93,10 +91,7 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
     mistakes=st.dictionaries(st.integers(0, 7), st.sampled_from(list(WRONG)), max_size=3),
 )
 @example([("a", "b"), ("a", "c")], [(5, 1)] * 8, COLUMNS, "\n", False, "", {1: ("end_ms", "0")})
-def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_its_line(
-    folder, ids, times, order, ends, mark,
-    note, mistakes,
-):  # fmt: skip
+def test_a_manifest_is_read_as_written_or_its_mistakes_are_named(folder, ids, times, order, ends, mark, note, mistakes):
     lines = []
     for number, ((recording, chunk), (start_ms, length_ms)) in enumerate(zip(ids, times, strict=False)):
         fields = [recording, chunk, "a.wav", str(start_ms), str(start_ms + length_ms), note]
@@ -120,18 +115,6 @@ def test_a_manifest_is_read_as_it_was_written_and_every_mistake_is_named_with_it
         assert [((one.recording_id, one.chunk_id), one.start_ms, one.end_ms) for one in planned] == found
 
 
-@given(audio_ms=st.integers(0, 5_000_000), length_ms=st.integers(1000, 400_000), share=st.floats(0, 1))
-def test_the_chunks_of_a_recording_cover_it_and_overlap_as_asked(audio_ms, length_ms, share):
-    overlap_ms = int(share * (length_ms - 1000))
-    stretches = Cutting(None, length_ms / 1000, overlap_ms / 1000).stretches(audio_ms)
-    assert stretches[0][0] == 0 and stretches[-1][1] == audio_ms
-    for before, after in itertools.pairwise(stretches):
-        assert (before[1] - after[0], before[1] - before[0]) == (overlap_ms, length_ms)
-    last_ms = stretches[-1][1] - stretches[-1][0]
-    assert last_ms < length_ms + 3000, "what goes to the one before is less than three seconds"
-    assert len(stretches) == 1 or last_ms >= overlap_ms + 3000
-
-
 def test_a_million_rows_fit_into_200_megabytes(tmp_path):
     make_wav(tmp_path / "x.wav")
 
@@ -146,8 +129,7 @@ def test_a_million_rows_fit_into_200_megabytes(tmp_path):
         assert chunks == -(-rows // 3)
         return peak
 
-    few, rows = 1_000, 9_000
-    assert (peak_bytes(rows) - peak_bytes(few)) / (rows - few) * 1_000_000 < 150_000_000
+    assert (peak_bytes(9_000) - peak_bytes(1_000)) / 8_000 * 1_000_000 < 150_000_000
 
 
 def test_a_task_opens_the_files_of_its_own_rows_and_each_of_them_once(tmp_path):
@@ -181,7 +163,7 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
     threads = set[int]()
 
     def read_slowly(path):
-        threads.add(get_ident())
+        threads.add(threading.get_ident())
         wait_for(lambda: len(threads) >= 8, "others that look at a file at the same time")
         return read_header(path)
 
@@ -195,7 +177,7 @@ def test_slow_files_are_looked_at_many_at_a_time_and_listed_in_their_order(tmp_p
 
 
 def helpers():
-    return sum("look-ahead" in thread.name for thread in enumerate_threads())
+    return sum("look-ahead" in thread.name for thread in threading.enumerate())
 
 
 def endless(read):
@@ -205,7 +187,7 @@ def endless(read):
 
 @pytest.mark.parametrize(("look_s", "hired"), [(0.0001, False), (0.00049, False), (0.00061, True), (0.01, True)])
 def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundreds(look_s, hired):
-    read, ticks, hand_overs, held, waits = [0], count(0, look_s), set(), Event(), count()
+    read, ticks, hand_overs, held, waits = [0], count(0, look_s), set(), threading.Event(), count()
 
     def look(number):
         hand_overs.add(read[0])  # nobody reads on while files are looked at
@@ -230,7 +212,7 @@ def test_more_threads_are_hired_only_for_slow_looks_and_quick_ones_come_in_hundr
 
 
 def test_nobody_waits_for_a_look_that_hangs_and_who_waits_may_want_to_go():
-    go_on, clock, heard = Event(), [0.0], count(1)
+    go_on, clock, heard = threading.Event(), [0.0], count(1)
 
     def hang(number):
         if number == 200:

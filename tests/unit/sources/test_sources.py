@@ -3,13 +3,10 @@
 import itertools
 import os
 import re
-from datetime import datetime
 from pathlib import Path
 from unicodedata import normalize
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rooms import sources as room
 from rooms.cli import read_topic
 from rooms.model import Chunk, Cutting, NameGaps, parse_patterns
@@ -69,10 +66,9 @@ def run_lines(sources, shard):
 def plan_lines(sources):
     mistakes = room.Mistakes([part.name for part in sources.parts])
     read, walk = room.survey(sources, mistakes)
-    found = list(read)
+    found, lines = list(read), []
     if (again := room.survey_again(sources, walk)) is not None:
         found = list(again)
-    lines = []
     for row in found:
         fields = row._asdict()
         shown = [str(fields.pop(name)) for name in ("recording_id", "chunk_id", "base", "path")]
@@ -165,8 +161,6 @@ def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_
 
 
 CASES = (Path(__file__).parents[2] / "data" / "recording_names.txt").read_text().split("\n=== ")[1:]
-WRONG = ["", "{study_area}/", "{study_area/*", "a/*.wav", "{station}/*", "{location}/{location}/*", "a**/{date}.wav",
-         "a//{date}.wav", "{time}.wav"]  # fmt: skip
 
 
 def read(text, patterns):
@@ -181,11 +175,8 @@ def read(text, patterns):
 
 
 def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_guessed(pages):
-    (block,) = re.findall(
-        r"^    \[recordings\]\n    patterns = (\[.*?^    \])$", read_topic("audio"), re.DOTALL | re.MULTILINE
-    )
-    guide = literal(block)
-    said = []
+    (block,) = re.findall(r"(?sm)^    \[recordings\]\n    patterns = (\[.*?^    \])$", read_topic("audio"))
+    guide, said = literal(block), []
     for heading, *lines in (case.splitlines() for case in CASES):
         said.append(f"=== {heading}")
         patterns = {"guide": guide, "no pattern": []}.get(heading, [heading])
@@ -198,12 +189,6 @@ def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_g
     pages({"names.txt": "\n".join(said)})
 
 
-@given(st.datetimes(min_value=datetime(1990, 1, 1), max_value=datetime(2089, 1, 1)))
-def test_every_moment_comes_back(at):
-    at = at.replace(microsecond=0)
-    assert room.find_moment(f"S4A10293_{at:%Y%m%d_%H%M%S}.wav") == at.isoformat()
-
-
 def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path):
     chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
     for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
@@ -212,19 +197,7 @@ def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_
         assert (found.study_area, found.location) == (study_area, "G-07")
 
 
-def test_gaps_are_counted_with_an_example_and_all_mistakes_of_patterns_are_named(tmp_path, pages):
+def test_gaps_are_counted_with_an_example(pages):
     many, one = NameGaps(9, 1, "a", 3000, "c", 2, "b"), NameGaps(1, 1, "a", 0, None, 0, None)
     said = [*room.gap_lines(many, ["{date}"], nameless="x.csv"), "--", *room.gap_lines(many, []), "--"]
-    said += room.gap_lines(one, ["x"], nameless="y")
-    (tmp_path / "all.toml").write_text(f"[recordings]\npatterns = {WRONG!r}\npattern = 1\n[run]\nretries = 'x'\n")
-    (tmp_path / "1.toml").write_text("recordings = 3")
-    (tmp_path / "2.toml").write_text('[recordings]\npatterns = "a"')
-    (tmp_path / "3.toml").write_text("[recordings]\npatterns = [1]")
-    (tmp_path / "good.toml").write_text('[recordings]\npatterns = ["{study_area}/*"]\n')
-    for name in ("all", "1", "2", "3", "good"):
-        try:
-            made = Project.read([f"{tmp_path}/{name}.toml"], tmp_path).make(RunSettings, {"source": ["a"]}, "run")
-            assert '"recordings": {"patterns": ["{study_area}/*"]}' in made.to_json(tmp_path), "kept with the results"
-        except BadInput as error:
-            said.append(f"## {name}\n{error.what}\n{error.why}\ntry: {error.fix}")
-    pages({"gaps.txt": "\n".join(said).replace(str(tmp_path), "HERE")})
+    pages({"gaps.txt": "\n".join([*said, *room.gap_lines(one, ["x"], nameless="y")])})
