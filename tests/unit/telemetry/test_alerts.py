@@ -3,23 +3,20 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from rooms import telemetry as room
 from rooms.cli import read_topic
-from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading, StandIn
+from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading
 from rooms.root import Project
 from support.databases import query
 from support.hand_clock import HandClock
 from support.waiting import is_running, wait_for
 
-GIB = 2**30
 START_MS = 1_800_000_000_000
-CARD = room.Followed(7, "GPU-7", 1, 16 * GIB, 300.0, None)
+CARD = room.Followed(7, "GPU-7", 1, 16 * 2**30, 300.0, None)
 UNKNOWN = room.Followed(7, "GPU-7", 1)
 
 
@@ -139,22 +136,13 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path
     book.writer.close()
 
 
-def test_limits_and_devices_travel_in_the_recorders_order(tmp_path):
-    order = room.SidecarOrder(
-        "m", 1, 2, [CARD, room.Followed(8, None, 1, GIB, 300.0, 90)], 1.0, StandIn(simulate=2), None, 1, 1, "r", "w",
-        "p", "l", True, AlertLimits(temperature_c=70.0), ["A=1"],
-    )  # fmt: skip
-    order.write(tmp_path / "order.json")
-    assert room.SidecarOrder.read(tmp_path / "order.json") == order
-
-
 NAN = float("nan")
 SECRET = "curl -d @- https://chat/services/T0123/xyzzy"
 SETTINGS = [
     AlertLimits(), AlertLimits(70, 100, 100.0, 1e6, 100), AlertLimits(memory_percent=100.5), AlertLimits(idle_s=True),
-    AlertLimits(power_percent=cast("Any", None)), AlertLimits(NAN, -1, 95, float("inf"), 0), AlertHooks(),
-    AlertHooks(SECRET), AlertHooks(command=""), AlertHooks(f"say '{SECRET}"), AlertHooks(command=cast("Any", 3)),
-    AlertHooks(min_interval_s=-1), AlertHooks(min_interval_s=NAN), AlertHooks(min_interval_s=cast("Any", "1")),
+    AlertLimits(power_percent=None), AlertLimits(NAN, -1, 95, float("inf"), 0), AlertHooks(),
+    AlertHooks(SECRET), AlertHooks(command=""), AlertHooks(f"say '{SECRET}"), AlertHooks(command=3),
+    AlertHooks(min_interval_s=-1), AlertHooks(min_interval_s=NAN), AlertHooks(min_interval_s="1"),
 ]  # fmt: skip
 
 
@@ -166,14 +154,11 @@ def test_settings_name_all_their_mistakes_and_show_no_secret(pages):
     pages({"settings.txt": text})
 
 
-# --- the command of an alert ------------------------------------------------------------------------------------------
-
 HOT = room.Alert(
     "thermal", "warning", 7, 0, "GPU-7", START_MS, None, 91.5, 83.0, "device 0 is at 91.5 °C; the limit is 83 °C"
 )
 OVER = replace(HOT, ended_at_ms=START_MS + 60_000)
 TASK = "4821_7.r0.gpu-01"
-Caller = Callable[..., room.AlertCommand]
 
 
 def later(alert, seconds):
@@ -258,29 +243,22 @@ def test_five_hundred_alerts_at_once_are_twenty_calls(caller, tmp_path):
     assert (len(made), made[-1]["held_back"]) == (21, 480)
 
 
-FAILURES = {
-    "echo first >&2; echo no such channel >&2; exit 3": ["it exited with 3: no such channel"],
-    "kill -9 $$": ["it exited with -9"],
-    "exec <&-; exit 0": [],  # to leave the input unread is no failure
-}
+FAILURES = (
+    "echo first >&2; echo no such channel >&2; exit 3", "kill -9 $$", "exec <&-; exit 0", "no-such-program --token xyz",
+)  # fmt: skip
 
 
-def test_a_command_that_fails_is_logged_once_with_its_last_line_and_never_its_arguments(caller, tmp_path, caplog):
-    def logged(command):
+def test_a_command_that_fails_is_logged_once_without_its_arguments(caller, tmp_path, caplog, pages):
+    """To leave the input unread is no failure."""
+    said = []
+    for text in FAILURES:
         caplog.clear()
-        calls = caller(command)
+        calls = caller(text if "--token" in text else program(tmp_path, text))
         calls.add(HOT)
         calls.add(OVER)
         calls.finish()
-        return caplog.messages
-
-    once = "[alerts] command: {}; further failures are not logged; the work continues"
-    for script, said in FAILURES.items():
-        assert logged(program(tmp_path, script)) == [once.format(words) for words in said]
-    assert logged("no-such-program --token xyzzy") == [
-        "[alerts] command: program no-such-program not found; alerts are not sent to it",
-        once.format("it cannot be started: No such file or directory"),
-    ]
+        said += [f"$ {text}", *caplog.messages]
+    pages({"failures.txt": "\n".join(said)})
 
 
 def test_the_example_of_the_guide_works_as_it_is_pasted(caller, tmp_path):

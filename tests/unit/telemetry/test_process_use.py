@@ -4,38 +4,23 @@ import getpass
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import telemetry as room
 from rooms.model import ProcessReading, Reading, UsageReading
 from rooms.root import SystemClock
-from rooms.telemetry import (
-    ProcessBook,
-    ProcessLookup,
-    ProcessOwner,
-    ProcessUse,
-    TelemetryWriter,
-    UsageReader,
-    UsageWatch,
-    add_up,
-    growth,
-    pause_s,
-)
+from rooms.telemetry import ProcessLookup, ProcessOwner, ProcessUse, TelemetryWriter, UsageReader, add_up, growth
 from support.databases import query
 from support.waiting import wait_for
 
 START_MS = 1_800_000_000_000
 MARK = "BADCJOBS_TASK=4821_7.r0.gpu3-99"
 OTHER_MARK = "BADCJOBS_RECORDING=4821_7.r0.gpu3-99"
-
-
-# --- who a process is -------------------------------------------------------------------------------------------------
 
 
 def lookup(wrapper_pid=2**22 + 1, **more):
@@ -75,10 +60,7 @@ def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
     assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None), "it does not exist here"
 
 
-# --- what is written about it -----------------------------------------------------------------------------------------
-
-
-# Two recorders: second → device → what it lists, each a pid, perhaps MiB and percent
+# Two recorders: second → device → what it lists, each a pid, perhaps bytes and percent
 FEEDS = [
     {0: {1: [(10, 100, 40)], 2: [(20, 50)]}, 1: {1: None}, 5: {1: [(10, 900, 50), (20, 1), (30,)], 2: []},
      10: {1: [(10, 300)], 2: []}},
@@ -86,11 +68,7 @@ FEEDS = [
 ]  # fmt: skip
 
 
-def on_device(pid, mib=None, sm=None):
-    return ProcessReading(pid, None if mib is None else mib * 2**20, sm)
-
-
-def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path):
+def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path, pages):
     """A number that comes back after more than a minute is another process."""
     path, asked = tmp_path / "r.sqlite", []
     people = {10: ProcessOwner("python", "ada", True), 20: ProcessOwner("train", "bob", False)}
@@ -101,35 +79,23 @@ def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path):
 
     for feeds in FEEDS:
         with closing(TelemetryWriter(path, 77)) as writer:
-            book = ProcessBook(writer, look_up)
+            book = room.ProcessBook(writer, look_up)
             if asked:
                 book.resume()
             for second, devices in feeds.items():
-                lists = {
-                    n: None if said is None else tuple(on_device(*one) for one in said) for n, said in devices.items()
-                }
+                lists = {n: said and [ProcessReading(*one) for one in said] for n, said in devices.items()}
                 with writer.batch():
                     readings = [(device, Reading(processes=listed)) for device, listed in lists.items()]
                     book.write(START_MS + round(1000 * second), readings, {})
                 book.written()
     assert asked == [10, 20, 30, 10], "each is looked up once"
     found = """SELECT device_id, pid, name, user, ours, (first_at_ms - ?1) / 1000.0, (last_at_ms - ?1) / 1000.0,
-                      memory_peak_bytes / 1048576 FROM process ORDER BY first_at_ms, device_id, pid"""
-    assert query(path, found, START_MS) == [
-        (1, 10, "python", "ada", 1, 0.0, 80.0, 900), (2, 20, "train", "bob", 0, 0.0, 0.0, 50),
-        (1, 20, "train", "bob", 0, 5.0, 5.0, 1), (1, 30, None, None, None, 5.0, 20.0, 2),
-        (1, 10, "python", "ada", 1, 140.001, 140.001, 1),
-    ]  # fmt: skip
-    samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes / 1048576, sm_percent
+                      memory_peak_bytes FROM process ORDER BY first_at_ms, device_id, pid"""
+    samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes, sm_percent
                  FROM process_sample ORDER BY rowid"""
-    assert query(path, samples, START_MS) == [
-        (77, 1, 0, 10, 100, 40), (77, 2, 0, 20, 50, None), (77, 1, 5, 10, 900, 50), (77, 1, 5, 20, 1, None),
-        (77, 1, 5, 30, None, None), (77, 1, 10, 10, 300, None), (77, 1, 20, 10, 4, None), (77, 1, 20, 30, 2, None),
-        (77, 1, 80, 10, 7, None), (77, 1, 140, 10, 1, None),
-    ]  # fmt: skip
+    rows = [*query(path, found, START_MS), "samples:", *query(path, samples, START_MS)]
+    pages({"rows.txt": "\n".join(map(str, rows))})
 
-
-# --- what the task's own processes use --------------------------------------------------------------------------------
 
 TOP = 100
 
@@ -142,46 +108,33 @@ def used(*processes):
     return {one.pid: one for one in processes}
 
 
-@dataclass
-class Household:
-    """Processes as the kernel keeps them: what a child has used is its parent's as soon as that has waited for it."""
-
-    living: dict[int, ProcessUse] = field(default_factory=lambda: {TOP: process(TOP, 1, 7)})
-    numbers: Iterator[int] = field(default_factory=count)
-    used: float = 0
-
-    def happen(self, what, which, ticks):
-        pid = sorted(self.living)[which % len(self.living)]
-        if what == "start":
-            child = 1000 + next(self.numbers)
-            self.living[child] = process(child, pid, started_ticks=ticks)
-        elif what == "work":
-            self._add(pid, ticks)
-            self.used += ticks
-        elif pid != TOP and all(one.parent != pid for one in self.living.values()):
-            ended = self.living.pop(pid)
-            self._add(ended.parent, ended.cpu_s)
-
-    def _add(self, pid, ticks):
-        one = self.living[pid]
-        self.living[pid] = process(pid, one.parent, one.cpu_s + ticks, one.started_s)
-
-
 EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integers(0, 20), st.integers(1, 50))
 
 
 @given(st.lists(EVENTS, max_size=40))
 @settings(max_examples=60)
 def test_everything_is_counted_exactly_once(events):
-    house, counted = Household(), 0.0
-    before = dict(house.living)
-    for what, which, ticks in [*events, ("read", 0, 1)]:
-        if what == "read":
-            counted += growth(before, house.living, lambda one: one.cpu_s)
-            before = dict(house.living)
-        else:
-            house.happen(what, which, ticks)
-    assert counted == house.used
+    """What a child has used is its parent's as soon as that has waited for it."""
+    living, counted, expected = used(process(TOP, 1, 7)), 0, 0
+    before = {**living}
+
+    def add(pid, ticks):
+        living[pid] = replace(living[pid], cpu_s=living[pid].cpu_s + ticks)
+
+    for number, (what, which, ticks) in enumerate([*events, ("read", 0, 1)], 1000):
+        pid = sorted(living)[which % len(living)]
+        if what == "start":
+            living[number] = process(number, pid, started_ticks=ticks)
+        elif what == "work":
+            add(pid, ticks)
+            expected += ticks
+        elif what == "read":
+            counted += growth(before, living, lambda one: one.cpu_s)
+            before = {**living}
+        elif pid != TOP and all(one.parent != pid for one in living.values()):
+            ended = living.pop(pid)
+            add(ended.parent, ended.cpu_s)
+    assert counted == expected
 
 
 def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone():
@@ -220,28 +173,25 @@ def test_real_programs_are_counted_with_their_time_bytes_and_memory():
     now_s = clock.monotonic_s()
     reading = reader.read(now_s)
     used_s = sum(os.times()[:4]) - sum(times[:4])
-    assert alone is not None and reading is not None
-    assert reading.cpu_cores is not None and reading.read_bytes_per_s is not None
     assert reading.cpu_cores * (now_s - before_s) == pytest.approx(used_s, abs=0.1)
     assert 40e6 <= reading.read_bytes_per_s * (now_s - before_s) < 60e6
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdin is not None
         child.stdout.readline()
         both = reader.read(now_s + 1)
         child.stdin.close()
-    assert both is not None and both.processes == alone.processes + 1
+    assert both.processes == alone.processes + 1
     assert 50e6 < both.memory_bytes - reading.memory_bytes < 70e6
 
 
-def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_where_a_reading_is_expensive():
+def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_at_a_price():
     ages_s = {0: 2, 0.5: 2, 2: 2, 5: 5, 100: 10, 3599: 10, 3600: 30, 100_000: 30}
-    assert {age_s: pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
-    assert (pause_s(0, 0.001), pause_s(100, 0.2)) == (1, pytest.approx(40)), "half a percent of the time"
-    watch = UsageWatch(UsageReader(os.getpid()), SystemClock())
+    assert {age_s: room.pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
+    assert (room.pause_s(0, 0.001), room.pause_s(100, 0.2)) == (1, pytest.approx(40)), "half a percent of the time"
+    watch = room.UsageWatch(UsageReader(os.getpid()), SystemClock())
     ((first, first_ms),) = wait_for(lambda: list(watch.take_readings()), "the first reading")
     wait_for(lambda: SystemClock().now_ms() > first_ms, "the next millisecond")
     watch.finish()
     *_, (last, last_ms) = watch.take_readings()
     assert first.cpu_cores is None and last.cpu_cores is not None and first_ms < last_ms
-    assert watch.memory_held is not None and watch.memory_held.memory_bytes == last.memory_bytes
+    assert watch.memory_held.memory_bytes == last.memory_bytes
     assert list(watch.take_readings()) == []

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +23,6 @@ from support.hand_clock import HandClock, ScriptedReader
 
 TASK = 77
 DATA = Path(__file__).parents[2] / "data"
-Readings = Sequence[tuple[int, Reading]]
-Script = Callable[[float], Reading | str]
 
 
 class SickWriter(room.TelemetryWriter):
@@ -63,13 +60,9 @@ class Bench:
         self.start_ms = self.clock.now_ms()
         self.path = path
         self.writer = SickWriter(path, self.clock)
-        self.at = {}
-        self.cost_s = 0.0
+        self.at, self.cost_s, self.effort = {}, 0.0, room.Effort()
         self.stands_still = (-1.0, 0.0)  # in the wait after which second, for how long
-        self.books = []
-        self.effort = room.Effort()
-        self.trouble = []
-        self.seen = []
+        self.books, self.trouble, self.seen = [], [], []
 
     def run(self, ticks, reader, devices=1, last_s=0.5, **options):
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
@@ -115,7 +108,6 @@ class Bench:
         return [float(str(at_s)) for (at_s,) in query(self.path, sql, self.start_ms, device)]
 
     def gaps(self):
-        """Return (device, metric, from, to, reason), in seconds from the start."""
         sql = """SELECT device_id, metric, (from_ms - ?1) / 1000.0, (to_ms - ?1) / 1000.0, reason
                    FROM gap ORDER BY rowid"""
         return query(self.path, sql, self.start_ms)
@@ -136,9 +128,6 @@ def bench(tmp_path):
     bench = Bench(tmp_path / "recorder.sqlite")
     with closing(bench.writer):
         yield bench
-
-
-# --- stories ----------------------------------------------------------------------------------------------------------
 
 
 def poor(second):
@@ -188,23 +177,20 @@ def record(bench, text):
     bench.stands_still = float(still), float(still_s)
     from_s, until_s, what = re.split("[-:]", told.get("ill", "0-0:"), maxsplit=2)
     bench.writer.illness = float(from_s), float(until_s), what
-    count = int(told.get("devices", 1))
-    reader = bench.simulated(*simulated(told), count=count)
+    count, devices = int(told.get("devices", 1)), []
+    if "lost" in told:
+        index, from_s, to_s = re.split("[:-]", told["lost"])
+        devices.append(SimulatedDevice(int(index), lost_at_s=float(from_s), back_at_s=float(to_s)))
+    if "lacks" in told:
+        index, metrics = told["lacks"].split(":")
+        devices.append(SimulatedDevice(int(index), unsupported=tuple(metrics.split("+"))))
+    reader = bench.simulated(*devices, count=count)
     if "says" in told or "script" in told:
         script = answers(told["says"]) if "says" in told else SCRIPTS.get(told["script"])
         reader = bench.scripted(script) if script else NoReader("libnvidia-ml.so.1 was not found")
     since = {"since_ms": bench.start_ms} if "begin" in told and not bench.seconds() else {}
     with suppress(pytest.fail.Exception):
         bench.run(int(ticks), reader, count, float(told.get("last", 0.5)), again="again" in told, **since)
-
-
-def simulated(told):
-    if "lost" in told:
-        index, from_s, to_s = re.split("[:-]", told["lost"])
-        yield SimulatedDevice(int(index), lost_at_s=float(from_s), back_at_s=float(to_s))
-    if "lacks" in told:
-        index, metrics = told["lacks"].split(":")
-        yield SimulatedDevice(int(index), unsupported=tuple(metrics.split("+")))
 
 
 def test_what_is_missing_is_written_as_a_gap(tmp_path, pages):
@@ -218,9 +204,6 @@ def test_what_is_missing_is_written_as_a_gap(tmp_path, pages):
                 record(bench, text)
             said += [f"## {name}", *bench.page(), ""]
     pages({"gaps.txt": "\n".join(said)})
-
-
-# --- the grid ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(100, 3000), st.floats(0, 0.95), st.integers(1, 40), st.floats(0, 9))
@@ -254,19 +237,14 @@ def test_the_energy_counter_is_read_a_last_time_when_the_recording_ends(bench):
     assert query(bench.path, "SELECT DISTINCT task_id FROM sample") == [(TASK,)]
 
 
-# --- what it costs, and its books -------------------------------------------------------------------------------------
-
-
 def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(bench):
     def slow(second):
         bench.clock.sleep(0.2)
         return Reading(utilization_percent=50, power_w=100.0)
 
     used = iter(range(1, 100))
-    cost = room.CostBook(
-        bench.writer, bench.effort, 1.0, bench.start_ms, lambda: ("nvml", "it works here"),
-        lambda: (next(used) / 10, 20 * 2**20),
-    )  # fmt: skip
+    backend, use = lambda: ("nvml", "it works here"), lambda: (next(used) / 10, 20 * 2**20)
+    cost = room.CostBook(bench.writer, bench.effort, 1.0, bench.start_ms, backend, use)
     bench.books, bench.cost_s = [cost], 0.1
     seen = []
     bench.at[15.2] = lambda: seen.append(query(bench.path, "SELECT ticks, last_at_ms - started_at_ms FROM recorder"))
@@ -323,9 +301,6 @@ def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench):
     assert rows == [("busy_percent", "gpm", 2.0), ("busy_percent", "processes", 4.0)]
 
 
-# --- the recorder's process, and the machine --------------------------------------------------------------------------
-
-
 def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages):
     logs = (DATA / "recorder_logs.txt").read_text().split("\n---\n")[1:]
     pages({"reasons.txt": "\n---\n".join(f"{log}\n→ {room.parse_exit_reason(log)}" for log in ["", *logs])})
@@ -334,9 +309,7 @@ def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages):
 def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path):
     """Waiting for a disk is not busy, guests are not counted twice; memory that can be given back is not used."""
     (tmp_path / "stat").write_text("cpu  100 0 50 800 50 0 0 0 30 0\ncpu0 1 1 1 1\n")
-    (tmp_path / "meminfo").write_text(
-        "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\nHugePages_Total: 0\n"
-    )
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
     reader = room.HostReader(tmp_path)
     assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024)
     assert reader.read() == HostReading(None, 600 * 1024, 1000 * 1024), "no time has passed"
@@ -345,7 +318,7 @@ def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path
     (tmp_path / "meminfo").unlink()
     assert reader.read() is None
     real, memory = room.HostReader().read(), psutil.virtual_memory()
-    assert real is not None and real.memory_total_bytes == memory.total
+    assert real.memory_total_bytes == memory.total
     assert real.memory_used_bytes == pytest.approx(memory.total - memory.available, rel=0.2)
     cpu_s, own_bytes = room.read_own_use()
-    assert cpu_s > 0 and own_bytes is not None and 5 * 2**20 < own_bytes < 2**33
+    assert cpu_s > 0 and 5 * 2**20 < own_bytes < 2**33

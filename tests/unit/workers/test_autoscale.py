@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rooms import workers
 from rooms.model import TOO_LONG, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
 from rooms.root import BadInput, Project, RunSettings, SessionBroken, SubprocessLauncher, SystemClock
-from rooms.workers import Autoscaler, Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
+from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
 from support.hand_clock import HandClock
 from support.probes import GIB, KEY, trial
 from support.supervised import Bench
@@ -26,20 +27,14 @@ STARTS = Path(__file__).parents[2] / "data" / "autoscale_starts.txt"
 class Task:
     """A task whose workers stand still while the test says how much they have done; time passes by half seconds."""
 
-    def __init__(
-        self, folder, *, cpus = 8, devices = 1, gib = 16, granted = None,
-        per_gpu = None, cpu_workers = 0, lost = (),
-    ):  # fmt: skip
+    def __init__(self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=()):
         self.clock, self.go_on, self.lost = HandClock(), threading.Event(), lost
         self.learned = Learned("demo", [folder / "learned.json"])
         self.lines = []
-        memory = None if gib is None else round(gib * GIB)
-        granted_bytes = None if granted is None else round(granted * GIB)
+        memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
-        self.scaler = Autoscaler(
-            places, self.learned, self.note, self.clock,
-            cpus=cpus, per_gpu=per_gpu, cpu_workers=cpu_workers, granted_bytes=granted_bytes,
-        )  # fmt: skip
+        counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
+        self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
 
@@ -63,11 +58,8 @@ class Task:
         places = list(self.supervisor.slots_at_work.values())
         return max(map(places.count, places), default=0)
 
-    def live(
-        self, speed = lambda workers: 10.0 * workers, *, seconds = 100,
-        left = 10**6, used_gib = None, warm = True, audio = True,
-        held = lambda now_s, workers: None,
-    ):  # fmt: skip
+    def live(self, speed=lambda workers: 10.0 * workers, *, seconds=100, left=10**6, used_gib=None, warm=True,
+             audio=True, held=lambda now_s, workers: None):  # fmt: skip
         """Let time pass; ``speed``: chunks per second of so many workers on each device. Return the decisions."""
         self.bench.start()
         if self.lost:
@@ -81,11 +73,8 @@ class Task:
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
             supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
             peaks = {} if used_gib is None else {100: round(used_gib * GIB * workers), 101: GIB}
-            self.scaler.update(
-                supervisor, left=left - int(done),
-                memory_peaks=lambda last_s, peaks=peaks: peaks if last_s == 30.0 else {},
-                memory_held=lambda now_s=now_s, workers=workers: held(now_s, workers),
-            )  # fmt: skip
+            memory = {"memory_peaks": {30.0: peaks}.get, "memory_held": partial(held, now_s, workers)}
+            self.scaler.update(supervisor, left=left - int(done), **memory)
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
         threads = sorted({thread.plan.threads for thread in self.bench.engine.sessions})
@@ -118,7 +107,7 @@ def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
         (tmp_path / name).mkdir(exist_ok=True)
         return Task(tmp_path / name, **how)
 
-    two = {"cpus": 16, "devices": 2}
+    two, drained = {"cpus": 16, "devices": 2}, story("drained")
     said = {
         "until-it-does-not-pay": story("more", cpus=5).live(table(10, 18, 22, 22.5, 99)),
         "as-an-earlier-run-found": story("more", cpus=6).live(),  # nearly as many cores
@@ -126,9 +115,7 @@ def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
         "just-5-percent": story("just", cpus=4).live(table(40, 42, 99, 99)),
         "slower": story("slower", cpus=16).live(table(0, 0, 20, 15), seconds=60),
         "no-more-cores": story("cores", cpus=3).live(),
-        "slow-chunks-without-a-length": story("slow", cpus=8, devices=2).live(
-            table(1, 2, 2, 2), audio=False, seconds=200
-        ),
+        "slow-chunks-without-a-length": story("slow", devices=2).live(table(1, 2, 2, 2), audio=False, seconds=200),
         "half-of-a-device-is-full": story("half", cpus=4, gib=20).live(used_gib=9),
         "more-than-half-is-full": story("fuller", cpus=4, gib=20).live(used_gib=9.1),
         "just-enough-main-memory": story("enough", cpus=8, granted=30).live(held=every_10_s(9)),
@@ -145,14 +132,10 @@ def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
         "every-worker-lost": story("all", cpus=1, lost=(0,)).live(),
     }
     pages({"decisions.txt": "\n".join(f"# {name}\n{text}" for name, text in said.items())})
-
-
-def test_once_the_task_drains_no_worker_is_added_and_nothing_is_decided(tmp_path):
-    task = Task(tmp_path, cpus=8)
-    task.bench.start()
-    task.supervisor.drain()
-    task.live()
-    assert len(task.lines) == 1
+    drained.bench.start()
+    drained.supervisor.drain()
+    drained.live()
+    assert len(drained.lines) == 1, "once a task drains nothing is decided"
 
 
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages):
@@ -165,9 +148,6 @@ def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages)
         plans = [(plan.slot, plan.device_id, plan.threads) for plan in task.scaler.plans]
         lines += [f"{how} {known or ''}", *task.lines, f"  {len(plans)} workers, the last: {plans[-1:]}"]
     pages({"starts.txt": "\n".join(lines)})
-
-
-# --- learned by runs --------------------------------------------------------------------------------------------------
 
 
 def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path):
@@ -183,18 +163,22 @@ def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(
     assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
 
 
-NO_LESSONS = ["", "nonsense", "[]", '{"version": 1}', '{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}']
-NO_LESSONS += [
-    f'{{"version": 1, "lessons": {one}}}'
-    for one in ("[]", '{"demo": 3}', '{"demo": {"GPU": 3}}', '{"demo": {"GPU": {"x": 3}}}')
-]
+NO_LESSONS = """
+nonsense
+[]
+{"version": 1}
+{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}
+{"version": 1, "lessons": []}
+{"version": 1, "lessons": {"demo": 3}}
+{"version": 1, "lessons": {"demo": {"GPU": 3}}}
+{"version": 1, "lessons": {"demo": {"GPU": {"x": 3}}}}"""
 
 
 def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
     good = tmp_path / "good.json"
-    for text in NO_LESSONS:
+    for text in NO_LESSONS.splitlines():
         good.write_text(text)
         assert Learned("demo", [good]).about("GPU") == Lesson()
         learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
@@ -204,17 +188,13 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
 
 
 def test_programs_options_and_models_each_have_lessons_of_their_own():
-    flags = [
-        {"command": "a {input} {output}"}, {"command": "b {input} {output}"}, {"engine": "demo"},
-        {"engine": "demo", "engine_arg": ["--room-s=20"]}, {"hawkears_root": "/models/old"}, {"hawkears_root": "/new"},
-    ]  # fmt: skip
-    assert [workers.subject_of(Project().make(RunSettings, {"source": ["s.csv"], **one}, "run")) for one in flags] == [
-        "command a {input} {output}", "command b {input} {output}", "demo", "demo --room-s=20",
-        "hawkears /models/old", "hawkears /new",
-    ]  # fmt: skip
+    for flags, subject in (
+        ({"command": "a {input} {output}"}, "command a {input} {output}"), ({"engine": "demo"}, "demo"),
+        ({"engine": "demo", "engine_arg": ["--room-s=20"]}, "demo --room-s=20"),
+        ({"hawkears_root": "/models/old"}, "hawkears /models/old"),
+    ):  # fmt: skip
+        assert workers.subject_of(Project().make(RunSettings, {"source": ["s.csv"], **flags}, "run")) == subject
 
-
-# --- found by probes --------------------------------------------------------------------------------------------------
 
 TRIALS = [
     trial(60, 400, peak_bytes=3 * GIB), trial(100, 800), Trial(105.0, False, TOO_LONG), Trial(200.0, True, TOO_LONG),
@@ -256,13 +236,10 @@ def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry
         Probed(other.key),
     ]:
         ProbeStore(store.file).put(new)
-        found.append(
-            [(one.key.gpu, len(one.trials)) for one in read_probes(store.file)] if store.file.exists() else None
-        )
-    h200, v100 = ("H200", 5), "Tesla V100"
-    assert found == [
-        None, [(v100, 5)], [h200, (v100, 5)], [h200, (v100, 5)], [h200, (v100, 6)], [h200, (v100, 1)], [h200], [],
-    ]  # fmt: skip
+        probes = read_probes(store.file) if store.file.exists() else ()
+        found.append(" ".join(f"{one.key.gpu[-4:]}:{len(one.trials)}" for one in probes) or store.file.exists())
+    both = [f"H200:5 V100:{trials}" for trials in (5, 5, 6, 1)]
+    assert found == [False, "V100:5", *both, "H200:5", True]
     assert (store.open(), [path.name for path in store.file.parent.glob("[!.]*")]) == (None, ["probe.toml"])
 
 
@@ -272,10 +249,9 @@ def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_pat
             ProbeStore(tmp_path / "probe.toml").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
 
     children = [multiprocessing.get_context("fork").Process(target=write, args=(number,)) for number in range(3)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
+    for deed in ("start", "join"):
+        for child in children:
+            getattr(child, deed)()
     assert len(read_probes(tmp_path / "probe.toml")) == 12
 
 
@@ -341,8 +317,7 @@ LIMITS = [
     (plans(), [with_key(engine="command"), replace(FOUND, result=None)], {}),
     (plans(name="V100"), [FOUND], {}),
     ([WorkerPlan(0, None, None, 4)], [with_key(gpu="cpu", memory_bytes=None, chunks_at_once=1)], {}),
-    # The most chunks at once that are not more than ours.
-    (plans(), [with_key(ALONE, chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),
+    (plans(), [with_key(ALONE, chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),  # the most, up to ours
     (plans(1), [with_key(ALONE, chunks_at_once=1), FOUND], {"Tesla V100": MemoryLimit(crowded_s=270.001)}),
     (plans(), [EASY], {}),  # everything fits
 ]

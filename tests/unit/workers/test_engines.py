@@ -39,9 +39,6 @@ def refusals(tries):
     return "\n".join(lines)
 
 
-# --- the command engine -----------------------------------------------------------------------------------------------
-
-
 def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages):
     right, wrong = (part.splitlines() for part in (DATA / "commands.txt").read_text().split("\n\nWRONG\n"))
     sizes = ("--batch=0", "--batch=many", "--batch", "--threads=3")
@@ -110,9 +107,6 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
             found = [f"refused: {error}"]
         lines += [ascii(text), *(f"  {one}" for one in found)]
     pages({"tables.txt": "\n".join(lines)})
-
-
-# --- HawkEars ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(tmp_path, pages):
@@ -203,8 +197,6 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     pages({"refused.txt": refusals(tries).replace(str(tmp_path), "/…")})
 
 
-# --- how they end -----------------------------------------------------------------------------------------------------
-
 CODES = (-9, 137, -15, 143, -11, -6, 139, 129, 163, 128 + 64, 128, 128 + 65, 1, 255, 0, None)  # also of a shell between
 SAID = (
     "", "Elapsed time = 00:12", "std::bad_alloc", "CUDA out of memory", "Could not load recording /a.wav",
@@ -246,8 +238,6 @@ def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_
     assert said == [[160, 700, 7300], [10, 10, 10], [60, 600, 60], [60, 600, 60], [1200, 12_000, 1200]]
     assert (HangTimeout().limit_s(None), HangTimeout().start_s, HangTimeout().least_s) == (8100, 900, 120)
 
-
-# --- the demo's ears --------------------------------------------------------------------------------------------------
 
 RATE = 8000
 LEVELS = [(0.5, 0.01), (0.3, 0.8), (0.7, 0.2), (0.5, 0.4)]  # seconds, loudness

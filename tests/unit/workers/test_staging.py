@@ -125,8 +125,6 @@ def bench(tmp_path):
     assert not bench.node.exists(), "copies are left"
 
 
-# --- whether ----------------------------------------------------------------------------------------------------------
-
 FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be local, so treated as shared
 
 
@@ -148,9 +146,6 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
             lines.append(f"{wanted}: {names} to {local.name}: {what}, at most {choice.most_bytes} bytes: {choice.why}")
     said = "\n".join(lines).replace(str(short_path), "/…").replace(str(os.getpid()), "self")
     pages({"choices.txt": said})
-
-
-# --- what is copied ---------------------------------------------------------------------------------------------------
 
 
 def test_what_comes_next_lies_on_the_node_under_its_own_name_and_goes_with_its_chunk(bench):
@@ -223,9 +218,6 @@ def test_only_cuts_leaves_whole_files_where_they_are(bench):
     bench.start([whole, cut, later], ready=2, only_cuts=True)
     assert [path.name for path in bench.copies] == ["night~0-5000.wav", "night~1000-6000.wav"]
     assert bench.take(whole) == whole
-
-
-# --- a favour, not a condition ----------------------------------------------------------------------------------------
 
 
 def test_what_nobody_announced_or_started_is_read_where_it_lies_at_once_and_cut_when_it_is_wanted(bench):
@@ -326,9 +318,6 @@ def test_on_a_full_disk_what_is_ready_for_others_makes_room_and_then_it_is_said(
         disk.make_room()
         assert content_of(bench.stager.take(chunks[41])) == expected(chunks[41])
         bench.stager.stop()
-
-
-# --- around an engine -------------------------------------------------------------------------------------------------
 
 
 def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(bench):

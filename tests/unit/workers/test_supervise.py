@@ -21,8 +21,6 @@ from support.supervised import OK, Bench, acting, done, failed, plan_on
 SOME = settings(max_examples=20, phases=[Phase.generate])  # an example that never ends is long enough once
 
 
-# --- done, retried, failed --------------------------------------------------------------------------------------------
-
 PLAIN = ["bad_audio", "exit_code", "missing_audio", "silent"]
 DEATHS = ["!engine_crash", "!hang", "!worker_died", "!terminated"]
 
@@ -224,9 +222,6 @@ def test_a_source_with_more_chunks_than_the_queue_holds_at_once_is_done_to_its_e
     assert sum(map(len, bench.engine.batches)) == WorkQueue.WINDOW + 1
 
 
-# --- engines that do not start, devices that are lost -----------------------------------------------------------------
-
-
 # A refusal, or the class of what breaks at its start; retries; how often it is opened.
 NEVER = [("engine_crash", 2, 3), ("worker_died", 1, 10), ("terminated", 0, 5), (NotHere, 2, 3), (OSError, 0, 1)]
 NEVER += [("out_of_memory", 9, 2)]  # as usual, then lean
@@ -285,9 +280,6 @@ def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path):
         Bench(tmp_path, script).run()
 
 
-# --- stopping ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["drain", "kill"])
 def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path, how):
     """Two workers have a chunk in progress, and hold one more. Draining lets it finish; killing charges nobody."""
@@ -330,9 +322,6 @@ def test_a_stop_reaches_an_engine_that_is_just_being_opened(tmp_path, how):
     assert bench.tries == {f"c{number}": [] for number in range(4)}
 
 
-# --- more workers, and fewer ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("change", "fresh"), [("add", 0), ("retire", 2), ("none", 0)])
 def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(tmp_path, change, fresh):
     """Each likes to hold four. Worker 0 asks for three more while six are left: for two workers, or for one."""
@@ -366,9 +355,6 @@ def test_near_the_end_the_work_is_shared_among_as_many_workers_as_there_are_now(
     assert sum(bench.supervisor.finished.values()) == 14
     assert bench.supervisor.finished[1] == 4 or change != "retire", "it finishes what it has, and takes no more"
     assert bench.supervisor.slots_at_work == {}
-
-
-# --- the time that is left --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

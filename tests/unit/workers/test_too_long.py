@@ -24,9 +24,6 @@ OVERLAP_S, GRID_S, WIDE_GRID_S, SHORTEST_S = 6, 9, 36, 15  # measured: see the c
 lengths_s = st.floats(min_value=0.1, max_value=90_000)
 
 
-# --- where it is cut --------------------------------------------------------------------------------------------------
-
-
 def test_pieces_of_some_lengths(pages):
     cases = ((60, 1), (60, 2), (60, 64), (14, 2), (15, 2), (15.1, 2), (582, 4), (581, 4), (1200, 2))
     lines = [f"{audio_s} s in {pieces}: {plan_pieces(audio_s, pieces)}" for audio_s, pieces in cases]
@@ -57,9 +54,6 @@ def test_pieces_are_shorter_than_the_limit_and_no_more_than_needed(audio_s, limi
     probed, learned = MemoryLimit(crowded_s=audio_s), MemoryLimit(crowded_s=limit_s, alone_s=600)
     assert probed.lower(learned) == learned.lower(probed) == MemoryLimit(min(audio_s, limit_s), 600)
     assert pieces == 2 or workers.longest_piece_s(audio_s, pieces // 2) >= limit_s
-
-
-# --- how it is put together -------------------------------------------------------------------------------------------
 
 
 def parsed(text):
@@ -102,8 +96,6 @@ def test_a_detector_that_hears_stretches_hears_the_same_in_pieces(audio_s, calls
     parts = [(s, detect(round(s[0] * 10), round(s[1] * 10))) for s in plan_pieces(audio_s, pieces)]
     assert list(workers.join_detections(parts)) == detect(0, audio_s * 10)
 
-
-# --- on which way ----------------------------------------------------------------------------------------------------
 
 WAYS = {"usual": Way(), "lean": Way(True), "in2": Way(True, 2), "in4": Way(True, 4), "in8": Way(True, 8)}
 LENGTHS_S = (2, 3, 14, 15, 20, 30, 32, 33, 49, 50, 59, 60, 299.9, 300, 399, 400, 599, 600, 1000, 2000, None)
@@ -148,9 +140,6 @@ def test_ways_follow_from_what_fitted_and_what_did_not(pages):
         lines += [f"# {name} ({known}; {deeds})", f"  {told}", f"  A: {mine}; learned: {learned or 'nothing'}"]
         assert limits.ways_left(("r", "new")) is None
     pages({"ways.txt": "\n".join(lines)})
-
-
-# --- in a task --------------------------------------------------------------------------------------------------------
 
 
 def with_room(room_s, *, dies=False):
@@ -271,9 +260,6 @@ def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path):
     bench = Bench(tmp_path, with_room(40), chunks=chunks, workers=plans, audio=audio, retries=0).run()
     assert bench.statuses == {"done": 14}
     assert sum(map(len, bench.tries.values())) <= 14 + 2 * 3, "each worker may have one on its way"
-
-
-# --- a session that is fed pieces -------------------------------------------------------------------------------------
 
 
 class Fed:

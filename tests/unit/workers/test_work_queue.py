@@ -31,9 +31,6 @@ class Room:
         return fits
 
 
-# --- what comes, and in which order -----------------------------------------------------------------------------------
-
-
 @settings(max_examples=70)
 @given(
     st.lists(st.none() | st.integers(1, 100), max_size=30), st.integers(0, 300) | st.just(math.inf), st.integers(1, 9),
@@ -110,9 +107,6 @@ def test_what_a_queue_hands_out_in_each_story(pages):
         name, _, story = line.partition(": ")
         said += [f"# {name}: {story.split('; ')[0]}", *play(story)]
     pages({"stories.txt": "\n".join(said)})
-
-
-# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 class Taker(threading.Thread):
