@@ -3,8 +3,6 @@
 HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_hawkears_engine.py`` has the real one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -22,15 +20,7 @@ import pytest
 from rooms import root, workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from rooms.root import BadcjobsError, SessionBroken, SubprocessLauncher, nothing_more
-from rooms.workers import (
-    WORKER,
-    CommandEngine,
-    EngineStart,
-    HangTimeout,
-    HawkEars1Engine,
-    HawkEarsEngine,
-    StreamSession,
-)
+from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine
 from support.audio import make_wav
 from support.fake_hawkears import CODES, NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
@@ -84,7 +74,7 @@ class Place:
         if kind == "hawkears":
             return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
         if kind == "hawkears1":
-            return HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
+            return workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
         return CommandEngine(start, f"sh {DATA}/listen.sh {kind}", limit)
 
     def open(self, engine, plan=GPU):
@@ -104,9 +94,8 @@ class Place:
         return broken.value.error_class, broken.value.at_start, str(broken.value)
 
     def good(self, name, seconds=3, end_ms=None):
-        tone_hz = 900 + sum(name.encode()) % 3000
-        return chunk(make_wav(self.folder / "audio" / f"{name}.wav", seconds, loud=[(0.3, 0.6)][: seconds > 0.6],
-                              tone_hz=tone_hz), end_ms)  # fmt: skip
+        path, loud = self.folder / "audio" / f"{name}.wav", [(0.3, 0.6)][: seconds > 0.6]
+        return chunk(make_wav(path, seconds, loud=loud, tone_hz=900 + sum(name.encode()) % 3000), end_ms)
 
     def file(self, name, content):
         path = self.folder / "audio" / f"{name}.wav"
@@ -159,27 +148,19 @@ class Feeding:
     """Feeds a batch to a session as a worker's thread does, and keeps what comes."""
 
     def __init__(self, place, session, batch):
-        self.started = []
-        self.results = []
-        self.broken = None
+        self.started, self.results, self.broken = [], [], None
         self._done = place.pool.submit(self._feed, session, batch)
 
     def _feed(self, session, batch):
         try:
             for news in session.process(batch):
-                if isinstance(news, ChunkStarted):
-                    self.started.append(news.chunk.chunk_id)
-                else:
-                    self.results.append(news)
+                (self.started if isinstance(news, ChunkStarted) else self.results).append(news)
         except SessionBroken as error:
             self.broken = error
 
     def end(self):
         self._done.result(30)
         return self
-
-
-# --- every engine -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -248,11 +229,11 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
     for outside in (False, True):
         session = place.open(place.engine(kind, slow_s=60), CPU)
         feeding = Feeding(place, session, batch)
-        wait_for(lambda feeding=feeding: feeding.started and place.environs(), "a chunk in progress")  # type: ignore[misc]
+        wait_for(lambda feeding=feeding: feeding.started and place.environs(), "a chunk in progress")
         if outside:
             for process in place.environs():
                 process.kill()
-            wait_for(lambda feeding=feeding: feeding.results or feeding.broken, "it is noticed")  # type: ignore[misc]
+            wait_for(lambda feeding=feeding: feeding.results or feeding.broken, "it is noticed")
         else:
             assert next(iter(wait_for(place.environs, "a worker").values()))["CUDA_VISIBLE_DEVICES"] == ""
         session.kill()
@@ -269,9 +250,6 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
     assert place.process(place.engine(kind), batch[:1])["a"].ok
 
 
-# --- the lines of a worker --------------------------------------------------------------------------------------------
-
-
 def test_what_every_line_of_a_worker_means(place, caplog, pages):
     batch = [Chunk("r", "a", "a.wav", "/a.wav", 0, 30_000), Chunk("r", "b", "b.wav", "/b.wav")]
     start, said = EngineStart((), place.environ, place.launchers[""], HandClock(9000)), list[str]()
@@ -281,10 +259,10 @@ def test_what_every_line_of_a_worker_means(place, caplog, pages):
         return ()
 
     caplog.set_level("INFO", logger="badcjobs")
-    words, *workers = (DATA / "worker_lines.txt").read_text().split("=== ")
-    for worker in workers:
-        (name, _, script), limit = worker.partition("\n"), HangTimeout(least_s=1)
-        session = StreamSession(
+    words, *scripts = (DATA / "worker_lines.txt").read_text().split("=== ")
+    for one in scripts:
+        (name, _, script), limit = one.partition("\n"), HangTimeout(least_s=1)
+        session = workers.StreamSession(
             start, ["sh", "-c", words + script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
             hang_timeout=limit, must_use_cuda=name.startswith("cuda"), pin="GPU-1",
         )  # fmt: skip
@@ -307,9 +285,6 @@ def test_what_every_line_of_a_worker_means(place, caplog, pages):
     pages({"workers.txt": "\n".join(said)})
 
 
-# --- HawkEars 2 -------------------------------------------------------------------------------------------------------
-
-
 def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_signals(place):
     """The lines between us and the worker program: its own docstring promises them."""
     batch = [place.good(name) for name in "abcdefgh"]
@@ -317,7 +292,7 @@ def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_si
     cpu = {"device": "cpu", "uuid": None, "name": platform.processor() or platform.machine()}
     for visible, where in {"": cpu, **{uuid: {**ON_CUDA, "uuid": uuid} for uuid in ("MIG-5", "GPU-8f1c")}}.items():
         with subprocess.Popen(
-            [sys.executable, str(WORKER), str(place.folder), "--threads", "2", "--models", "2"], cwd=place.root,
+            [sys.executable, str(workers.WORKER), str(place.folder), "--threads", "2", "--models", "2"], cwd=place.root,
             env={**place.environ, "CUDA_VISIBLE_DEVICES": visible, "FAKE_HAWKEARS_S": "0.3"}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as worker:  # fmt: skip
@@ -453,9 +428,6 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     pages({"refused.txt": text.replace(shlex.quote(sys.executable), "PYTHON").replace(sys.executable, "PYTHON")})
 
 
-# --- HawkEars 1 -------------------------------------------------------------------------------------------------------
-
-
 def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place):
     long = f"it's a {'b' * 44}"
     batch = [place.good("a"), place.file("bad", b"no audio"), place.good(long), place.fake("quiet", "silence")]
@@ -477,9 +449,6 @@ def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batc
     ):  # fmt: skip
         results = place.process(place.engine("hawkears1", "--threads", "2"), [place.fake("x", word), *others])
         assert {(result.error_class, result.charged) for result in results.values()} == {expected}, word
-
-
-# --- less memory, and any program -------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place):

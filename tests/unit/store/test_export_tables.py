@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 from rooms.model import Reading
 from rooms.report import ExportedFile, ExportOrder, export
 from rooms.root import BadInput, DatabaseProblem
-from rooms.store import TABLES, DetectionFilter, area_names, list_tables, open_sealed, safe_name
+from rooms.store import TABLES, DetectionFilter, area_names, open_sealed, safe_name
 from support import damage
 from support.databases import change
-from support.task_files import START_MS, TaskFile, add_host_samples, make_job, merge_run
+from support.task_files import TaskFile, add_host_samples, make_job
 
 from badcjobs import __version__
 
@@ -93,19 +92,6 @@ def test_parquet_has_types_for_what_a_view_computes_and_long_tables_are_row_grou
     assert [len(read(tmp_path / f"long.{form}")) for form in FORMS[:3]] == [6_000] * 3
 
 
-def test_what_is_chosen_goes_where_it_was_asked_for(tmp_path, task):
-    job = make_job(tmp_path / "job")
-    for source in (tmp_path / "job", job):  # a run folder means its job database; without a name: the detections
-        write(source, "csv", tmp_path / "out.csv")
-        heard = [row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")]
-        assert heard == ["aLOUD", "dLOUD", "eLOUD", "dSOFT", "eSOFT"]
-    exported, _ = write(job, "csv", tmp_path / "new" / "all", "all")
-    with closing(open_sealed(job)) as db:
-        assert [file.table for file in exported] == list_tables(db)
-    assert {p.stem for p in (tmp_path / "new" / "all").iterdir()} == {file.table for file in exported}
-    assert write(task, "csv", Path("/dev/null"), "task")[0][0].rows == 1 and Path("/dev/null").is_char_device()
-
-
 def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path):
     job = make_job(tmp_path)
     change(job, "UPDATE detection SET score = 0.5, label_name = 'Soft Sound' WHERE label = 'SOFT' AND chunk_id = 'd'")
@@ -169,18 +155,6 @@ def test_what_cannot_be_read_leaves_the_old_output_and_no_half_file(tmp_path, pa
         said.append(refusal(tmp_path, task, "csv", tmp_path / "out" / "host.csv", "host_sample"))
         assert [(p.name, p.read_text()) for p in (tmp_path / "out").iterdir()] == [("host.csv", "old")]
     pages({"said.txt": "\n".join(said).replace(__version__, "VERSION").replace("0.1.0", "VERSION")})
-
-
-def test_an_export_of_a_merge_that_is_out_of_date_says_so_with_the_command(tmp_path):
-    task = TaskFile(tmp_path, states={"a": "done"}, ended_at_ms=None).write()
-    merge_run(tmp_path)
-    for source in (tmp_path, task):
-        assert write(source, "csv", tmp_path / "x.csv", "detection")[1] == []
-    os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
-    for number, order in enumerate([("csv", "detection"), ("parquet", "detection"), ("csv",), ("badc",)]):
-        (note,) = write(tmp_path, order[0], tmp_path / str(number), *order[1:])[1]
-        assert note.startswith("merged: as of ")
-        assert note.endswith(f"; 1 task database has changed since; to include that: badcjobs merge {tmp_path}")
 
 
 def test_names_of_files_stay_in_their_folder_and_differ():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import store
-from rooms.model import Reading, TaskKey, publish_interval_s
+from rooms.model import Reading, TaskKey
 from rooms.root import BadInput, LocalFolder, RunFolder
 from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publish, take_over
 from support.databases import names_in, query, seal_is_broken
@@ -66,10 +66,8 @@ def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alon
 
 
 def test_closing_words_fill_only_what_is_open_and_leave_the_live_file_as_it_is(live, target):
-    words, columns = (
-        {"ended_at_ms": START_MS + 7, "verdict": "killed"},
-        "SELECT ended_at_ms, verdict, exit_code FROM task",
-    )
+    words = {"ended_at_ms": START_MS + 7, "verdict": "killed"}
+    columns = "SELECT ended_at_ms, verdict, exit_code FROM task"
     publish(live.paths, target, closing=words)
     assert query(target, columns) == [(START_MS + 7, "killed", None)]
     assert query(live.paths[0], columns) == [(None, None, None)]
@@ -253,11 +251,6 @@ def test_a_publisher_writes_at_every_interval_and_warns_once(live, target, caplo
         wait_for(lambda: len(levels()) == 3, "a second warning")
         often.stop()
     assert levels() == ["WARNING", "INFO", "WARNING"]
-
-
-def test_large_files_are_published_less_often_but_never_more_than_eight_minutes_apart():
-    sizes = {0: 30.0, 1_000_000: 30.0, 5_000_000: 100.0, 22_000_000: 440.0, 10**9: 480.0}
-    assert {size: publish_interval_s(size, 30.0) for size in sizes} == sizes
 
 
 PLACES = "/var/spool;/tmp/slurm.4821;/tmpfoo;/dev/shm;/local/bob;/plain/x;/many/x;/scratch/st-birds-1/july;/scratch"

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import store
 from rooms.cli import read_topic
-from rooms.model import METRICS, Detection, HostReading, Reading
+from rooms.model import Detection, Reading
 from rooms.root import DatabaseProblem
 from rooms.store import SCHEMA_VERSION, StateTime, read_job, read_tasks
-from rooms.telemetry import TelemetryWriter
 from rooms.workers import Stretch, join_detections
 from support.behaviour import lay_out, pretty
 from support.databases import change, query
@@ -65,17 +64,6 @@ def test_every_column_is_explained_in_the_database_and_in_the_guide(databases):
     for table in (*store.JOB_TABLES, *store.JOB_VIEWS):
         assert f"## {table.name}\n" in page
         assert [c.name for c in table.columns if f"    {c.name} " not in page] == []
-
-
-def test_what_a_device_or_machine_did_not_say_is_null_and_never_zero(tmp_path):
-    with closing(TelemetryWriter(tmp_path / "x.sqlite", 1)) as writer:
-        readings = [(7, Reading()), (8, Reading(utilization_percent=0))]
-        writer.write_tick(START_MS, readings, HostReading(None, None, None))
-        writer.write_tick(START_MS + 1, [(7, Reading(power_w=1.5))], None)
-    silent, idle, _ = query(tmp_path / "x.sqlite", f"SELECT {', '.join(METRICS)} FROM sample ORDER BY at_ms, device_id")
-    assert silent == (None,) * len(METRICS)
-    assert idle == (0, *(None,) * (len(METRICS) - 1))
-    assert query(tmp_path / "x.sqlite", "SELECT cpu_percent, memory_used_bytes FROM host_sample") == [(None, None)]
 
 
 def test_views(tmp_path, pages):

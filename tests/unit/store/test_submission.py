@@ -56,25 +56,13 @@ def test_before_any_task_the_command_that_helps_is_named(tmp_path, pages):
     pages({"said.txt": "\n".join(said)})
 
 
-def test_a_run_folder_may_be_called_tasks_and_what_is_no_job_database_is_named(tmp_path, monkeypatch):
-    run = tmp_path / "tasks"
-    tasks, job, settings = TaskFile(run).write().parent, run / "job.sqlite", run / "run.toml"
-    merge_run(run)
-    monkeypatch.chdir(tasks)
-    assert all(find_job_database(given).samefile(job) for given in (run, job, tasks, Path()))
-    settings.write_text("[run]" + " " * 4096)
-    for given, fix in ((settings, f"the same command with {job}"), (job, f"badcjobs merge {run}")):
-        with pytest.raises(DatabaseProblem) as refused:
-            summarize_database(given)
-        assert refused.value.fix == fix
-        job.write_bytes(bytes(4096))
-
-
 def test_a_report_knows_of_a_submit_that_was_cut_short_in_the_run_folder(tmp_path):
-    run, elsewhere = tmp_path / "july", tmp_path / "elsewhere.sqlite"
+    run, elsewhere = tmp_path / "tasks", tmp_path / "elsewhere.sqlite"  # a run may be called so
     TaskFile(run, states={"a": "done", "b": "pending"}).write()
     write_intent(run, run / "logs" / "job.sh", record_in(run, ""))
-    merge_run(run, target=str(elsewhere))
+    for target in ("job.sqlite", str(elsewhere)):
+        merge_run(run, target=target)
+    assert {find_job_database(given) for given in (run, run / "tasks")} == {run / "job.sqlite"}
     cut_short = summarize_database(elsewhere).cut_short
     assert cut_short is not None and cut_short.what.startswith("a submit was interrupted here")
     assert cut_short.command == line_for(run)
