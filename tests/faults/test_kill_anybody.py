@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER, array_task, rows
+from support.badcjobs_program import MANIFEST_HEADER, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
@@ -82,13 +82,13 @@ class Work:
         assert undisturbed.exit_code == 0, undisturbed.stderr
         self.expected = self.result(site.folder / "undisturbed")
 
-    def start(self, out, *, chunk_s, env=None):
+    def start(self, out, *, chunk_s):
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.variant.mode}")
         quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
-        env = {**stand_in, "HOME": "/nonexistent", **(env or {})}
         options = (*quick, *engine(self.site, self.name, chunk_s))
+        env = {**stand_in, "HOME": "/nonexistent"}
         return self.site.start("run", self.manifest, "--out", out, *options, env=env)
 
     def result(self, out):
@@ -109,12 +109,11 @@ class Campaign:
         self.seen = {table: set() for table in PRECIOUS}  # at the kills
         self.at_most_in_flight = 0  # begun, and in the hands of those who were killed
         self.wrappers = []
-        self.program = self._start()
+        self._start()
 
     def _start(self):
-        program = self.work.start(self.site.out, chunk_s=self.work.variant.chunk_s)
-        self.wrappers.append(program.pid)
-        return program
+        self.program = self.work.start(self.site.out, chunk_s=self.work.variant.chunk_s)
+        self.wrappers.append(self.program.pid)
 
     def is_over(self):
         """Start the same command again if its wrapper was killed; whatever else ends it, but success, is a failure."""
@@ -122,10 +121,9 @@ class Campaign:
             return False
         ended = self.program.wait()
         assert ended.exit_code in (0, -9), ended.stderr
-        if ended.exit_code == 0:
-            return True
-        self.program = self._start()
-        return False
+        if ended.exit_code != 0:
+            self._start()
+        return ended.exit_code == 0
 
     def strike(self):
         """Kill one of those who are there, each kind as likely as any other."""
@@ -201,21 +199,3 @@ def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happe
     wait_for(lambda: not site.processes(), "no process of ours survives", timeout_s=40)
     assert work.result(site.out) == work.expected, "differs from the undisturbed run"
     campaign.check_account(site.out / "job.sqlite")
-
-
-def test_two_live_copies_of_the_same_array_task_do_no_harm(site):
-    """A node is thought dead and its task started elsewhere, while the old one goes on: the same index, twice."""
-    work = Work(site, 24, "demo")
-    granted = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1"}
-    first = work.start(site.out, chunk_s=0.25, env=granted)
-    wait_for(lambda: site.count_now("chunk", "status = 'done'") >= 2, "the first copy is at work")
-    elsewhere = {"SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "gpu-02"}
-    second = work.start(site.out, chunk_s=0.25, env={**granted, **elsewhere})
-    ends = [first.wait(), second.wait()]
-    assert [end.exit_code for end in ends] == [0, 0], "\n".join(end.stderr for end in ends)
-    assert work.result(site.out) == work.expected
-    job = site.out / "job.sqlite"
-    assert rows(job, "SELECT verdict, node FROM task ORDER BY node") == [("done", "gpu-01"), ("done", "gpu-02")]
-    twice = rows(job, "SELECT count(*) - count(DISTINCT chunk_id) FROM attempt WHERE outcome = 'done'")
-    assert twice[0][0] > 0, "they never did the same chunk, so this proved nothing"
-    assert site.processes() == []

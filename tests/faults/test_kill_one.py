@@ -39,9 +39,6 @@ def kill_the_recorder(site):
     return int(recorder.pid)
 
 
-# --- the wrapper ------------------------------------------------------------------------------------------------------
-
-
 @both_modes
 def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_what_is_left(site, mode):
     """Publishing is so rare that what is in the file afterwards can only be the recorder's work."""
@@ -77,17 +74,6 @@ def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_wha
     assert rows(job, "SELECT verdict FROM task ORDER BY verdict") == [("done",), ("killed",)]
 
 
-def test_without_a_recorder_a_killed_task_leaves_what_it_had_published(site):
-    manifest = site.manifest(4)
-    program = site.start_run(manifest, *ENGINE, "--no-emit-gpu-telemetry")
-    wait_for(lambda: site.task_databases() and site.workers(), "a worker runs")
-    program.kill()
-    wait_for(lambda: not site.processes(), "the workers are gone", timeout_s=40)
-    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
-    assert site.run(manifest, *ENGINE, "--no-emit-gpu-telemetry").exit_code == 0
-    assert rows(site.merged(), STATES) == [("done", 4)]
-
-
 @both_modes
 def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     """All processes at once, and the node's disk with them; what stays in the run folder is no task database."""
@@ -114,9 +100,6 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     again = site.run(site.folder / "manifest.csv", *ENGINE, "--config", f"run.live_mode={mode}")
     assert again.exit_code == 0, again.stderr
     assert rows(site.merged(), STATES) == [("done", 8)]
-
-
-# --- a worker, the recorder -------------------------------------------------------------------------------------------
 
 
 @both_modes

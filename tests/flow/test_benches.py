@@ -1,6 +1,5 @@
 """Every bench that needs no GPU, at a small scale, and the one that makes the README's pictures."""
 
-import runpy
 import struct
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import pytest
 from support.browser import chromium
 
 BENCH = Path(__file__).parents[1] / "bench"
-WIDTHS = {"timeline": 1024, "live": 1280, "terminal": 1280}
 
 
 @pytest.mark.parametrize("name", ["dispatch", "merge", "monitor", "plan", "report_page", "writing"])
@@ -28,7 +26,8 @@ def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path):
     words = [sys.executable, str(BENCH / "pictures.py"), "--out", str(tmp_path), "--tasks", "8"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    expected = {f"{name}-{shade}.png": width for name, width in WIDTHS.items() for shade in ("light", "dark")}
+    widths = {"timeline": 1024, "live": 1280, "terminal": 1280}
+    expected = {f"{name}-{shade}.png": width for name, width in widths.items() for shade in ("light", "dark")}
     assert {path.name for path in tmp_path.iterdir()} == {*expected}
     for name, width in expected.items():
         data = (tmp_path / name).read_bytes()
@@ -36,9 +35,3 @@ def test_every_picture_of_the_readme_is_made_and_none_is_blank(tmp_path):
         assert (data[:4], wide, high >= 300) == (b"\x89PNG", width, True), name
         assert len(data) > wide * high / 200, f"{name} is plain paper, which is packed into less than that"
     assert "tasks       8 (7 done, 1 failed)" in done.stdout
-
-
-def test_without_the_packages_of_the_tests_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "support.live_run", None)
-    with pytest.raises(SystemExit, match=r"pip install -e '\.\[test\]'"):
-        runpy.run_path(str(BENCH / "pictures.py"))

@@ -13,14 +13,13 @@ from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, assert_refused
 from support.fake_prefix import install_fake_prefix
 from support.waiting import wait_for
 
-RATE, LENGTH_S = 2000, 31.0
+RATE = 2000
 LOUD = [(n + 0.2, n + 0.2 + n % 4 * 0.2) for n in range(0, 31, 2)]  # every second has a sound of its own
 DETECTIONS = "SELECT chunk_id, start_ms, end_ms FROM detection ORDER BY 1, 2"
-STATES = "SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1"
 DEMO = ("--engine", "demo", "--simulate", 2, "--no-emit-gpu-telemetry")
 
 
-def record(path, length_s=LENGTH_S, rate=RATE):
+def record(path, length_s, rate=RATE):
     return make_wav(path, length_s, rate, loud=LOUD, tone_hz=100)
 
 
@@ -176,18 +175,3 @@ def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_not
     assert site.rows(DETECTIONS) == staged != []
     reports = sorted(site.folder.glob("*.report"))
     assert [path.stem.rpartition("-")[2] for path in reports] == ["1", "2"], "a report for each of the two workers"
-
-
-def test_a_prefix_or_a_wish_that_cannot_be_is_refused_before_anything_starts(site):
-    cases = [
-        (("--engine-prefix", "no-such-program -x"), 3, "no-such-program"),
-        (("--engine-prefix", "'"), 2, "cannot be read"),
-        (("--engine-prefix", "  "), 2, "empty"),
-        (("--config", "run.cut=true"), 2, "line 3: end_ms 33000 is after the end of"),
-    ]
-    recording, source = record(site.folder / "rec" / "a.wav"), site.folder / "m.csv"
-    source.write_text(f"{MANIFEST_HEADER}\nr,c0,{recording},0,5000,0,,\nr,c1,{recording},28000,33000,0,,\n")
-    refused = site.badcjobs_each([("run", source, "--out", site.out, *ON_CPU, *words) for words, _, _ in cases])
-    for outcome, (_, exit_code, said) in zip(refused, cases, strict=True):
-        assert_refused(outcome, exit_code, said)
-    assert not list(site.out.rglob("*.sqlite"))

@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,6 @@ from support.task_files import TaskFile
 from support.terminal import Terminal
 from support.waiting import wait_for
 
-Open = Callable[..., Terminal]
 SLOW = ("--engine", "demo", "--engine-arg=--burn-s=0.2", "--simulate", "2", *QUICK)
 
 
@@ -36,16 +34,13 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def terminal(site):
-    opened = []
+    with ExitStack() as stack:
 
-    def start(*args, env=None, columns=80, lines=24):
-        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
-        opened.append(Terminal(argv, site.environ(env), site.folder, columns=columns, lines=lines))
-        return opened[-1]
+        def start(*args, env=None, **size):
+            argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
+            return stack.enter_context(closing(Terminal(argv, site.environ(env), site.folder, **size)))
 
-    yield start
-    for one in opened:
-        one.close()
+        yield start
 
 
 def test_without_a_terminal_one_frame_is_printed_as_plain_text_or_json(site, run):
@@ -139,19 +134,17 @@ def test_a_run_is_followed_from_its_first_chunk_to_its_end_by_bars_and_monitor(s
 
 def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal_cannot(site, terminal):
     """And the run stops in order when its terminal is closed."""
-    manifest = site.manifest(90)
-    screen = terminal("run", manifest, "--out", site.out, *SLOW, env={"NO_COLOR": "1"})
+    screen = terminal("run", site.manifest(90), "--out", site.out, *SLOW, env={"NO_COLOR": "1"})
     few = (site.manifest(4, name="few.csv"), *ON_CPU, "--engine-arg=--burn-s=0.15", *QUICK)
     beat = ("--config", "run.heartbeat_every_s=0.1")
     dumb = terminal("run", *few, "--out", site.folder / "dumb", *beat, env={"TERM": "dumb"})
     as_json = terminal("run", *few, "--out", site.folder / "json", "--json", columns=200)
-    wide = screen.wait_for(lambda text: "ETA 0:" in text and "rec" in text, "bars").splitlines()
-    assert sum(line.startswith(("GPU 0  Sim", "GPU 1  Sim", "all  ")) for line in wide) == 3
+    screen.wait_for(lambda text: "ETA 0:" in text and "rec" in text, "wide bars")
     screen.resize(40, 24)
     heads = ("GPU 0 ━", "GPU 1 ━", "all   ━")
     narrow = screen.wait_for(lambda text: all(head in text for head in heads), "narrow bars").splitlines()
-    rows = [line for line in narrow if line.startswith(heads)]
-    assert (len(rows), "chunk" in rows[0], "ETA" in rows[2]) == (3, True, True)
+    first, _, both = (line for line in narrow if line.startswith(heads))
+    assert "chunk" in first and "ETA" in both
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9][0-9;]*m", screen.raw), "no colour"
     screen.hang_up()
     for other in (dumb, as_json):
@@ -160,8 +153,6 @@ def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal
     assert screen.process.wait(60) == 75
     assert site.rows("SELECT verdict, exit_code FROM task") == [("stopped", 75)]
 
-
-# --- serve ------------------------------------------------------------------------------------------------------------
 
 # Requests with escapes as in Python; ``{x}`` is a word of 70,000 letters, and a path alone is asked for properly.
 HARDLY_HTTP = (Path(__file__).parents[1] / "data" / "hardly_http.txt").read_text().splitlines()
@@ -188,9 +179,7 @@ def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run):
             assert after["looks"] - before["looks"] <= 2 + (after["uptime_s"] - before["uptime_s"]) / 0.1
         wait_for(lambda: server.get("/api/health").json()["listeners"] == 0, "all have left")
         for line in HARDLY_HTTP:
-            text = (
-                line if " " in line else f"GET {line} HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n"
-            )
+            text = line if " " in line else PROPERLY.replace("PATH", line)
             request = text.encode().decode("unicode_escape").encode("latin-1").replace(b"{x}", b"x" * 70_000)
             with socket.create_connection(("127.0.0.1", place["port"]), timeout=60) as wire:
                 wire.sendall(request)
@@ -204,20 +193,19 @@ def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run):
 
 def test_a_token_opens_the_page_for_people_and_is_never_written_down(run):
     """On all addresses: it prints one that a browser can open, and how to get there from outside."""
-    servers, said = {}, {}
+
+    def get(address, **headers):
+        return httpx.get(address, headers=headers, verify=False, timeout=60)
+
+    said = {}
     for host, env in (("127.0.0.1", {}), ("0.0.0.0", {"BADCJOBS_TOKEN": TOKEN})):
         words = [sys.executable, "-m", "badcjobs", "serve", str(run), "--port", "0", "--host", host]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        servers[host] = subprocess.Popen(words, env={**os.environ, **env}, **pipes)
-    for host, process in servers.items():
-        with process:
+        with subprocess.Popen(words, env={**os.environ, **env}, **pipes) as process:
             address, guarded = process.stdout.readline().strip(), host == "0.0.0.0"
-            page = address.partition("?")[0]
-            opened = httpx.get(address, verify=False, timeout=60)
+            page, opened = address.partition("?")[0], get(address)
             cookie = opened.headers.get("set-cookie", "").partition(";")[0]
-            again, stranger = (
-                httpx.get(page, headers=one, verify=False, timeout=60) for one in ({"Cookie": cookie}, {})
-            )
+            again, stranger = get(page, Cookie=cookie), get(page)
             process.send_signal(signal.SIGTERM)
             said[host] = process.communicate(timeout=60)[1]
         assert [one.status_code for one in (opened, again, stranger)] == [200, 200, 401 if guarded else 200]
