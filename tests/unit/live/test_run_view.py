@@ -38,18 +38,21 @@ def parse_states(text):
     return found
 
 
-def running(folder, index=0, states="a:d b:d c:f d:p", **changes):
-    return TaskFile(folder, index, states=parse_states(states), **{"ended_at_ms": None, "samples": 11, **changes})
+def task_of(folder, index=0, states="a:d b:d c:f d:p", **changes):
+    return TaskFile(folder, index, states=parse_states(states), **changes)
+
+
+def running(folder, *args, **changes):
+    return task_of(folder, *args, **{"ended_at_ms": None, "samples": 11, **changes})
 
 
 def record(*indices, job="4821", chunks=None, at_s=0):
     return Record("slurm", Submitted(job, None, indices), (), chunks, START_MS + round(1000 * at_s))
 
 
-def write_task(folder, index=0, *, runs, states="a:d b:d c:f d:p", **values):
+def publish(make, folder, *args, **values):
     """Write a task as it was published for the last time."""
-    made = (running(folder, index, states, **values) if runs else
-            TaskFile(folder, index, states=parse_states(states), **values))  # fmt: skip
+    made = make(folder, *args, **values)
     os.utime(made.write(), ((made.ended_at_ms or made.started_at_ms + 1000 * made.samples - 1000) / 1000,) * 2)
 
 
@@ -96,7 +99,7 @@ def frozen(folder, count=0, first=0, step=1, source="/data/m.csv"):
 
 ACTIONS = {
     **{action.__name__: action for action in (sql, begin_chunk, idle, tell_ends, damage, merge_and_lose_one, frozen)},
-    "task": partial(write_task, runs=False), "run": partial(write_task, runs=True),
+    "task": partial(publish, task_of), "run": partial(publish, running),
     "submitted": lambda out, *indices, **more: write_record(out, record(*indices, **more)),
     "cut_short": lambda out: write_intent(out, out / "job.sh", record(0, job="", chunks=2)),
 }  # fmt: skip
@@ -115,8 +118,12 @@ def play(line, folder):
             target = args[0]
         else:
             asked.add(name)
-    frame = open_run_view(folder / target, HandClock(START_MS + round(1000 * after_s))).look()
+    clock = HandClock(START_MS + round(1000 * after_s))
+    frame = open_run_view(folder / target, clock).look()
     said = page_of(frame, folder, devices="devices" in asked)
+    if "gpu_time" in asked:
+        left = {name: value for name, value in served(folder, clock).items() if "left_gpu" in name}
+        said += f"\n{left}"
     if asked & {"ends", "believed"}:
         merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
     if "ends" in asked:
@@ -176,8 +183,9 @@ def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_t
     pages(said)
 
 
-def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path):
-    path = running(tmp_path).write()
+def test_a_file_is_read_again_when_it_was_replaced_and_slurm_is_believed_until_it_tells_its_end(tmp_path):
+    task = running(tmp_path)
+    path = task.write()
     over = TaskFile(tmp_path, index=1, states={"x": "pending"}, verdict="stopped").write()
     clock = HandClock(NOW_MS)
     view = open_run_view(tmp_path, clock)
@@ -198,22 +206,16 @@ def test_a_file_is_read_again_when_it_was_replaced_and_only_then(tmp_path):
     clock.sleep(1)
     assert view.look().tasks[1].done == 1
     over.unlink()
-    assert [task.array_index for task in view.look().tasks] == [0]
-    shutil.rmtree(tmp_path / "tasks")
-    assert view.look().remarks == ("no task has published anything yet",)
-
-
-def test_what_slurm_tells_of_an_end_is_believed_until_the_task_tells_it(tmp_path):
-    task, clock = running(tmp_path), HandClock(NOW_MS)
-    path = task.write()
-    view = open_run_view(tmp_path, clock)
-    assert (view.look().total.states, view.look().total.devices) == ({"running": 1}, 1)
+    alive = view.look()
+    assert ([one.array_index for one in alive.tasks], alive.total.devices) == ([0], 1)
     path.with_suffix(".slurm.json").write_text('{"state": "NODE_FAIL"}')
     killed = view.look()
     assert (killed.total.states, killed.total.devices, killed.devices[0].alive) == ({"killed": 1}, 0, False)
     replace(task, ended_at_ms=NOW_MS, verdict="stopped").write()
     clock.sleep(60)
     assert view.look().total.states == {"stopped": 1}
+    shutil.rmtree(tmp_path / "tasks")
+    assert view.look().remarks == ("no task has published anything yet",)
 
 
 def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not_hang_it(tmp_path):
@@ -323,9 +325,9 @@ def run(tmp_path):
     return folder
 
 
-def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run):
+def test_metrics_are_told_where_the_table_says_and_the_same_live_as_in_a_report(run):
     elsewhere = OF_A_READING | {metric.name for metric in METRICS if metric.where == TEXTFILE}
-    for hours_later, alerts in ((0, 1), (1, 0)):
+    for hours_later, alerts in ((0, 1), (1, 0)):  # the task goes on, or went silent
         clock = HandClock(NOW.now_ms() + hours_later * 3_600_000)
         live, file = served(run, clock), reported(run, clock)
         known = {name: value for name, value in file.items() if name.partition("{")[0] not in elsewhere}
@@ -336,21 +338,6 @@ def test_what_both_tell_is_the_same_in_both_also_when_a_task_went_silent(run):
         assert [end in names(one) for one in (live, file)] == [not hours_later] * 2
         assert any("host" in name for name in names(live)) == (not hours_later)
         assert len(open_run_view(run, clock).look().alerts) == alerts
-
-
-def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run):
-    first = 'badcjobs_%s{run="july"}'
-    of_source, pending = first % "source_rows", 'badcjobs_chunks{run="july",state="pending"}'
-    with (run.parent / "manifest.csv").open("a") as manifest:
-        manifest.writelines(f"rec,{name},{name}.wav,0,30000\n" for name in "ijkl")
-    job = Submitted("4821", None, (0, 1, 2, 3))
-    write_record(run, Record("slurm", job, (), chunks=12, submitted_at_ms=START_MS))
-    for told in (served(run), reported(run)):
-        assert (told[of_source], told[pending]) == (12, 3)
-    assert served(run)[first % "audio_left_seconds"] == pytest.approx(reported(run)[first % "audio_left_seconds"])
-
-
-def test_every_metric_is_told_where_the_table_says(run):
     live, file = names(served(run)), names(reported(run))
     # What these devices never said: no device of this run has a temperature, a clock, or was ever slowed down.
     silent = {m.name for m in METRICS} - live - file
@@ -365,11 +352,11 @@ def test_every_metric_is_told_where_the_table_says(run):
             assert (metric.name in file) == (metric.where != SERVED), metric.name
 
 
-def test_the_end_is_predicted_as_if_parts_that_no_task_has_listed_were_as_large_as_the_others(tmp_path):
-    left, now_ms = list[float](), NOW.now_ms()
-    for parts in (1, 4):
-        running(tmp_path / f"{parts}", 0, "a:d b:d c:p", shard=(0, parts), samples=30, started_at_ms=now_ms - 30_000,
-                chunk_ended_at_ms=now_ms - 1000).write()  # fmt: skip
-        found = served(tmp_path / f"{parts}", HandClock(now_ms))
-        left += [value for name, value in found.items() if name.startswith("badcjobs_left_gpu_seconds")]
-    assert left[1] == pytest.approx(10 * left[0], rel=0.01)  # 10 of 12 chunks, not 1 of 3
+def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(run):
+    wanted = 'source_rows{run="july"}', 'chunks{run="july",state="pending"}', 'audio_left_seconds{run="july"}'
+    with (run.parent / "manifest.csv").open("a") as manifest:
+        manifest.writelines(f"rec,{name},{name}.wav,0,30000\n" for name in "ijkl")
+    write_record(run, record(0, 1, 2, 3, chunks=12))
+    live, file = ([told[f"badcjobs_{one}"] for one in wanted] for told in (served(run), reported(run)))
+    assert live[:2] == file[:2] == [12, 3]
+    assert live[2] == pytest.approx(file[2])
