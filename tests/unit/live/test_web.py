@@ -6,9 +6,7 @@ import json
 import os
 import re
 import socket
-import sqlite3
 import threading
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ from rooms import live
 from rooms.model import Reading
 from rooms.root import BadInput, DatabaseProblem, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
+from support.databases import change
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
@@ -60,17 +59,15 @@ def world(tmp_path):
     """A run with a task that is over, one that runs, and one that waits; with logs, alerts, processes and links."""
     run = tmp_path / "july"
     hot = Reading(80, memory_used_bytes=2**33, temperature_c=86, power_w=250.0)
-    paths = [
-        TaskFile(run, 0, states={"a": "done", "b": "failed"}, verdict="failed").write(),
-        TaskFile(run, 1, states={"c": "done", "d": "pending"}, ended_at_ms=None, samples=11, devices=2,
-                 reading=hot).write(),
-    ]  # fmt: skip
-    with closing(sqlite3.connect(paths[1])) as db, db:
-        seen = "INSERT INTO process SELECT task_id, device_id, 7, 'python', 'b', 1, ?, ?, NULL FROM device"
-        db.execute(f"{seen} WHERE device_index = 1", (START_MS, NOW_MS))
-        sql = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83, 'hot' FROM device"
-        db.execute(f"{sql} WHERE device_index = 0", (START_MS,))
-    for path in paths:
+    over = TaskFile(run, 0, states={"a": "done", "b": "failed"}, verdict="failed").write()
+    goes_on = TaskFile(
+        run, 1, states={"c": "done", "d": "pending"}, ended_at_ms=None, samples=11, devices=2, reading=hot
+    )
+    seen = "INSERT INTO process SELECT task_id, device_id, 7, 'python', 'b', 1, ?, ?, NULL FROM device"
+    change(goes_on.write(), f"{seen} WHERE device_index = 1", START_MS, NOW_MS)
+    alert = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83, 'hot' FROM device"
+    change(goes_on.path, f"{alert} WHERE device_index = 0", START_MS)
+    for path in (over, goes_on.path):
         os.utime(path, (NOW_MS / 1000,) * 2)
     (run / "run.toml").write_text('[run]\nsource = ["/data/m.csv"]\n[array]\nfirst = 0\nstep = 1\ncount = 3\n')
     (run / "tasks" / "4821_0.r0.gpu1.log").write_text("".join(f"line {n}\n" for n in range(300)))
@@ -202,8 +199,8 @@ class Told:
     """A hub that reads one snapshot after the other."""
 
     def __init__(self):
-        self.cache, self.clock, self.frame = live.DocumentCache(), HandClock(0), FRAME
-        self.hub = live.Hub(lambda: self.cache.convert(self.frame), self.clock)
+        cache, self.clock, self.frame = live.DocumentCache(), HandClock(0), FRAME
+        self.hub = live.Hub(lambda: cache.convert(self.frame), self.clock)
 
     async def read(self, *frames):
         for self.frame in frames:
@@ -286,7 +283,7 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
         with pytest.raises(Exception, match=r"too many listeners \(256\)"):
             told.hub.join(None)
 
-        async def send(message):
+        async def never(message):
             await asyncio.Event().wait()
 
         async def receive():
@@ -294,7 +291,7 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
             return {"type": "http.disconnect"}
 
         scope = {"type": "http", "asgi": {"spec_version": "2.0"}, "state": {"abort": cut.set}}
-        serving = asyncio.ensure_future(slow(scope, receive, send))
+        serving = asyncio.ensure_future(slow(scope, receive, never))
         await asyncio.sleep(0)
         for frames, is_cut in ((range(30), False), (range(30, 33), True)):
             await told.read(*map(at, frames))
@@ -310,18 +307,15 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
 
 
 def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, pages):
-    """Every request gets an answer, one waits for all, and listeners hear why nothing is new."""
     go_on, right = threading.Event(), world.hub.read_documents
 
-    def hanging():
-        go_on.wait(60)
-        return right()
-
-    def failing(error):
+    def look(error):
+        if error is None:
+            go_on.wait(60)
+            return right()
         raise error
 
-    looks = {"hanging": hanging, "failing": partial(failing, DatabaseProblem("the folder is gone")),
-             "wrong": partial(failing, ZeroDivisionError("the secret of the universe"))}  # fmt: skip
+    errors = {"hanging": None, "failing": DatabaseProblem("the folder is gone"), "wrong": ZeroDivisionError("a secret")}
 
     async def story():
         said, told = list[str](), ("status", "error", "trouble", "at_ms", "looks", "matched")
@@ -334,8 +328,8 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
 
         await tell("at first", "/api/tasks")
         listener = world.hub.join(None)
-        for step, look in looks.items():
-            world.hub.read_documents, world.hub.patience_s = look, 0.05
+        for step, error in errors.items():
+            world.hub.read_documents, world.hub.patience_s = partial(look, error), 0.05
             world.clock.sleep(2)
             await tell(step, "/api/tasks", "/api/gpu/summary", "/api/health")
             world.hub.read_documents, world.hub.patience_s = right, 60
