@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 JOB = Submitted("4821", "4822", (0, 1, 2))
-Programs = Callable[..., Path]
+DATA = Path(__file__).parents[2] / "data"
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
 FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
 
@@ -47,21 +46,10 @@ def lines(*rows):
 
 
 ASKED = "-h -r -t all -j 4821,4822 -O JobArrayID:40,State:20,exit_code:20,Reason:80"
-BANNER = "Welcome to the cluster\n\n77_1   RUNNING   0   None\n4821_[5-9]   PENDING   0   None\n4821_x RUNNING 0\n"
-STATES = {
-    "past a banner": BANNER
-    + "4821_0   RUNNING  0  None\n4821_2  PENDING  0  Resources\n4822  PENDING  0  Dependency \n",
-    "why it waits": "4821_0  FAILED  768  NonZeroExitCode\n4821_1  PENDING  256  JobHeldAdmin\n"
-    "4821_2  PENDING  0  Priority\n4822  PENDING  0  AssocGrpGRES\n",
-    "exit codes": "4821_0  FAILED  9\n4821_1  FAILED  3:0\n4821_2  FAILED  0:15\n4822 FAILED 139\n4821_3 COMPLETED 0\n",
-    "new exit codes": "4821_0  RUNNING  3:0\n4821_1 FAILED 0:137\n4821_2 FAILED x\n4821_3\n",
-    "nothing": "",
-}
+STATES = dict(one.split("\n", 1) for one in (DATA / "squeue_answers.txt").read_text().split("=== ")[1:])
 
 
-def test_states_reasons_and_exit_codes_come_from_one_answer_and_what_is_forgotten_has_ended(
-    answers, pages, monkeypatch
-):
+def test_states_reasons_and_exit_codes_come_from_one_answer(answers, pages, monkeypatch):
     found = {}
     for name, text in STATES.items():
         asked = answers(lines(*text.splitlines()))
@@ -139,9 +127,7 @@ SAYS = (
 )  # fmt: skip
 
 
-def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_known_by_its_script(
-    answers, tmp_path, pages, caplog
-):
+def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost(answers, tmp_path, pages, caplog):
     assert {text: cluster.parse_job_id(text) for text in NUMBERS} == NUMBERS
     named = Path("/a b|c/logs/.submission_file_1.sh")
     text = f"Welcome\n7|/other.sh\nx|{named}\n4821|{named}\n"
@@ -158,9 +144,8 @@ def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost_and_a_job_is_k
     answer = cluster.call_sbatch(script, patience_s=0.6)
     assert (answer.job_id, answer.sure) == (None, False)
     assert answer.said.splitlines() == ["sbatch did not answer within 1 s", "Slurm temporarily unable to accept job"]
-    assert caplog.messages == [
-        "sbatch has not answered yet; waiting up to 1 s: Slurm temporarily unable to accept job"
-    ], "long before"
+    waits = "sbatch has not answered yet; waiting up to 1 s: Slurm temporarily unable to accept job"
+    assert caplog.messages == [waits], "long before"
 
 
 def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answers, tmp_path):
@@ -246,7 +231,6 @@ def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, p
     pages({"ends.txt": page(told).replace(str(tmp_path), "LOGS")})
 
 
-DATA = Path(__file__).parents[2] / "data"
 # Recorded with our question (blanks squeezed; memory, the last column, was asked for later): jobs hold 3 GPUs of gpu0,
 # all of gpu1, 2 A100 of gpu2 and a shard of gpu6; gpu3 is down, gpu5 drained, the partition old closed.
 # MIXED has sockets, slices of a card beside whole ones, cards without a type; gpu1 is drained, gpu3 while a job runs.
@@ -279,7 +263,7 @@ def test_the_table_and_its_advice(pages):
     said = {}
     for name, (text, gpus, kind) in VIEWS.items():
         view = describe(parse_sinfo(text), gpus, kind)
-        said[f"{name.replace(' ', '-').replace(',', '')}.txt"] = shown = cluster_text(view)
+        said[f"{name.replace(' ', '-')}.txt"] = shown = cluster_text(view)
         assert max(map(len, shown.partition("\n\n  best")[0].splitlines()[:-3])) <= 100
         if name in ("recorded", "several nodes", "of a kind"):
             said[f"{name.replace(' ', '-')}.json"] = pretty({key: view[key] for key in view if key != "nodes"})
