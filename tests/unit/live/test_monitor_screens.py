@@ -73,6 +73,7 @@ FRAME = Snapshot(
     ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3,
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
+ALL_PAGES = (TASKS, DEVICES, TASK, HELP)
 SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (260, 32)]
 
 
@@ -91,7 +92,7 @@ def styles(page):
 
 def shown(frame, width, height, **more):
     """Return all four pages at a size; a ruler is above them."""
-    uis = [UiState(page=page, opened=RUNNING[0].name, line=3) for page in (TASKS, DEVICES, TASK, HELP)]
+    uis = [UiState(page=page, opened=RUNNING[0].name, line=3) for page in ALL_PAGES]
     ruler = f"\n{'=' * width}\n"
     return ruler + ruler.join(text(draw(frame, ui, width=width, height=height, **more)) for ui in uis)
 
@@ -100,6 +101,8 @@ def test_every_page_at_every_size(pages):
     said = {f"{width}x{height}.txt": shown(FRAME, width, height) for width, height in SIZES}
     said |= {f"over-{width}x{height}.txt": shown(OVER, width, height) for width, height in ((50, 15), (90, 28))}
     said["ascii.txt"] = shown(FRAME, 100, 26, ascii_only=True)
+    scrolled = [draw(FRAME, UiState(page=HELP, scroll=lines), width=60, height=10) for lines in (1, 5, 99)]
+    said["scrolled.txt"] = "\n\n".join(f"{text(one)}\n{one.rows} rows" for one in scrolled)
     assert said["ascii.txt"].isascii()
     uis = (UiState(), UiState(page=DEVICES), UiState(page=TASK, opened=ENDED[0].name), UiState(page=HELP))
     said["styles.txt"] = "\n\n".join(styles(draw(FRAME, ui, width=120, height=30)) for ui in uis)
@@ -119,6 +122,7 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
         "quiet-machine.txt": (replace(machine, devices=(replace(COURSE[0], task=""),)), UiState(page=DEVICES)),
         "nothing.txt": (Snapshot(NOW_MS, "run", True, total=live.add_up([], [])), UiState()),
         "filtered.txt": (FRAME, UiState(filter="gpu00 RUNNING")), "nothing-matches.txt": (FRAME, UiState(filter="owl")),
+        "one-file.txt": (replace(FRAME, title="a.sqlite"), UiState(page=TASK, opened=FRAME.tasks[0].name)),
         "gone.txt": (FRAME, UiState(page=TASK, opened="4821_0.r9.gpu1")),
         "almost.txt": (Snapshot(NOW_MS, "run", True, total=almost), UiState()),
         "strange.txt": (replace(strange(), alerts=ALERTS[:1]), UiState()),
@@ -131,9 +135,6 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
     many = [TaskAlert("power", "warning", f"warning {n}", "gpu1", NOW_MS - n) for n in range(30)]
     alarmed = replace(FRAME, alerts=(*many, *ALERTS), remarks=())
     said["alerts.txt"] = "\n\n".join(text(draw(alarmed, UiState(), width=70, height=h)) for h in (None, 40, 17, 12))
-    said["one-file.txt"] = text(
-        draw(replace(FRAME, title="a.sqlite"), UiState(page=TASK, opened=FRAME.tasks[0].name), width=70)
-    )
     pages(said)
     assert not [name for name, one in said.items() if "\x1b" in one or "\x07" in one]
 
@@ -147,11 +148,8 @@ def strange():
                    remarks=(evil,))  # fmt: skip
 
 
-PAGES_OF_ALL = st.sampled_from([TASKS, DEVICES, TASK, HELP])
-
-
 @settings(max_examples=60)
-@given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), PAGES_OF_ALL, st.booleans())
+@given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), st.sampled_from(ALL_PAGES), st.booleans())
 def test_no_size_of_a_terminal_is_too_strange(width, height, line, page, plain):
     for frame in (FRAME, OVER, strange()):
         ui = UiState(page=page, opened=frame.tasks[0].name, line=line, scroll=line)
@@ -162,20 +160,6 @@ def test_no_size_of_a_terminal_is_too_strange(width, height, line, page, plain):
         if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
             chosen = sum(one.startswith(">  " if plain else "▸  ") for one in lines)
             assert chosen == 1, "the chosen line is on the page"
-
-
-@given(st.integers(20, 250))
-@settings(max_examples=4)
-def test_all_of_the_help_can_be_read_by_scrolling(width):
-    whole = [line.plain.rstrip() for line in draw(FRAME, UiState(page=HELP), width=width).lines]
-    ui, read = UiState(page=HELP), list[str]()
-    while len(read) < len(whole):
-        page = draw(FRAME, ui, width=width, height=10)
-        lines = [line.plain.rstrip() for line in page.lines[:-1]]
-        assert lines == whole[ui.scroll : ui.scroll + 9]
-        read += lines[-1:] if read else lines
-        ui = press(ui, "down", rows=page.rows, names=list(page.names))
-    assert read == whole
 
 
 TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())

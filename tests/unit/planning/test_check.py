@@ -193,7 +193,6 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
     (tmp_path / "site.toml").write_text(rules)
     shared, *scripts = (DATA / "job_scripts.txt").read_text().split("\n=== ")
     meanings = {"@CR": "\r", "{scratch}": f"{tmp_path}/scratch", **dict(re.findall(r"^(@\w+): (.*)", shared, re.M))}
-    cases: list[tuple[str, str, dict[str, str], dict[str, int]]]
     cases = [(name, f"{text.rstrip()}\n", {}, {}) for name, text in (one.split("\n", 1) for one in scripts)]
     plain = "@HEAD\n@LOAD\nexec @RUN\n"
     cases.append(("with another account in the environment", plain, {"SBATCH_ACCOUNT": "st-lab-1"}, {}))
@@ -237,14 +236,7 @@ GPUS = f"{A100}n2|short|up|idle|infinite|0/64/0/64|gpu_mem_32|gpu:v100:8|gpu:v10
 CPU = "n3|cpu|up|idle|infinite|0/64/0/64|(null)|(null)|(null)|180000|\n"
 MANY = "".join(A100.replace("gpu|", f"p{number}|", 1) for number in range(9))
 SINFO = {"there": GPUS + CPU, "drained": GPUS + CPU.replace("idle", "drained"), "many": MANY, "cpu": CPU}
-SBATCH = {  # exit code and words of sbatch --test-only, recorded with a real 22.05
-    "taken": (0, "sbatch: Job 41 to start at 2026-11-15T21:41:19 using 1 processors on nodes gpu0 in partition gpu\n"),
-    "invalid": (1, "sbatch: error: invalid partition specified: x\n{0}: Invalid partition name specified\n"),
-    "nowhere": (1, "{0}: Requested node configuration is not available\n"),  # also for drained nodes
-    "busy": (1, "sbatch: error: Unable to contact slurm controller (connect failure)\n"),
-    "poor": (1, "--> Checking allocation...\nsbatch: error: no credit left\n"),
-    "mute": (1, ""),
-}
+SBATCH = dict(one.split("\n", 1) for one in (DATA / "sbatch_test_only.txt").read_text().split("=== ")[1:])
 
 
 def parse_call(text):
@@ -260,8 +252,7 @@ def parse(name, text):
     if name == "script.calls":
         return tuple(map(parse_call, text.split(" | "))) if text else ()
     if name == "trial":
-        code, words = SBATCH.get(text, (0, None))
-        return literal(text) if words is None else planning.parse_trial(code, words.format("allocation failure"))
+        return planning.parse_trial(int(text != "taken"), SBATCH[text]) if text in SBATCH else literal(text)
     if name in ("out", "submit", "temporary"):
         return replace(SCRATCH, path=text, real=text)
     if name == "log_folders":

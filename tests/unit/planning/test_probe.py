@@ -53,8 +53,7 @@ def probed_of(text, *, finished=True):
 
 def search(holds, bounds, devices=1):
     """Play the devices: each takes the next step as soon as it is free, the oldest trial ends first."""
-    trials = []
-    running = []
+    trials, running = [], []
     while True:
         while len(running) < devices and (step := planning.next_step(trials, bounds, running)) is not None:
             assert step not in running
@@ -191,22 +190,14 @@ def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(p
     pytest.importorskip("bokeh")
     kept = "cache/probe.toml; later runs read it"
     texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in SHOWN.items()]
-    texts.append(f"## two\n{planning.probe_text([SHOWN['found'], SHOWN['not finished']], 'x', ['a note'])}")
+    texts.append(f"## two\n{planning.probe_text([SHOWN['found'], SHOWN['not finished']], 'x', ['a note'])}\n")
+    for came, kept in ((signal.SIGINT, True), (signal.SIGTERM, False), (None, False)):
+        stop = StopRequest(lambda: 0.0)
+        if came is not None:
+            stop.receive(came)
+        texts.append(f"## {came and came.name}, {kept}\n{planning.why_not_finished(stop, kept)}")
     page = planning.probe_page([SHOWN["with one thread"], SHOWN["no memory, no speed"]], ["<b>a note</b>"])
     assert 'id="chart-memory-0"' in page and 'id="chart-speed-0"' in page
     assert 'id="chart-memory-1"' not in page, "nothing was read of it, and nothing timed"
     assert "&lt;b&gt;a note" in page and "script-src 'sha256-" in page
     pages({"texts.txt": "\n".join(texts), "page.txt": page_text(page).partition("Made by")[0]})
-
-
-def test_a_probe_that_is_not_finished_says_what_is_really_kept():
-    again = "before the first trial ended; nothing is stored, so the same command starts again"
-    for came, kept, words in (
-        (signal.SIGINT, True, "stopped by SIGINT; the trials are stored, and the same command continues"),
-        (signal.SIGTERM, False, f"stopped by SIGTERM {again}"),
-        (None, False, f"the time is over {again}: give it more time with --time"),
-    ):
-        stop = StopRequest(lambda: 0.0)
-        if came is not None:
-            stop.receive(came)
-        assert planning.why_not_finished(stop, kept) == words
