@@ -249,15 +249,8 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
     assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"
 
 
-PROGRAM = (sys.executable, "-m", "badcjobs")
-
-
-def never(argv, requeues):
-    raise AssertionError("nothing is to be run")
-
-
 def test_their_scripts_ask_for_what_was_ordered(place, pages):
-    slurm, out = cluster.SlurmScheduler(PROGRAM, never), place.folder / "my run"
+    slurm, out = cluster.SlurmScheduler((sys.executable, "-m", "badcjobs"), None), place.folder / "my run"
     schedulers = (slurm, place.scheduler("my run"))
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,

@@ -129,7 +129,7 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         assert again.splitlines() == template.text.replace("##SBATCH", "#SBATCH").replace("'", "").splitlines(), name
 
 
-def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit():
+def test_a_template_stops_with_the_line_to_submit_or_gives_its_steps_the_cores_that_the_job_has(tmp_path):
     for env, code, words in (
         ({"OUT": "out"}, 2, "SOURCE is not set"),
         ({"SOURCE": "in.csv"}, 2, "OUT is not set"),
@@ -137,11 +137,7 @@ def test_without_source_out_or_program_a_template_stops_with_the_line_to_submit(
     ):
         done = run(TEMPLATES["array"].text, SLURMD_NODENAME="gpu7", **env)
         assert (done.returncode, words in done.stderr, "try: sbatch --export=ALL," in done.stderr) == (code, True, True)
-
-
-def test_the_multinode_script_gives_its_steps_the_cores_that_the_job_has(tmp_path):
-    """Since Slurm 22.05 srun does not inherit them from sbatch, and a task would work with one core."""
-    (tmp_path / "srun").symlink_to("/bin/echo")
+    (tmp_path / "srun").symlink_to("/bin/echo")  # which since Slurm 22.05 does not inherit the cores from sbatch
     for more, cores in (({"SLURM_CPUS_PER_TASK": "6"}, 6), ({}, 1)):
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SOURCE": "m.csv", "OUT": "o", "BADCJOBS": "true", **more}
         before, _, after = run(TEMPLATES["multinode"].text, **env).stdout.partition(" true ")
@@ -184,8 +180,7 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
 
 
 def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_that_fixes_it(pages):
-    text = (Path(__file__).parents[2] / "data" / "template_settings.txt").read_text()
-    said = {}
+    text, said = (DATA / "template_settings.txt").read_text(), {}
     for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):
         for case in (one.replace("⏎", "\n").split(" | ") for one in cases):
             which = "multinode" if case[0].startswith("nodes=") else "array" if name == "taken" else name

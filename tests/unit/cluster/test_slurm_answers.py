@@ -115,24 +115,14 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     assert [line.partition(" of 20")[0].rpartition("] ")[2] for line in told] == ["3", "4", "2", "2"]
 
 
-NUMBERS = {
-    "4821\n": "4821", "4821;sockeye\n": "4821", "job 17 is before you\nSubmitted batch job 4821\n": "4821",
-    "Submitted batch job 4821 on cluster sockeye\n": "4821", "12 jobs\n4821\nWelcome 7\n": "4821", "1\n2\n": "2",
-    "nothing\n": None, "": None,
-}  # fmt: skip
-SAYS = (
-    "echo Submitted batch job 7", "echo Welcome; echo 7 >&2; echo 8", "echo 'Invalid account' >&2; exit 1",
-    "echo 'Socket timed out on send/recv' >&2; exit 1", "echo 'Zero Bytes were transmitted' >&2; exit 2",
-    "kill -9 $$", "true", "echo what",
-)  # fmt: skip
+NUMBERS, SAYS = (one.splitlines()[1:] for one in (DATA / "sbatch_answers.txt").read_text().split("=== ")[1:])
 
 
 def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost(answers, tmp_path, pages, caplog):
-    assert {text: cluster.parse_job_id(text) for text in NUMBERS} == NUMBERS
     named = Path("/a b|c/logs/.submission_file_1.sh")
     text = f"Welcome\n7|/other.sh\nx|{named}\n4821|{named}\n"
     assert [cluster.parse_number(text, one) for one in (named, Path("/other"))] == ["4821", None]
-    script, found = tmp_path / "job.sh", {}
+    script, found = tmp_path / "job.sh", {text: cluster.parse_job_id(text.replace("⏎", "\n")) for text in NUMBERS}
     script.touch()
     for text in SAYS:
         asked = answers(text, name="sbatch")
@@ -198,13 +188,7 @@ def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_pat
 
 
 # state, exit code and whether it was after the work, of each task
-ENDS = {
-    "all well": "COMPLETED, COMPLETED", "one failed": "COMPLETED, FAILED 1", "failed without a code": "FAILED, FAILED",
-    "work is left": "FAILED 75, COMPLETED", "time limit": "COMPLETED, TIMEOUT", "nobody knows": "FAILED, - 3",
-    "after its work": "COMPLETED, FAILED 137 worked", "both after their work": "FAILED 137 worked, - 75 worked",
-    "one failed, one after its work": "FAILED 1, FAILED 75 worked",
-    "many": ", ".join(["FAILED 1"] * 12), "none": "",
-}  # fmt: skip
+ENDS = dict(line.split(": ") for line in (DATA / "task_ends.txt").read_text().splitlines())
 
 
 def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
@@ -259,7 +243,7 @@ VIEWS = {
 }  # fmt: skip
 
 
-def test_the_table_and_its_advice(pages):
+def test_the_table_its_advice_and_where_a_job_fits_best(pages):
     said = {}
     for name, (text, gpus, kind) in VIEWS.items():
         view = describe(parse_sinfo(text), gpus, kind)
@@ -269,7 +253,14 @@ def test_the_table_and_its_advice(pages):
             said[f"{name.replace(' ', '-')}.json"] = pretty({key: view[key] for key in view if key != "nodes"})
     assert parse_sinfo(RECORDED.replace("|", "   ")) == parse_sinfo(RECORDED), "an older sinfo knows no suffix"
     said["nodes.json"] = pretty(describe(parse_sinfo(RECORDED), 2, None)["nodes"][:4])
-    pages(said)
+
+    def best(text, gpus, kind=None):
+        found = describe(parse_sinfo(text), gpus, kind)["best"]
+        return found and {key: found[key] for key in ("partition", "node", "free", "nodes", "gpus_per_node")}
+
+    places = [(1, None), (2, None), (3, None), (4, "v100"), (1, "a100"), (2, "a100"), (5, None)]
+    found = {f"recorded, {gpus} of {kind or 'any'}": best(RECORDED, gpus, kind) for gpus, kind in places}
+    pages({**said, "best.txt": page({**found, **{f"uneven, {n}": best(UNEVEN, n) for n in (8, 9, 16, 17, 20, 21)}})})
 
 
 CELLS = (DATA / "sinfo_cells.txt").read_text().splitlines()  # GRES and GRES_USED, as clusters write them
@@ -281,16 +272,6 @@ NODES = {
     "cores unknown": node("n1", cores="?"), "features": node("n1", features="Gpu_Mem_32,fast"),
     "a banner, and 2 before 10": "Welcome | to the cluster\n\n" + node("gpu10") + node("gpu2"),
 }  # fmt: skip
-
-
-def test_a_job_goes_to_the_fullest_node_where_it_fits_whole_or_to_the_fewest_even_nodes(pages):
-    def best(text, gpus, kind=None):
-        found = describe(parse_sinfo(text), gpus, kind)["best"]
-        return found and {key: found[key] for key in ("partition", "node", "free", "nodes", "gpus_per_node")}
-
-    places = [(1, None), (2, None), (3, None), (4, "v100"), (1, "a100"), (2, "a100"), (5, None)]
-    found = {f"recorded, {gpus} of {kind or 'any'}": best(RECORDED, gpus, kind) for gpus, kind in places}
-    pages({"best.txt": page({**found, **{f"uneven, {gpus}": best(UNEVEN, gpus) for gpus in (8, 9, 16, 17, 20, 21)}})})
 
 
 def test_cells_and_states_are_understood_whatever_their_form(pages):
