@@ -121,9 +121,8 @@ def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_le
             plan = replace(plan, threads=cores)
             args = workers.sized_arguments(words.split(), plan)
             env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, plan, args, tmp_path)
-            at_once = [
-                workers.chunks_at_once_of(engine, words.split(), plan) for engine in ("hawkears", "hawkears1", "demo")
-            ]
+            engines = ("hawkears", "hawkears1", "demo")
+            at_once = [workers.chunks_at_once_of(engine, words.split(), plan) for engine in engines]
             said = f"OMP {env['OMP_NUM_THREADS']}, sees '{env['CUDA_VISIBLE_DEVICES']}'; at once {at_once}"
             lines.append(f"  {kind}: {' '.join(args)}; {said}")
     assert hawkears_environment({"OMP_NUM_THREADS": "7"}, GPU, (), tmp_path)["OMP_NUM_THREADS"] == "7"
@@ -167,9 +166,8 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
 
     def choose(engine, *args, **more):
-        settings = RunSettings(Path("run"), engine=engine, engine_args=args, **more)  # type: ignore[arg-type]
-        launcher = SubprocessLauncher("test")
-        return workers.choose_engine(settings, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)  # type: ignore[return-value]
+        wanted, launcher = RunSettings(Path("run"), engine=engine, engine_args=args, **more), SubprocessLauncher("test")
+        return workers.choose_engine(wanted, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)
 
     for name in ("demo", "command", "hawkears", "hawkears1"):
         assert choose(name, command="p {input} {output}").name == name
@@ -276,7 +274,7 @@ def test_loud_stretches_are_found_at_their_times_in_every_kind_of_audio(tmp_path
         assert heard(path) == (1.0, []), (form, kind)
         sound(path, (0.5, 1.0), form=form, kind=kind)
         ((start_ms, end_ms, _, score, _),) = heard(path)[1]
-        assert (start_ms, end_ms) == (0, 500) and 0.98 <= score <= 1.0, (form, kind)  # type: ignore[operator]
+        assert (start_ms, end_ms) == (0, 500) and 0.98 <= score <= 1.0, (form, kind)
     assert heard(path, b"ID3\x03\0\0\0\0\0\x0a" + bytes(10) + content) == expected, "tags before the audio"
     with pytest.raises(ValueError):
         heard(path, content[: len(content) // 2])
