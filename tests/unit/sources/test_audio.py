@@ -122,13 +122,10 @@ def frames_of(content):
 
 @settings(max_examples=60)
 @given(
-    audio=st.binary(max_size=4000),
-    shape=st.sampled_from([(8, 1), (16, 1), (24, 1), (24, 2), (32, 2), (64, 1)]),
-    kind=st.sampled_from([PCM, FLOAT, EXTENSIBLE]),
-    places=st.lists(st.floats(0, 1.1), max_size=4),
-    junk=st.binary(max_size=5),
-    broken=st.booleans(),
-)
+    audio=st.binary(max_size=4000), shape=st.sampled_from([(8, 1), (16, 1), (24, 1), (24, 2), (32, 2), (64, 1)]),
+    kind=st.sampled_from([PCM, FLOAT, EXTENSIBLE]), places=st.lists(st.floats(0, 1.1), max_size=4),
+    junk=st.binary(max_size=5), broken=st.booleans(),
+)  # fmt: skip
 def test_the_pieces_of_any_wav_together_are_its_frames(audio, shape, kind, places, junk, broken, tmp_path_factory):
     fmt = form(kind, shape[1], shape[0], RATE)
     content = riff(chunk(b"junk", junk), chunk(b"fmt ", fmt), chunk(b"data", audio, 0 if broken else None))

@@ -84,12 +84,10 @@ def test_shards_of_several_sources_are_disjoint_complete_and_the_same_whoever_co
 @given(
     ids=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=8, unique=True),
     times=st.lists(st.tuples(st.integers(0, 1900), st.integers(1, 99)), min_size=8, max_size=8),
-    order=st.permutations(COLUMNS),
-    ends=st.sampled_from(["\n", "\r\n"]),
-    mark=st.booleans(),
+    order=st.permutations(COLUMNS), ends=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(),
     note=st.text(st.sampled_from('x,"\n'), max_size=3),
     mistakes=st.dictionaries(st.integers(0, 7), st.sampled_from(list(WRONG)), max_size=3),
-)
+)  # fmt: skip
 @example([("a", "b"), ("a", "c")], [(5, 1)] * 8, COLUMNS, "\n", False, "", {1: ("end_ms", "0")})
 def test_a_manifest_is_read_as_written_or_its_mistakes_are_named(folder, ids, times, order, ends, mark, note, mistakes):
     lines = []
