@@ -70,8 +70,6 @@ def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves
         (site.folder / "slow-files" / "somebody-waits").unlink()
 
 
-# --- probe ------------------------------------------------------------------------------------------------------------
-
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
 CARDS = "\n".join(
     f'[[device]]\nindex = {index}\nname = "{name}"\nmemory_total_mib = {mib}'
@@ -224,8 +222,6 @@ def test_without_a_gpu_the_cpu_can_be_measured_and_the_time_is_kept_to(site):
     assert ended.exit_code == 75, ended.stderr
     assert "the time is over" in ended.stdout and "--time" in ended.stdout
 
-
-# --- check ------------------------------------------------------------------------------------------------------------
 
 SCRIPT = """#!/bin/bash
 #SBATCH --array=0-3

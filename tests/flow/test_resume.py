@@ -81,9 +81,6 @@ def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is
     pages({"runs.txt": story.page()})
 
 
-# --- what looking back costs ------------------------------------------------------------------------------------------
-
-
 def calls_of_first_task(site, tasks):
     """Run the first of so many tasks, two chunks each, after all others have published; return what it touched.
 

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -68,20 +67,6 @@ def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site):
     assert not site.out.exists()
 
 
-def test_results_that_cannot_be_published_stay_on_the_node_and_the_exit_code_says_so(site):
-    gate = site.folder / "gate"
-    gated = command(site, f"while [ ! -e {gate} ]; do sleep 0.02; done; echo start_time,end_time,label,score > $2")
-    program = site.start_run(site.manifest(2), *gated)
-    wait_for(lambda: site.count_now("attempt"), "a chunk is running")
-    shutil.rmtree(site.out)
-    gate.touch()
-    done = program.wait()
-    assert (done.exit_code, "Traceback" in done.stderr) == (4, False), done.stderr
-    (kept,) = site.local.iterdir()
-    assert f"files stay in {kept}" in done.stdout
-    assert rows(kept / "wrapper.sqlite", "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", 2)]
-
-
 def shell(site, line):
     """Run a line with $BADCJOBS in it, with the pipes and redirections that people use."""
     env = site.environ({"BADCJOBS": f"{sys.executable} -m badcjobs", "PYTHONIOENCODING": "ascii"})
@@ -101,8 +86,6 @@ def test_a_result_that_nobody_reads_changes_no_exit_code(site):
 def test_a_recording_that_could_not_be_written_is_not_called_one(site):
     folder = site.folder / "vanishing"
     folder.mkdir()
-    refused = site.badcjobs("record", "--out", "x.sqlite", "--simulate", 1, "--interval", "inf")
-    assert_refused(refused, 2, "not in the range")
     program = site.start("record", "--out", folder / "x.sqlite", "--simulate", 1, "--duration", 1)
     wait_for((folder / "x.sqlite").exists, "the first publication")
     (folder / "x.sqlite").unlink()
@@ -110,9 +93,6 @@ def test_a_recording_that_could_not_be_written_is_not_called_one(site):
     done = program.wait()
     assert done.exit_code == 4
     assert "not published" in done.stdout
-
-
-# --- HawkEars, fed ----------------------------------------------------------------------------------------------------
 
 
 def environ(**others):
@@ -172,8 +152,6 @@ def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_
     assert why.startswith("learned by an earlier task: audio of ")
 
 
-# --- names that would steer a terminal or forge a line of a log -------------------------------------------------------
-
 RED, TWO_LINES, TURNED, LETTERS = "\x1b[31mred", "a\nb", "a\u202eb", "Ñandú鳥"
 # One line of a log, or what visibly belongs to the one before it.
 LINE_OF_A_LOG = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8} (INFO|WARNING|ERROR) |    \| ")
@@ -212,11 +190,3 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
     assert_plain(merged.stdout, merged.stderr, report.stdout, document.stdout)
     assert "�[31mred" in report.stdout
     assert {chunk["chunk_id"] for chunk in document.json["failed_chunks"]} >= {RED, TWO_LINES, TURNED, LETTERS}
-
-
-def test_a_mistake_in_a_source_is_told_in_letters(site):
-    manifest = strange_manifest(site)
-    manifest.write_text(manifest.read_text(encoding="utf-8").replace("c004.wav", "\x1b[2Jgone.wav"), encoding="utf-8")
-    refused = site.badcjobs("submit", manifest, "--out", site.out, "--cluster", "local", "--", *ON_CPU)
-    assert_refused(refused, 2, "gone.wav")
-    assert_plain(refused.stderr)

@@ -146,9 +146,6 @@ def test_a_signal_before_the_work_has_begun_ends_it_with_nothing_started(site):
     assert not site.out.exists()
 
 
-# --- the end of the time, known beforehand ----------------------------------------------------------------------------
-
-
 def test_a_task_asks_for_its_end_and_stops_before_it_with_nothing_killed(site):
     slow = ("--engine", "demo", "--cpu-workers", 2, "--no-emit-gpu-telemetry", "--engine-arg=--burn-s=0.3")
     squeue = site.script("squeue", f'echo "$*" >> {site.folder}/asked\necho $(($(date +%s) + 4))')
@@ -245,8 +242,6 @@ def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(tmp_path
         wrong = list(pool.map(lambda number: live_through(number, tmp_path, seed), range(count)))
     assert [what for each in wrong for what in each] == []
 
-
-# --- --workers-per-gpu auto -------------------------------------------------------------------------------------------
 
 TWO_CORES = {
     "SLURM_JOB_ID": "4821", "SLURMD_NODENAME": "gpu-01", "SLURM_CPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0",

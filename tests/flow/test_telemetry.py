@@ -143,9 +143,6 @@ def test_what_cannot_be_recorded_is_refused_before_the_command(site, out, pages)
     assert out.read_bytes() != before
 
 
-# --- signals and kills ------------------------------------------------------------------------------------------------
-
-
 def test_ctrl_c_ends_a_recording_well_and_term_is_passed_on(site, out):
     script = f"trap 'exit 7' TERM; touch {site.folder}/up; while :; do sleep 0.02; done"
     alone = site.start("record", "--out", out, "--simulate", 1, *OFTEN)
@@ -288,8 +285,6 @@ def test_a_task_in_the_emulation_writes_what_it_was_given_and_what_its_processes
     totals = rows(site.out / "job.sqlite", "SELECT usage_samples, memory_peak_bytes FROM task_total")
     assert totals == [(len(used), max(memory_bytes for _, _, memory_bytes, _ in used))]
 
-
-# --- every moment is covered by a sample or by a gap that says why not ------------------------------------------------
 
 # ``BADCJOBS_TEST_COVERAGE_S=60 python -m pytest -s tests/flow/test_telemetry.py -k full_load``: for the full minute.
 SECONDS = float(os.environ.get("BADCJOBS_TEST_COVERAGE_S", "3"))

@@ -4,8 +4,6 @@ import os
 import re
 import shlex
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -87,13 +85,3 @@ def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(sit
         path.unlink()
     merged = site.badcjobs("merge", site.out, "--json")
     assert (merged.exit_code, merged.json["done"], (site.out / "report.html").exists()) == (0, 3, True)
-
-
-def test_a_reader_of_stdout_that_leaves_is_no_bug(site):
-    """As in ``badcjobs guide tables | head -1``."""
-    read, write = os.pipe()
-    os.close(read)
-    words = [sys.executable, "-m", "badcjobs", "guide", "tables"]
-    ended = subprocess.run(words, env=site.environ(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write)
-    assert (ended.returncode, ended.stderr) == (0, "")

@@ -44,8 +44,6 @@ def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path, pages)
     pages({**said, "unknown.json": pretty(nowhere[0])})
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------------
-
 PATHS = ("run.xls", "no/such/folder/run.sqlite", "there.sqlite", "/proc/run.sqlite", "xxx.sqlite", "a.file/run.sqlite",
          "folder.sqlite")  # fmt: skip
 UNUSABLE = [
@@ -84,9 +82,6 @@ def test_what_cannot_be_used_is_refused_before_the_work(tmp_path, pages):
         never.stop()
     assert never.stats() == {"monitoring_duration_seconds": 0.0, "sample_count": 0, "gpu_stats": {}}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.file", "folder.sqlite", "there.sqlite"]
-
-
-# --- a job ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_opened_for_reading(tmp_path):

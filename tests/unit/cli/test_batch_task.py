@@ -94,9 +94,6 @@ def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued
         assert (end, len(seen)) == expected, child
 
 
-# --- signals while a job is submitted ---------------------------------------------------------------------------------
-
-
 def test_a_signal_waits_while_the_job_is_submitted_and_leaves_before_that(capfd):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -7,20 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import model
-from rooms.model import (
-    AlertHooks,
-    AlertLimits,
-    ArrayOrder,
-    ArrayShape,
-    Chunk,
-    ChunkResult,
-    Cutting,
-    Device,
-    Progress,
-    TaskKey,
-)
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
+from rooms.model import AlertHooks, ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, Progress, TaskKey
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 30))
@@ -61,8 +48,6 @@ def test_a_time_is_read_as_sbatch_reads_it():
     assert [text for text in wrong if model.parse_stop_after(text) is not None] == []
 
 
-# --- progress and silence ---------------------------------------------------------------------------------------------
-
 TEN_S = Progress(0, 10_000, done=2, pending=1)
 FRESH = Progress(0, 10_000, done=0, pending=10)
 
@@ -88,9 +73,6 @@ def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a
     assert [model.silent_after_s(*one) for one in ((0, None), (0, 5.0), (5_000_000, 5.0))] == [120, 70, 260]
     assert [model.is_silent(1000, 2.0, now) for now in (3000, 3001, None)] == [False, True, False]
     assert not model.is_silent(None, 2.0, 9**9) and not model.is_silent(0, None, 9**9)
-
-
-# --- chunks -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(1, 60), st.floats(0, 59), st.integers(0, 300_000))
@@ -137,9 +119,6 @@ def test_patterns_read_what_the_paths_of_recordings_mean(pages):
     pages({"patterns.txt": "\n".join(said), "wrong.txt": "\n".join(wrong)})
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work():
     nvidia, amd = Device("1", "test", 1, "GPU-aaaa"), Device("3", "test", 3, "GPU-00000000000000aa", vendor="amd")
     slice_ = replace(nvidia, uuid="MIG-eeee")
@@ -161,4 +140,4 @@ def test_a_hook_names_a_program_and_its_arguments_are_kept_secret():
     assert AlertHooks(None, float("inf")).problems() == ["min_interval_s = inf must be a number, 0 or above"]
     assert AlertHooks("say --token xyzzy", 60).without_secrets() == {"command": "say …", "min_interval_s": 60}
     assert AlertHooks().without_secrets()["command"] is None
-    assert AlertHooks("x y", 0).problems() == AlertLimits(100, 100, 100, 0.1, 0.1).problems() == []
+    assert AlertHooks("x y", 0).problems() == model.AlertLimits(100, 100, 100, 0.1, 0.1).problems() == []

@@ -64,9 +64,6 @@ def test_ids_of_different_names_differ_and_fit_into_six_bytes(one, other):
     assert 0 <= stable_id(*one) < 2**47 and (one == other or stable_id(*one) != stable_id(*other))
 
 
-# --- claiming a name --------------------------------------------------------------------------------------------------
-
-
 def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_given_back(run):
     claimed = run.claim(BORN)
     assert (claimed, claimed.task_id, names_in(run.tasks)) == (KEY, BORN.task_id, ["4821_7.r0.gpu3.log"])
@@ -144,8 +141,6 @@ def test_every_task_has_a_local_folder_of_its_own_and_the_cache_is_that_of_the_u
     places = [{"XDG_CACHE_HOME": "/c", "HOME": "/h"}, {"HOME": "/h"}, {"XDG_CACHE_HOME": "", "HOME": ""}, {}]
     assert [str(user_cache(one)) for one in places] == ["/c/badcjobs", "/h/.cache/badcjobs", "None", "None"]
 
-
-# --- the files that come with badcjobs --------------------------------------------------------------------------------
 
 PROBE = """
 import badcjobs

@@ -124,8 +124,6 @@ def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages):
     pages({"moved.txt": "\n".join(said)})
 
 
-# --- run.toml ---------------------------------------------------------------------------------------------------------
-
 SOME = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
 PATTERNS = parse_patterns(["{study_area}/{location}/*", '{location}_"0+1"_{date}?{time}.wav'])[0]
 CUT = replace(SOME, chunk_length_s=300.0, overlap_s=6.0, cut=True)

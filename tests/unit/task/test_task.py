@@ -135,8 +135,6 @@ def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pa
     pages({"verdicts.txt": "\n".join(lines)})
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
-
 LOAD = (12.4, 38.6, 85.0)
 NOW = 850 / 7  # seconds since the start; 840 of 960 chunks are left, so this takes seven times as long again
 # Chunks settled, of how many, seconds of audio, seconds since the start; and what else is known.
