@@ -29,7 +29,8 @@ ONLY_CLI = {
     r"\bos\.(environb?|getenv)\b|from os import.*env": {"badcjobs.api.python"},  # an entrance without a cli above it
     r"\bsys\.(argv|stdout|stderr)\b|import argparse|logging\.basicConfig|^ *print\((?!.*file=)": PROGRAMS,
     r"os\.putenv|\b(?<![.\w])(sys\.)?(exit|quit)\(|SystemExit|os\._exit|import (getopt|optparse|click|typer|rich)$|"
-    r"from sys import.*(exit|argv|std)|logging\.(StreamHandler|FileHandler|config|handlers)|\.(addHandler|setLevel)\b": set(),
+    r"from sys import.*(exit|argv|std)|logging\.(StreamHandler|FileHandler|config|handlers)|\.(addHandler|setLevel)\b"
+    : set(),
 }  # fmt: skip
 WALL_TIME = r"\btime\.time(_ns)?\b|from time import|datetime\.now|utcnow"
 
