@@ -5,6 +5,8 @@ It prints whatever stands in its files, a round every 50 ms whatever -d says.
 
 from pathlib import Path
 
+from support.stand_ins import install
+
 PROGRAM = """#!/bin/sh
 cd {folder}
 echo "$$ $*" >> starts
@@ -25,22 +27,19 @@ class FakeDcgmi:
     """The program in a folder of its own; ``listed``: DCGM's number of a device → its UUID."""
 
     def __init__(self, folder: Path, listed: dict[str, str], **files: str | None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self.program = folder, folder / "dcgmi"
+        self._folder = folder
+        install(folder / "dcgmi", PROGRAM.format(folder=folder))
         rows = [ROW.format(number, uuid) for number, uuid in listed.items()]
         discovery = f"{len(rows)} GPUs found.\n{LINE}{''.join(rows)}0 NvSwitches found.\n"
         self.write(**{"discovery": discovery, "code": "0", "rows": "", "starts": "", "rounds": "", **files})
-        self.program.write_text(PROGRAM.format(folder=folder))
-        self.program.chmod(0o755)
 
     def write(self, **files: str | None) -> None:
         """Change what it prints from its next round on; without ``rows`` it ends, with a ``refusal`` it says that."""
         for name, text in files.items():
-            new = self._folder / "new"
-            new.write_text(text or "")
-            new.unlink() if text is None else new.replace(self._folder / name)
+            (self._folder / "new").write_text(text or "")
+            (self._folder / "new").replace(self._folder / name)
             if text is None:
-                (self._folder / name).unlink(missing_ok=True)
+                (self._folder / name).unlink()
 
     def starts(self) -> list[list[str]]:
         """Tell how it was started so far: pid and arguments."""

@@ -40,23 +40,20 @@ class FakeNvidiaSmi:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.program = folder / "nvidia-smi"
-        self._settings = {**SETTINGS, "log": str(folder / "starts")}
+        self._folder, self._settings, self.program = folder, {**SETTINGS}, folder / "nvidia-smi"
         self.set(**settings)
-        me = Path(__file__)
-        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {me} {folder / "settings.json"} "$@"\n')
+        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {folder} "$@"\n')
         self.program.chmod(0o755)
 
     def set(self, **settings: Any) -> None:
         """Change how it behaves from its next round on."""
         self._settings.update(settings)
-        (self.folder / "new").write_text(json.dumps(self._settings))
-        (self.folder / "new").replace(self.folder / "settings.json")
+        (self._folder / "new").write_text(json.dumps(self._settings))
+        (self._folder / "new").replace(self._folder / "settings.json")
 
     def starts(self) -> list[dict[str, Any]]:
         """Tell how it was started so far: pid and arguments."""
-        log = self.folder / "starts"
+        log = self._folder / "starts"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def streams(self) -> list[dict[str, Any]]:
@@ -64,11 +61,14 @@ class FakeNvidiaSmi:
 
     def wait_for_rounds(self, count: int = 2) -> None:
         """Wait until what is set now can have been heard."""
-        rounds = self.folder / "starts.rounds"
-        end = (int(rounds.read_text() or 0) if rounds.exists() else 0) + count
-        while not rounds.exists() or int(rounds.read_text() or 0) < end:
+        end = self._rounds() + count
+        while self._rounds() < end:
             time.sleep(0.01)
         time.sleep(0.1)  # for a reader on a busy machine
+
+    def _rounds(self) -> int:
+        rounds = self._folder / "rounds"
+        return int(rounds.read_text() or 0) if rounds.exists() else 0
 
 
 def line(settings: dict[str, Any], fields: list[str], index: int) -> str:
@@ -84,19 +84,17 @@ def line(settings: dict[str, Any], fields: list[str], index: int) -> str:
     return ", ".join({**varying, **known}[field] for field in fields)
 
 
-def main(path: str, arguments: list[str]) -> int:
-    settings = json.loads(Path(path).read_text())
-    log = Path(settings["log"])
-    with log.open("a") as file:
+def main(folder: Path, arguments: list[str]) -> int:
+    settings = json.loads((folder / "settings.json").read_text())
+    with (folder / "starts").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "arguments": arguments}) + "\n")
     if settings["fails"] is not None:
         print(settings["fails"])
         return 9
     fields = arguments[0].removeprefix("--query-gpu=").split(",")
-    for field in fields:
-        if field in settings["unknown_fields"]:
-            print(f'Field "{field}" is not a valid field to query.\n')
-            return 2
+    if unknown := [field for field in fields if field in settings["unknown_fields"]]:
+        print(f'Field "{unknown[0]}" is not a valid field to query.\n')
+        return 2
     if "-lms" not in arguments:
         print("\n".join(line(settings, fields, index) for index in range(settings["devices"])))
         return 0
@@ -107,12 +105,12 @@ def main(path: str, arguments: list[str]) -> int:
         for index in range(0 if settings["silent"] else settings["devices"]):
             if index not in settings["unlisted"]:
                 print(line(settings, fields, index), flush=True)
-        Path(f"{log}.rounds").write_text(str(number))
+        (folder / "rounds").write_text(str(number))
         time.sleep(int(arguments[-1]) / 1000)
-        settings = json.loads(Path(path).read_text())
+        settings = json.loads((folder / "settings.json").read_text())
     print(settings["last_words"], flush=True)
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -4,14 +4,9 @@
 one whose time a test moves on by hand.
 """
 
-import atexit
 import ctypes
 import os
-import shutil
-import subprocess
-import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
 import pynvml
@@ -19,34 +14,23 @@ import pytest
 from rooms.devices import NvmlReader
 from rooms.model import Reading
 from support.hand_clock import HandClock
-from support.needs import missing
-
-SOURCE = Path(__file__).with_suffix(".c")
+from support.stand_ins import Steered, build
 
 
-@cache
-def fake_nvml_folder() -> Path:
-    """Build the library once per test session; return the folder for LD_LIBRARY_PATH."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        missing("cc", "no C compiler for the stand-in NVML library")
-    folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-std=gnu11", "-Wall", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
-    return folder
+def fake_nvml() -> Path:
+    return build(Path(__file__).with_suffix(".c"), "libnvidia-ml.so.1")
 
 
 def fake_nvml_environ(devices: int, **settings: object) -> dict[str, str]:
     """Return what to add to a program's environment: ``lost=2`` stands for FAKE_NVML_LOST=2, and so on."""
-    search_path = [str(fake_nvml_folder()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     named = {f"FAKE_NVML_{name.upper()}": str(value) for name, value in settings.items()}
-    return {"LD_LIBRARY_PATH": ":".join(search_path), "FAKE_NVML_DEVICES": str(devices), **named}
+    return {**no_driver(), "FAKE_NVML_DEVICES": str(devices), **named}
 
 
 def no_driver() -> dict[str, str]:
     """Return what to add to an environment so that no NVML answers, even on a machine that has one."""
-    return {"LD_LIBRARY_PATH": str(fake_nvml_folder())}  # the stand-in is told of no device
+    search_path = [str(fake_nvml().parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"LD_LIBRARY_PATH": ":".join(search_path)}  # the stand-in is told of no device
 
 
 def fake_uuid(index: int) -> str:
@@ -57,28 +41,23 @@ def fake_slice_uuid(index: int, slice_: int) -> str:
     return f"MIG-fa4e0000-0000-4000-800{slice_}-{index:012d}"
 
 
-class FakeNvml:
+class FakeNvml(Steered):
     """The stand-in inside this process, until the test ends."""
 
+    prefix = "FAKE_NVML_"
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int, **settings: object) -> None:
-        self._monkeypatch = monkeypatch
-        self._library = ctypes.CDLL(str(fake_nvml_folder() / "libnvidia-ml.so.1"))
+        super().__init__(monkeypatch)
+        self._library = ctypes.CDLL(str(fake_nvml()))
         # The binding keeps the first library it loads; a test must neither meet that one nor leave ours behind.
         monkeypatch.setattr(pynvml, "nvmlLib", self._library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         # A call takes as long as it is told to, however busy this machine is.
         self._library.fake_nvml_took_s.restype = ctypes.c_double
         monkeypatch.setattr(time, "perf_counter", self._library.fake_nvml_took_s)
-        earlier = [name.removeprefix("FAKE_NVML_").lower() for name in os.environ if name.startswith("FAKE_NVML_")]
-        self.set(**{**dict.fromkeys(earlier), "devices": devices, **settings})
-
-    def set(self, **settings: object) -> None:
-        """Change how the library behaves from the next call on; None takes a setting away."""
-        for name, value in settings.items():
-            if value is None:
-                self._monkeypatch.delenv(f"FAKE_NVML_{name.upper()}", raising=False)
-            else:
-                self._monkeypatch.setenv(f"FAKE_NVML_{name.upper()}", str(value))
+        for earlier in [name for name in os.environ if name.startswith(self.prefix)]:
+            monkeypatch.delenv(earlier)
+        self.set(devices=devices, **settings)
 
     def calls(self, name: str, index: int) -> int:
         """Tell how often a call reached a device since NVML was started."""
@@ -98,8 +77,7 @@ class NvmlBench:
     """A reader on the stand-in; the reader's clock and the library's are moved together."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int = 2, **settings: object) -> None:
-        self.clock = HandClock()
-        self._now_s, self._worked_s = 1000.0, 0.0
+        self.clock, self._now_s, self._worked_s = HandClock(), 1000.0, 0.0
         self.stand_in = FakeNvml(monkeypatch, devices, **{"now_s": self._now_s, "worked_s": self._worked_s, **settings})
         self.reader = NvmlReader(self.clock)
 

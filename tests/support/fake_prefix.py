@@ -6,6 +6,8 @@ So does nsys (2025.3): it prints on stdout and stderr, passes the exit code on, 
 import sys
 from pathlib import Path
 
+from support.stand_ins import install
+
 _PROGRAM = """#!{python}
 import subprocess, sys, time
 report, program = sys.argv[1], sys.argv[2:]
@@ -21,8 +23,4 @@ sys.exit(code % 256)
 
 def install_fake_prefix(folder: Path, *, report_s: float = 0.0) -> Path:
     """Write the program ``watchful REPORT PROGRAM …``, which takes ``report_s`` for its report; return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "watchful"
-    path.write_text(_PROGRAM.format(python=sys.executable, report_s=report_s))
-    path.chmod(0o755)
-    return path
+    return install(folder / "watchful", _PROGRAM.format(python=sys.executable, report_s=report_s))

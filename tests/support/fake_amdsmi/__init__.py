@@ -3,32 +3,23 @@
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.stand_ins import Steered
 
-FOLDER = Path(__file__).parent
 
-
-class FakeAmdsmi:
+class FakeAmdsmi(Steered):
     """The stand-in package; its head tells what can be set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int | None = 4, **settings: object) -> None:
-        self._monkeypatch = monkeypatch
-        monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-        monkeypatch.syspath_prepend(str(FOLDER))
-        module = importlib.import_module("amdsmi")
-        monkeypatch.setitem(sys.modules, "amdsmi", module)  # and gone after the test
-        self._module = module
-        self.set(devices=devices, **settings)
+    prefix = "FAKE_AMDSMI_"
 
-    def set(self, **settings: object) -> None:
-        """Change how it answers from the next call on; None takes a setting away."""
-        for name, value in settings.items():
-            if value is None:
-                self._monkeypatch.delenv(f"FAKE_AMDSMI_{name.upper()}", raising=False)
-            else:
-                self._monkeypatch.setenv(f"FAKE_AMDSMI_{name.upper()}", str(value))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int | None = 4, **settings: object) -> None:
+        super().__init__(monkeypatch)
+        monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+        monkeypatch.syspath_prepend(str(Path(__file__).parent))
+        self._module = importlib.import_module("amdsmi")
+        monkeypatch.setitem(sys.modules, "amdsmi", self._module)  # and gone after the test
+        self.set(devices=devices, **settings)
 
     @property
     def running(self) -> bool:
@@ -37,5 +28,4 @@ class FakeAmdsmi:
 
     def calls(self, call: str, device: int) -> int:
         """Tell how often a call reached a device."""
-        asked: list[Any] = self._module.calls
-        return asked.count((call, device))
+        return int(self._module.calls.count((call, device)))
