@@ -378,7 +378,7 @@ def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(plac
     assert told("--threads", "1", batch=[good, place.fake("hang", "hang")], limit=long_ago) == ("hang", False)
     assert told(limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60") == ("hang", True)
     assert told(FAKE_HAWKEARS_CUDA="0") == ("ran_on_cpu", True)
-    assert told(FAKE_HAWKEARS_OOM="load") == ("out_of_memory", True)
+    assert told(FAKE_HAWKEARS_ROOM="0") == ("out_of_memory", True)
     for wrong in ({"FAKE_HAWKEARS_NO_TORCH": "1"}, {"FAKE_HAWKEARS_SHAPE": "other"}, {"FAKE_HAWKEARS_SHAPE": "deaf"}):
         assert told(**wrong) == ("configuration", True)
     assert (told("--region", "XX-YY"), told("--threads", "many")) == (("configuration", False), ("configuration", True))

@@ -6,7 +6,6 @@ A ``Site`` is the world of one test: audio, a run folder, a node-local folder, a
 import itertools
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from typing import Any
 import psutil
 from support.audio import make_wav
 from support.forked_commands import can_be_forked, run_forked
-from support.waiting import wait_for
+from support.stand_ins import install
+from support.waiting import processes, wait_for
 
 # Every process of a test carries this variable, so that none can hide, whoever its parent is.
 MARK = "BADCJOBS_TEST_SITE"
@@ -57,12 +57,13 @@ class Outcome:
 class Program:
     """A badcjobs that runs; what it says goes to files, which never block it and can be read meanwhile."""
 
-    def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, said: Path) -> None:
+    def __init__(self, args: Sequence[object], env: dict[str, str], cwd: Path, said: Path) -> None:
+        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
         self._stdout, self._stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
             self._process = subprocess.Popen(argv, env=env, cwd=cwd, **pipes)
-        self.pid = self._process.pid
+        self.pid, self.send = self._process.pid, self._process.send_signal
 
     @property
     def stderr(self) -> str:
@@ -71,9 +72,6 @@ class Program:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
-
-    def send(self, signum: signal.Signals) -> None:
-        self._process.send_signal(signum)
 
     def kill(self) -> None:
         self._process.kill()
@@ -89,20 +87,24 @@ class Program:
         return Outcome(exit_code, self._stdout.read_text(), self.stderr)
 
 
+def forked(args: Sequence[object], env: dict[str, str], cwd: Path, said: Path, timeout_s: float) -> Outcome:
+    """Run a short command to its end."""
+    stdout, stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
+    try:
+        exit_code = run_forked([*map(str, args)], env, cwd, stdout, stderr, timeout_s)
+    except TimeoutError:
+        raise AssertionError(f"still running after {timeout_s} s; it said:\n{stderr.read_text()}") from None
+    return Outcome(exit_code, stdout.read_text(), stderr.read_text(errors="replace"))
+
+
 class Site:
     """A place for one test: nothing in it comes from outside, and nothing may stay when the test is over."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.out = folder / "run"
-        self.local = folder / "node-local"
+        self.folder, self.out, self.local, self._said = folder, folder / "run", folder / "node-local", folder / "said"
         self.local.mkdir(parents=True)
-        self._mark = uuid.uuid4().hex
-        self._said = folder / "said"
         self._said.mkdir()
-        self._numbers = itertools.count(1)
-
-    # --- programs -------------------------------------------------------------------------------------------------
+        self._mark, self._numbers = uuid.uuid4().hex, itertools.count(1)
 
     def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -112,19 +114,12 @@ class Site:
         return {**kept, "PYTHONPATH": python_path, "LANG": "C.UTF-8", **places, **(changes or {})}
 
     def start(self, *args: object, env: dict[str, str] | None = None) -> Program:
-        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
-        return Program(argv, self.environ(env), self.folder, self._said / str(next(self._numbers)))
+        return Program(args, self.environ(env), self.folder, self._said / str(next(self._numbers)))
 
     def badcjobs(self, *args: object, env: dict[str, str] | None = None, timeout_s: float = 120) -> Outcome:
         if not can_be_forked(env or {}):
             return self.start(*args, env=env).wait(timeout_s)
-        said = self._said / str(next(self._numbers))
-        stdout, stderr = said.with_suffix(".stdout"), said.with_suffix(".stderr")
-        try:
-            exit_code = run_forked([*map(str, args)], self.environ(env), self.folder, stdout, stderr, timeout_s)
-        except TimeoutError:
-            raise AssertionError(f"still running after {timeout_s} s; it said:\n{stderr.read_text()}") from None
-        return Outcome(exit_code, stdout.read_text(), stderr.read_text(errors="replace"))
+        return forked(args, self.environ(env), self.folder, self._said / str(next(self._numbers)), timeout_s)
 
     def badcjobs_each(self, commands: Sequence[Sequence[object]], envs: Sequence[dict[str, str]] = ()) -> list[Outcome]:
         """Run many short commands, two at a time."""
@@ -144,18 +139,15 @@ class Site:
         ends = [program.wait() for program in programs]
         assert [end.exit_code for end in ends] == [0] * len(envs), "\n".join(end.stderr for end in ends)
 
-    # --- what goes in ---------------------------------------------------------------------------------------------
-
     def manifest(self, chunks: int = 6, *, name: str = "manifest.csv", prefix: str = "c") -> Path:
         """Write a manifest and its audio: three chunks to a recording, chunk i with i % 3 loud stretches."""
         sounds = [make_wav(self.folder / "sounds" / f"{n}.wav", CHUNK_S, 1000, loud=loud(n), tone_hz=100)
                   for n in range(3)]  # fmt: skip
         lines = [MANIFEST_HEADER]
+        (self.folder / "audio").mkdir(exist_ok=True)
         for i in range(chunks):
-            audio = self.folder / "audio" / f"{prefix}{i:03d}.wav"
-            audio.parent.mkdir(exist_ok=True)
+            audio, start_ms = self.folder / "audio" / f"{prefix}{i:03d}.wav", i % 3 * 600
             audio.write_bytes(sounds[i % 3].read_bytes())
-            start_ms = i % 3 * 600
             lines.append(f"rec{i // 3},{prefix}{i:03d},{audio},{start_ms},{start_ms + 600},0,,")
         path = self.folder / name
         path.write_text("\n".join(lines) + "\n")
@@ -163,12 +155,7 @@ class Site:
 
     def script(self, name: str, text: str) -> Path:
         """Write a shell script; commands of a shell are the quickest programs there are."""
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
-    # --- what comes out -------------------------------------------------------------------------------------------
+        return install(self.folder / name, f"#!/bin/sh\n{text}\n")
 
     def task_databases(self) -> list[Path]:
         return sorted(self.out.glob("tasks/*.sqlite"))
@@ -207,11 +194,9 @@ class Site:
         assert done.exit_code == 0, done.stderr
         return self.out / "job.sqlite"
 
-    # --- who is there ---------------------------------------------------------------------------------------------
-
     def processes(self, doing: str = "") -> list[psutil.Process]:
         """Return the processes of this test, or those with a word in their command line."""
-        return [process for process in psutil.process_iter() if self._is_ours(process, doing)]
+        return processes(lambda one: one.environ().get(MARK) == self._mark and doing in " ".join(one.cmdline()))
 
     def recorders(self) -> list[psutil.Process]:
         return self.processes("badcjobs.telemetry.recorder_process")
@@ -226,14 +211,6 @@ class Site:
         finally:
             for process in self.processes():
                 process.kill()
-
-    def _is_ours(self, process: psutil.Process, doing: str) -> bool:
-        try:
-            if process.environ().get(MARK) != self._mark or process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return doing in " ".join(process.cmdline())
-        except psutil.Error:
-            return False  # gone meanwhile, or somebody else's
 
 
 def loud(stretches: int) -> list[tuple[float, float]]:

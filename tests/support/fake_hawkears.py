@@ -2,10 +2,10 @@
 
 Written from the outside of the real ones: the same names, shapes, options and files. A file that begins with ``#fake
 WORD`` makes it misbehave at that recording. The environment sets the rest, each with FAKE_HAWKEARS_ before it:
-START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1,
-OOM=load; SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file
-that gets a line for each time that models are loaded, or of version 1 each file; ROOM_S, how many seconds of audio
-times threads fit into its memory; EARS=loud: it hears what is loud; ONCE, a file that marks the only misbehaviour.
+START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1;
+SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file that gets a
+line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its memory;
+ROOM_S, how many seconds of audio times threads do; EARS=loud: it hears what is loud.
 """
 
 import argparse
@@ -27,8 +27,6 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a tot
 ERRORS = {
     "oom": RuntimeError(OUT_OF_MEMORY),
     "traceback": RuntimeError("Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
-    "assert": RuntimeError("CUDA error: device-side assert triggered"),
-    "lost": RuntimeError("CUDA error: no CUDA-capable device is detected"),
     "long": RuntimeError("no " * 9000),
     "stuck": RuntimeError("the audio cannot be reset"),
     "full": OSError(28, "No space left on device"),
@@ -43,14 +41,11 @@ def fake_package_environ() -> dict[str, str]:
 
 def install_fake_hawkears(folder: Path) -> Path:
     """Write a ``hawkears`` as pip does, and the Python that its first line names; return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    python, program = folder / "python-of-hawkears", folder / "hawkears"
+    from support.stand_ins import install
+
     paths = shlex.quote(fake_package_environ()["PYTHONPATH"])
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {shlex.quote(sys.executable)} "$@"\n')
-    program.write_text(f"#!{python}\n")
-    for path in (python, program):
-        path.chmod(0o755)
-    return program
+    python = f'#!/bin/sh\nPYTHONPATH={paths} exec {shlex.quote(sys.executable)} "$@"\n'
+    return install(folder / "hawkears", f"#!{install(folder / 'python-of-hawkears', python)}\n")
 
 
 def make_fake_root(folder: Path) -> Path:
@@ -71,12 +66,18 @@ def hawkears_options(folder: Path, *args: str) -> tuple[object, ...]:
 
 def make_fake_hawkears1(folder: Path) -> Path:
     """Make a folder in which ``python analyze.py`` is the stand-in of version 1."""
-    (folder / "data" / "ckpt").mkdir(parents=True)
-    (folder / "data" / "ckpt" / "model0.ckpt").touch()
+    make_fake_root(folder)
     tests = str(Path(__file__).parents[1])
     program = f"import sys\nsys.path.insert(0, {tests!r})\nfrom support.fake_hawkears import main\nmain()\n"
     (folder / "analyze.py").write_text(program)
     return folder
+
+
+def length_s(path: Path) -> float:
+    if path.read_bytes().startswith(b"#fake "):
+        return 3.0
+    with wave.open(str(path)) as audio:
+        return audio.getnframes() / audio.getframerate()
 
 
 def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float, str, float]] | None:
@@ -84,21 +85,6 @@ def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float,
     content = path.read_bytes()
     word = content[6:].split()[0].decode() if content.startswith(b"#fake ") else ""
     time.sleep(float(os.environ.get("FAKE_HAWKEARS_S", "0.01")))
-    once = os.environ.get("FAKE_HAWKEARS_ONCE")
-    if word and not (once and Path(once).exists()):
-        if once:
-            Path(once).touch()
-        misbehave(word)
-    if word == "skip":
-        return None
-    if audio_s * threads > float(os.environ.get("FAKE_HAWKEARS_ROOM_S", "inf")):
-        raise ERRORS["oom"]
-    if os.environ.get("FAKE_HAWKEARS_EARS") == "loud":
-        return hear_loud(path)
-    return [] if word == "silence" else hear(content)
-
-
-def misbehave(word: str) -> None:
     if word in ERRORS:
         raise ERRORS[word]
     if word == "hang":
@@ -106,6 +92,13 @@ def misbehave(word: str) -> None:
     if word in ("SIGSEGV", "SIGKILL"):
         os.kill(os.getpid(), getattr(signal, word))
         time.sleep(60)  # it may reach another thread first
+    if word == "skip":
+        return None
+    if audio_s * threads > float(os.environ.get("FAKE_HAWKEARS_ROOM_S", "inf")):
+        raise ERRORS["oom"]
+    if os.environ.get("FAKE_HAWKEARS_EARS") == "loud":
+        return hear_loud(path)
+    return [] if word == "silence" else hear(content)
 
 
 def hear(content: bytes) -> list[tuple[float, float, str, float]]:
@@ -140,14 +133,11 @@ def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -
     if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
         with Path(loads).open("a") as file:
             file.write(f"{path.name}\n")
-    audio_s = 0.0
-    if not path.read_bytes().startswith(b"#fake "):
-        try:
-            with wave.open(str(path)) as audio:
-                audio_s = audio.getnframes() / audio.getframerate()
-        except (wave.Error, EOFError) as error:
-            log(f"Caught exception in audio load of {path}: {error}")
-            return
+    try:
+        audio_s = length_s(path)
+    except (wave.Error, EOFError) as error:
+        log(f"Caught exception in audio load of {path}: {error}")
+        return
     found = listen(path, audio_s, threads) or []
     labels = [f"{start:.2f}\t{end:.2f}\t{code};{score:.3f}\n" for start, end, code, score in found]
     (out / f"{path.stem}_HawkEars.txt").write_text("".join(labels))

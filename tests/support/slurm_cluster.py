@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import psutil
 from support.badcjobs_program import without_charts
-from support.waiting import wait_for
+from support.waiting import processes, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "squeue", "setpriv")
 ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
@@ -274,14 +274,17 @@ def _hold_port() -> socket.socket:
 
 def _kill_processes_of(root: Path) -> set[psutil.Process]:
     """Kill and return what the daemons left: step daemons, jobs that ignore TERM, programs a test has forgotten."""
+
+    def is_left(process: psutil.Process) -> bool:
+        # A step daemon writes its title over its environment, but stays in the folder where slurmd was started.
+        named = process.environ().get("SLURM_CONF") == str(root / "slurm.conf")
+        return named or root in Path(process.cwd(), "_").parents
+
     ours, found = {psutil.Process(), *psutil.Process().parents()}, set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # ended meanwhile, or somebody else's
-            # A step daemon writes its title over its environment, but stays in the folder where slurmd was started.
-            named = process.environ().get("SLURM_CONF") == str(root / "slurm.conf")
-            if process.status() != psutil.STATUS_ZOMBIE and (named or root in Path(process.cwd(), "_").parents):
-                found |= {process, *process.children(recursive=True)}
-    for process in found - ours:
+    for process in processes(is_left):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found |= {process, *process.children(recursive=True)} - ours
+    for process in found:
         with suppress(psutil.Error):
             process.kill()
-    return found - ours
+    return found

@@ -14,19 +14,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 from rooms.root import folder as folder_of
-from support.badcjobs_program import MANIFEST_HEADER, Outcome, Program
+from support.badcjobs_program import MANIFEST_HEADER, Outcome, Program, forked
 from support.databases import query
-from support.forked_commands import run_forked
 from support.slurm_cluster import JobEnd, SlurmCluster
-from support.waiting import wait_for
-
-# --- our scripts for administrators, installed as slurm/README.md says ------------------------------------------------
+from support.stand_ins import install
+from support.waiting import processes, wait_for
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "slurm"
 SPANK_HEADER = Path("/usr/include/slurm/spank.h")
@@ -41,7 +38,7 @@ def build_spank(folder: Path) -> list[str]:
 
 
 class Hooks:
-    """Copies of the scripts with their EDIT lines filled in, and the shared folder that they write to."""
+    """Our scripts for administrators, installed as slurm/README.md says, and the shared folder that they write to."""
 
     def __init__(self, folder: Path) -> None:
         self.scripts, self.spool = folder / "slurm", folder / "spool"
@@ -68,8 +65,6 @@ class Hooks:
         file = self.spool / "ends" / f"{job_id}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-
-# --- one job: a user's folder, from its manifest to its job database, and what must be true ---------------------------
 
 # Quick chunks end at once; the others wait for a file, but not in a task that Slurm has started a second time.
 HANGS = """if [ ${BADCJOBS_CHUNK_ID#c} -ge QUICK ] && [ -z "$SLURM_RESTART_COUNT" ]; then
@@ -113,8 +108,7 @@ class SlurmJob:
         )
 
     def program(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (self.folder / name).chmod(0o755)
+        install(self.folder / name, f"#!/bin/sh\n{text}\n")
 
     def open(self, name: str = "go") -> None:
         """Let chunks that hang go on."""
@@ -127,13 +121,10 @@ class SlurmJob:
         return {**env, "PATH": f"{self.folder}{os.pathsep}{env['PATH']}", "BADCJOBS_POLL_S": "0.5"}
 
     def start(self, *args: object) -> Program:
-        argv = [sys.executable, "-m", "badcjobs", *map(str, args)]
-        return Program(argv, self.env, self.folder, self.folder / "said" / str(next(self._numbers)))
+        return Program(args, self.env, self.folder, self.folder / "said" / str(next(self._numbers)))
 
     def badcjobs(self, *args: object) -> Outcome:
-        stdout, stderr = (self.folder / "said" / f"{next(self._numbers)}" for _ in range(2))
-        exit_code = run_forked([*map(str, args)], self.env, self.folder, stdout, stderr, 170)
-        return Outcome(exit_code, stdout.read_text(), stderr.read_text())
+        return forked(args, self.env, self.folder, self.folder / "said" / str(next(self._numbers)), 170)
 
     def submit(self, *options: object, expect: int = 0) -> Outcome:
         done = self.badcjobs(*self.submit_words, *options)
@@ -184,11 +175,7 @@ class SlurmJob:
     @property
     def processes(self) -> list[psutil.Process]:
         """Whatever runs in the folder."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):  # gone meanwhile, or somebody else's
-                found += [process] * (process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.folder))
-        return found
+        return processes(lambda process: process.cwd() == str(self.folder))
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         return query(self.out / "job.sqlite", sql)
@@ -210,11 +197,6 @@ class SlurmJob:
         pending = self.ask("SELECT count(*) FROM chunk WHERE status = 'pending'")
         assert pending == [(summary["left"],)] and summary["left"] == self.chunks - summary["done"] > 0
         return int(summary["left"])
-
-
-# --- stories ----------------------------------------------------------------------------------------------------------
-
-AT_A_TIME = 12
 
 
 class Desk(NamedTuple):
@@ -246,7 +228,7 @@ class Stories:
 
     def __init__(self, cluster: SlurmCluster, hooks: Hooks, folder: Path, bodies: Iterable[Body]) -> None:
         self._cluster, self._hooks, self._folder, self._told = cluster, hooks, folder, 0
-        self.pool = ThreadPoolExecutor(max_workers=AT_A_TIME)
+        self.pool = ThreadPoolExecutor(max_workers=12)
         self._ends: dict[Body, Future[None]] = {body: self._begin(body) for body in bodies}
 
     def _begin(self, body: Body) -> Future[None]:

@@ -4,16 +4,15 @@ import fcntl
 import os
 import pty
 import select
-import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyte
+from support.waiting import wait_for
 
 
 class Terminal:
@@ -22,18 +21,17 @@ class Terminal:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, *, columns: int = 80, lines: int = 24
     ) -> None:
-        self._ours, theirs = pty.openpty()
-        self._theirs = theirs
+        self._ours, self._theirs = pty.openpty()
         self.screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self.screen)
-        self.raw = b""
-        self._set_size(columns, lines)
-        self.before = termios.tcgetattr(theirs)
+        self._stream, self.raw = pyte.ByteStream(self.screen), b""
+        self.resize(columns, lines)
+        self.before = self.settings
         self.process = subprocess.Popen(
-            argv, stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "xterm-256color", **env}, cwd=cwd,
-            start_new_session=True,
+            argv, stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, env={"TERM": "xterm-256color", **env},
+            cwd=cwd, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that a new size reaches it as a signal
         )  # fmt: skip
+        self.send = self.process.send_signal
 
     @property
     def text(self) -> str:
@@ -50,33 +48,27 @@ class Terminal:
 
     def resize(self, columns: int, lines: int) -> None:
         self.screen.resize(lines, columns)
-        self._set_size(columns, lines)
-
-    def _set_size(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
-    def read(self, patience_s: float) -> None:
-        """Take what comes next; wait no longer than this for it."""
-        if not select.select([self._ours], [], [], patience_s)[0]:
-            return
-        try:
+    def read(self, patience_s: float) -> str:
+        """Take what comes next; wait no longer than this for it. Return what is on the screen."""
+        if select.select([self._ours], [], [], patience_s)[0]:
             found = os.read(self._ours, 65536)
-        except OSError:
-            return  # the last one to write has gone
-        self.raw += found
-        self._stream.feed(found)
+            self.raw += found
+            self._stream.feed(found)
+        return self.text
 
     def wait_for(self, look: Callable[[str], object], what: str, timeout_s: float = 60) -> str:
         """Wait until the screen shows something, and return what is on it."""
-        deadline_s = time.monotonic() + timeout_s
-        while not look(self.text):
-            assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}; on the screen:\n{self.text}"
-            self.read(0.05)
+        try:
+            wait_for(lambda: look(self.read(0.05)), what, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; on the screen:\n{self.text}") from None
         return self.text
 
-    def end(self, timeout_s: float = 60) -> int:
+    def end(self) -> int:
         """Wait for the program's end and return its exit code."""
-        self.wait_for(lambda text: self.process.poll() is not None, "its end", timeout_s)
+        self.wait_for(lambda text: self.process.poll() is not None, "its end")
         while select.select([self._ours], [], [], 0.05)[0]:
             self.read(0.0)
         return self.process.returncode
@@ -86,9 +78,6 @@ class Terminal:
         os.close(self._ours)
         os.close(self._theirs)
         self._ours = self._theirs = -1
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
 
     def close(self) -> None:
         if self.process.poll() is None:

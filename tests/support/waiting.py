@@ -1,7 +1,8 @@
-"""Waits for what is going to happen, however slow the machine is today."""
+"""Waits for what is going to happen, however slow the machine is today, and looks at who is there."""
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import psutil
@@ -18,8 +19,14 @@ def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 60) -> Fou
     return found
 
 
+def processes(wanted: Callable[[psutil.Process], object]) -> list[psutil.Process]:
+    """Return the processes that are wanted; none of them is gone meanwhile, or somebody else's."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found += [process] * bool(wanted(process) and process.status() != psutil.STATUS_ZOMBIE)
+    return found
+
+
 def is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return psutil.pid_exists(pid) and bool(processes(lambda process: process.pid == pid))

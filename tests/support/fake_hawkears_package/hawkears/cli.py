@@ -1,49 +1,19 @@
-"""``analyze`` as a function, and the command line above it in the shape of a click group."""
+"""``analyze`` as a function, and the command line above it."""
 
-import argparse
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-_SHAPE = os.environ.get("FAKE_HAWKEARS_SHAPE")
-
-
-class UsageError(Exception):
-    """What click raises for a wrong option."""
-
-    def format_message(self) -> str:
-        return str(self)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"Invalid value: {message}")
+import click
 
 
 def analyze(
-    input_path: str = "",
-    output_path: str = "",
-    rtype: str | None = "audacity",
-    date: str | None = None,
-    region: str | None = None,
-    lat: float | None = None,
-    lon: float | None = None,
-    min_score: float | None = None,
-    num_threads: int | None = None,
-    max_models: int | None = None,
-    label: str | None = None,
-    quiet: bool = False,
-    *,
-    recording_callback: Callable[[Any], None] | None = None,
-    cancellation_callback: Callable[[], bool] | None = None,
-    recording_paths: Sequence[str] = (),
-    raise_errors: bool = False,
-) -> None:
+    input_path="", output_path="", rtype="audacity", date=None, region=None, lat=None, lon=None, min_score=None,
+    num_threads=None, max_models=None, label=None, quiet=False, *, recording_callback=None, cancellation_callback=None,
+    recording_paths=(), raise_errors=False,
+):  # fmt: skip
     """Analyse a fixed list; what goes wrong is logged and forgotten unless ``raise_errors``."""
     if os.environ.get("FAKE_HAWKEARS_NO_TORCH"):
         raise ModuleNotFoundError("No module named 'torch'")
@@ -69,29 +39,21 @@ def analyze(
         logging.error(error)
 
 
-if _SHAPE == "none":
+if os.environ.get("FAKE_HAWKEARS_SHAPE") == "none":
 
-    def analyze(input_path: str, output_path: str) -> None:  # type: ignore[no-redef]
+    def analyze(input_path, output_path):
         """Be an older one, which knows folders alone."""
 
 
-def _analyze_cmd(**options: Any) -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
+@click.pass_context
+def analyze_cmd(context, **options):
+    if context.args:
+        raise click.UsageError(f"No such option: {context.args[0]}")  # in the same words in every version of click
     analyze(**options, cancellation_callback=lambda: False)
 
 
-def _main(args: list[str], prog_name: str, standalone_mode: bool) -> None:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for name in ("--region", "--date", "--label"):
-        parser.add_argument(name)
-    for name in ("--lat", "--lon", "--min_score"):
-        parser.add_argument(name, type=float)
-    parser.add_argument("--threads", dest="num_threads", type=int)
-    parser.add_argument("--models", dest="max_models", type=int)
-    options, unknown = parser.parse_known_args(args)
-    if unknown:
-        raise UsageError(f"No such option: {unknown[0]}")
-    _analyze_cmd(**vars(options))
-
-
-cli = SimpleNamespace(commands={"analyze": SimpleNamespace(callback=_analyze_cmd, main=_main)})
+OPTIONS = {"region": str, "date": str, "label": str, "lat": float, "lon": float, "min_score": float,
+           "threads num_threads": int, "models max_models": int}  # fmt: skip
+options = [click.Option([f"--{names.split()[0]}", names.split()[-1]], type=kind) for names, kind in OPTIONS.items()]
+lax = {"ignore_unknown_options": True, "allow_extra_args": True}
+cli = click.Group(commands={"analyze": click.Command("analyze", lax, analyze_cmd, options)})

@@ -5,14 +5,12 @@ import os
 import sys
 import threading
 import wave
-from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, listen
+from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, length_s, listen
 
 NOT_IN_BC = ("RUGR", "STGR")  # by our own decree: a location must make a difference
 _LOADING = threading.Lock()
@@ -26,45 +24,39 @@ class InferenceError(Exception):
 class Audio:
     """The recording at hand."""
 
-    load_error: str | None = None
-    length_s = 0.0
-    stuck = False
+    load_error, length_s, stuck = None, 0.0, False
 
-    def set_config(self, cfg: Any, resample: bool = True) -> None:
+    def set_config(self, cfg, resample=True):
         if self.stuck:
             raise RuntimeError("stuck")
 
-    def seconds(self) -> float:
+    def seconds(self):
         return self.length_s
 
-    def load(self, path: str) -> None:
+    def load(self, path):
         self.load_error, self.length_s = None, 0.0
-        if (content := Path(path).read_bytes()).startswith(b"#fake "):
-            self.stuck = content.startswith(b"#fake stuck")
-            self.length_s = 3.0
-            return
+        self.stuck = Path(path).read_bytes().startswith(b"#fake stuck")
         try:
-            with wave.open(path) as audio:
-                self.length_s = audio.getnframes() / audio.getframerate()
+            self.length_s = length_s(Path(path))
         except (wave.Error, EOFError):
             self.load_error = f"[Errno 1094995529] Invalid data found when processing input: '{path}'"
             logging.error(f"Caught exception in audio load of {path}: {self.load_error}")
 
 
 class Predictor:
-    """Models in memory; FAKE_HAWKEARS_LOADS has a line for each, and only so many find room as FAKE_HAWKEARS_ROOM."""
+    """Models in memory."""
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg):
         self.cfg, self.audio, number = cfg, Audio(), 1
         if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
             with _LOADING, Path(loads).open("a+") as file:  # the third of three threads finds no room, not all of them
                 file.write(f"{os.getpid()}\n")
                 file.seek(0)
                 number = len(file.readlines())
-        if number > int(os.environ.get("FAKE_HAWKEARS_ROOM", "99")) or os.environ.get("FAKE_HAWKEARS_OOM") == "load":
+        if number > int(os.environ.get("FAKE_HAWKEARS_ROOM", "99")):
             raise InferenceError(f"Failed to load model from data/ckpt: {OUT_OF_MEMORY}")
 
-    def get_overlapping_scores(self, recording_path: str) -> list[Any] | None:
+    def get_overlapping_scores(self, recording_path):
         path = Path(recording_path)
         if not path.is_file():
             raise InferenceError(f'Recording "{path}" {"is not a file" if path.exists() else "not found"}')
@@ -76,12 +68,12 @@ class Predictor:
 class OccurrenceManager:
     """Knows where a recording is from: those of the list by name, others by the region alone."""
 
-    def __init__(self, cfg: Any, paths: Sequence[str]) -> None:
+    def __init__(self, cfg, paths):
         self.region = cfg.hawkears.region
         region = self.region or ("CA-BC" if (cfg.hawkears.latitude or 0) < 60 else "CA-NT")
         self.file_info = {Path(path).name: (region, None) for path in paths}
 
-    def occurs(self, path: str, code: str) -> bool:
+    def occurs(self, path, code):
         region = self.file_info.get(Path(path).name, (self.region, None))[0]
         if region is not None and region not in KNOWN_REGIONS:
             logging.error(f"Error: location {region} not found")
@@ -91,20 +83,17 @@ class OccurrenceManager:
 class Analyzer:
     """One analysis."""
 
-    def __init__(self, cfg: Any) -> None:
-        self.cfg = cfg
-        self.occur_mgr: OccurrenceManager | None = None
+    def __init__(self, cfg):
+        self.cfg, self.occur_mgr = cfg, None
         names = [SimpleNamespace(code=code, name=NAMES.get(code), alt_code=code.lower()) for code in CODES]
         self.labels = {one.code: getattr(one, cfg.label) for one in names}
         self.class_mgr = SimpleNamespace(all_classes=lambda: names)
 
-    def _load_heuristics_manager(self, audio: Audio) -> object:
+    def _load_heuristics_manager(self, audio):
         print("heuristics loaded", file=sys.stderr, flush=True)
         return self
 
-    def _process_recordings(
-        self, recording_paths: Iterable[str], output_path: str, cancelled: Callable[[], bool] | None = None
-    ) -> None:
+    def _process_recordings(self, recording_paths, output_path, cancelled=None):
         predictor = Predictor(self.cfg)
         self._load_heuristics_manager(predictor.audio)
         for path in recording_paths:
@@ -122,9 +111,7 @@ class Analyzer:
             ]
             self.recording_callback(SimpleNamespace(recording_path=Path(path), detections=tuple(kept)))
 
-    def run(
-        self, output_path: str, recording_callback: Any, cancelled: Callable[[], bool] | None, paths: Sequence[str]
-    ) -> None:
+    def run(self, output_path, recording_callback, cancelled, paths):
         self.recording_callback = recording_callback
         if os.environ.get("FAKE_HAWKEARS_SHAPE") == "deaf":
             return
