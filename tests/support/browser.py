@@ -28,8 +28,7 @@ _FLAGS = ("--headless=new", "--no-sandbox", "--no-first-run", "--no-default-brow
 
 def chromium() -> str:
     """Return the program, or end the test that needs it."""
-    found = next((path for path in map(shutil.which, _NAMES) if path), None)
-    return found or missing("chromium", "no Chromium on this machine")
+    return next(filter(None, map(shutil.which, _NAMES)), None) or missing("chromium", "no Chromium on this machine")
 
 
 class BrowserError(Exception):
@@ -40,23 +39,14 @@ class Browser:
     """One browser with a fresh profile; ends with the block."""
 
     def __init__(self) -> None:
-        program = chromium()
         self._profile = tempfile.mkdtemp(prefix="chromium-")
-        their_in, self._out = os.pipe()
-        self._in, their_out = os.pipe()
-
-        def hand_over() -> None:  # Chromium reads from descriptor 3 and writes to 4
-            first, second = os.dup(their_in), os.dup(their_out)
-            os.dup2(first, 3)
-            os.dup2(second, 4)
-
+        # Chromium reads from descriptor 3 and writes to 4.
+        argv = ["sh", "-c", 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1', chromium(), *_FLAGS]
         self._process = subprocess.Popen(
-            [program, *_FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
-            preexec_fn=hand_over, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(their_in)
-        os.close(their_out)
-        self._held = b""
+            [*argv, f"--user-data-dir={self._profile}", "about:blank"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._out, self._in, self._held = self._process.stdin, self._process.stdout.fileno(), b""
         self._messages: deque[dict[str, Any]] = deque()
         self._number = 0
         self._pages: dict[str, Page] = {}
@@ -67,13 +57,10 @@ class Browser:
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(BrowserError, OSError):
             self.call("Browser.close", timeout_s=5)
-        os.close(self._out)
-        os.close(self._in)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.communicate()
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, ready: str = "true") -> Page:
@@ -94,17 +81,15 @@ class Browser:
     def call(self, method: str, session: str | None = None, timeout_s: float = 60.0, **values: Any) -> dict[str, Any]:
         """Call one method of the protocol and return its answer."""
         self._number += 1
-        order: dict[str, Any] = {"id": self._number, "method": method, "params": values}
-        if session is not None:
-            order["sessionId"] = session
-        left = json.dumps(order).encode() + b"\0"
-        while left:
-            left = left[os.write(self._out, left) :]
+        order = {"id": self._number, "method": method, "params": values, **({"sessionId": session} if session else {})}
+        self._out.write(json.dumps(order).encode() + b"\0")
+        self._out.flush()
         deadline = time.monotonic() + timeout_s
         while True:
             message = self._receive(deadline, method)
             if message.get("id") != self._number:
-                self._note(message)
+                if page := self._pages.get(message.get("sessionId", "")):
+                    page.note(message["method"], message["params"])
             elif "error" in message:
                 raise BrowserError(f"{method}: {message['error']['message']}")
             else:
@@ -121,11 +106,6 @@ class Browser:
             self._messages.extend(json.loads(text) for text in whole)
         return self._messages.popleft()
 
-    def _note(self, message: dict[str, Any]) -> None:
-        page = self._pages.get(message.get("sessionId", ""))
-        if page is not None:
-            page.note(message["method"], message["params"])
-
 
 def _thrown(answer: dict[str, Any]) -> str:
     details = answer["exceptionDetails"]
@@ -136,8 +116,7 @@ class Page:
     """One tab; ``errors`` and ``requests`` have all that it said and asked for."""
 
     def __init__(self, browser: Browser, session: str) -> None:
-        self._browser = browser
-        self._session = session
+        self._browser, self._session = browser, session
         self.errors: list[str] = []
         self.requests: list[str] = []
 
