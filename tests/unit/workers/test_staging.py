@@ -13,7 +13,6 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPla
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
 from rooms.workers import Stager, choose_staging
-from support import supervised
 from support.audio import make_wav
 from support.filesystems import small_disk
 from support.supervised import ScriptedEngine, audio_steps, done, failed, open_feed
@@ -383,25 +382,3 @@ def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_al
             told(f"{name}, {'cut' if is_cut else 'whole'}", replace(listed, is_cut=is_cut))
         os.utime(bench.recording, ns=(1, 1))
     pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})
-
-
-def test_hundreds_of_chunks_go_through_several_workers_each_with_its_own_audio(tmp_path):
-    bench = Bench(tmp_path, ahead=16)
-    mixed = [one for pair in zip(bench.files(50), bench.cuts(50), strict=True) for one in pair]
-    chunks = [replace(one, chunk_id=f"{n}.{m}") for n in range(3) for m, one in enumerate(mixed)]
-    right, paths = {chunk.chunk_id: expected(chunk) for chunk in chunks}, []
-
-    def listen(session, batch):
-        for chunk in [*batch, *session.more(2, idle=1)]:
-            paths.append(chunk.audio_path)
-            yield done(chunk) if content_of(chunk) == right[chunk.chunk_id] else failed(chunk)
-
-    steps = audio_steps(tmp_path, stager=bench.stager)
-    task = supervised.Bench(tmp_path, listen, chunks=chunks, workers=3, wants=2, audio=steps)
-    task.start()
-    bench.stager.start(task.supervisor.upcoming, most_bytes=60_000)
-    assert (task.run().statuses, task.tally.tries, bench.copies) == ({"done": 300}, 300, []), "removed with its result"
-    bench.stager.stop()
-    made = bench.stager.staged + bench.stager.cut_late
-    assert made + bench.stager.from_source == 300
-    assert made == sum(Path(path).is_relative_to(bench.node) for path in paths) >= 150

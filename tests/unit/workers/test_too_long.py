@@ -110,8 +110,7 @@ def happen(limits, deed):
     key = ("r", name)
     if verb == "oom":
         on, beside_s = (words[-1] if one in words else None for one in ("on", "beside"))
-        longest_s = None if beside_s is None else float(beside_s)
-        limits.note_out_of_memory(on or V100, key, seconds(words[0]), WAYS[words[1]], beside_s=longest_s)
+        limits.note_out_of_memory(on or V100, key, seconds(words[0]), WAYS[words[1]], beside_s=seconds(beside_s or "-"))
     elif verb == "fits":
         limits.note_success(V100, key, seconds(words[0]), WAYS[words[1]])
     elif verb == "fails":
@@ -191,8 +190,6 @@ def only_lean(session, batch):
 
 
 class NoCuts(AudioCutter):
-    """Knows how long everything is, and cuts nothing."""
-
     def __init__(self, problem):
         super().__init__(None)
         self.problem = problem
