@@ -54,9 +54,7 @@ def test_a_worker_ignores_the_signals_that_slurm_sends_and_is_ended_with_its_who
     LAUNCHER.kill(shell)  # one that has ended
 
 
-def test_leftovers_are_found_though_they_left_their_group_and_lost_their_parent_and_those_of_others_stay(
-    start, tmp_path
-):
+def test_leftovers_are_found_without_their_group_and_parent_and_those_of_others_stay(start, tmp_path):
     pid_file = tmp_path / "pid"
     daemon = f"(setsid sh -c 'echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file} && exec sleep 60' &)"
     start("sh", "-c", daemon).wait(60)

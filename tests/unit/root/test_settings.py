@@ -18,9 +18,8 @@ from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings
 
 DATA = Path(__file__).parents[2] / "data"
 CASES = (DATA / "settings_cases.txt").read_text().split("=== ")[1:]
-GIVEN = re.compile(
-    r"(?m)^(config|options) (.*)\n"
-)  # a value of --config; options, beside a source; the rest is the file
+# A value of --config; options, beside a source; the rest is the file.
+GIVEN = re.compile(r"(?m)^(config|options) (.*)\n")
 
 
 def plain(text, folder):
@@ -105,9 +104,8 @@ def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tm
 
 def test_a_task_in_another_folder_gets_the_same_settings(tmp_path):
     (tmp_path / "badc.toml").write_text("[run]\nretries = 7\n")
-    project = Project.read(
-        ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3"], tmp_path
-    )
+    given = ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3"]
+    project = Project.read(given, tmp_path)
     words = project.run_words({"engine": "demo", "resume": False, "keep_raw": False, "retries": None}, Path("/lab"))
     assert words == [
         f"--config={tmp_path}/badc.toml", "--config=alerts.idle_s=9", "--no-resume", "--config=run.keep_raw=false",
