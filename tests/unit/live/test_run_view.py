@@ -106,7 +106,7 @@ ACTIONS = {
 
 
 def play(line, folder):
-    """Make a run folder, as a line in data/run_scenes.txt says, and return what a look shows, as text too."""
+    """Make a run folder, as a line in data/run_scenes.txt says, and return what a look shows."""
     after_s, target, asked = 10.0, "", set()
     folder.mkdir(exist_ok=True)
     for name, args, values in calls(line):
@@ -132,7 +132,7 @@ def play(line, folder):
     if "believed" in asked:
         reported = [state_of(one, NOW_MS) for one in read_job(folder / "job.sqlite").tasks]
         assert sorted(reported) == sorted(one.state for one in frame.tasks), "monitor and report believe the same"
-    return said, frame
+    return said
 
 
 SCENES = dict(line.split(": ", 1) for line in (DATA / "run_scenes.txt").read_text().splitlines() if line[:2] != "==")
@@ -140,7 +140,7 @@ SCENES = dict(line.split(": ", 1) for line in (DATA / "run_scenes.txt").read_tex
 
 def test_what_a_look_at_a_run_shows(tmp_path, pages):
     usual = {name: line for name, line in SCENES.items() if not name.startswith("emulated-")}
-    pages({f"{name}.txt": play(line, tmp_path / name)[0] for name, line in usual.items()})
+    pages({f"{name}.txt": play(line, tmp_path / name) for name, line in usual.items()})
 
 
 def page_of(frame, folder, *, devices=False):
@@ -166,20 +166,20 @@ def in_seconds(key, value):
 def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_that_has_ended(tmp_path, pages):
     said, since = {}, record(0, 1, 2, 3, chunks=8, at_s=60)
     for full_name, line in SCENES.items():
-        _, emulated, name = full_name.rpartition("emulated-")
-        if not emulated:
+        name = full_name.removeprefix("emulated-")
+        if name == full_name:
             continue
         folder = tmp_path / name
         folder.mkdir()
         with emulation_lock(folder, ("badcjobs", "submit", "m.csv")):
             (folder / "logs" / "1794.json").write_text('{"tasks": []}')
-            said[f"{name}-lives.txt"], _ = play(line, folder)
-        said[f"{name}-over.txt"], _ = play(line, folder)
+            said[f"{name}-lives.txt"] = play(line, folder)
+        said[f"{name}-over.txt"] = play(line, folder)
         write_record(folder, since)
-        said[f"{name}-submitted-since.txt"], _ = play(line, folder)
+        said[f"{name}-submitted-since.txt"] = play(line, folder)
         file_in(folder).unlink()
         write_intent(folder, folder / "job.sh", since)
-        said[f"{name}-perhaps-submitted.txt"], _ = play(line, folder)
+        said[f"{name}-perhaps-submitted.txt"] = play(line, folder)
     pages(said)
 
 
