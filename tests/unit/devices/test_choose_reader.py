@@ -1,7 +1,7 @@
 """Which reader is used, and why; AMD's GPUs through amdsmi, and dcgmi beside an NVML without GPM."""
 
+import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pynvml
 import pytest
 from rooms.devices import AmdReader, open_devices, open_reader
 from rooms.model import StandIn
-from rooms.root import DeviceUnreadable, GpuReader, ReaderUnavailable
+from rooms.root import DeviceUnreadable, ReaderUnavailable
 from support.device_stories import FACTS, facts_of, story_file, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
@@ -19,15 +19,12 @@ from support.hand_clock import HandClock
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
-Open = Callable[..., GpuReader]
-Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
 def opened(monkeypatch, tmp_path):
     """Open a reader on a machine whose programs are in ``tmp_path``, without an AMD GPU."""
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-
     return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, machine=tmp_path)
 
 
@@ -45,9 +42,18 @@ def test_the_first_reader_that_works_is_used_and_why(monkeypatch, tmp_path, open
     amd = opened()
     no_smi = "nvidia-smi cannot list the devices: NVIDIA-SMI has failed"
     assert (amd.backend, amd.why, package.running) == ("amd", f"{NO_DRIVER}; {no_smi}; amdsmi works", True)
+    uuid = amd.inventory()[0].uuid
+    for _ in range(2):
+        amd.close()
+        assert not package.running
+    assert amd.read(uuid).temperature_c == 40, "it starts again"
     amd.close()
-    package.set(devices=0)
-    assert (opened().why, package.running) == (f"{NO_DRIVER}; {no_smi}; amdsmi lists no device", False)
+    for devices, words in ((None, r"amdsmi does not start: .*driver not loaded"), (0, "amdsmi lists no device")):
+        package.set(devices=devices)
+        with pytest.raises(DeviceUnreadable, match=words):
+            AmdReader(HandClock()).read(uuid)
+        none = opened()
+        assert re.match(f"{NO_DRIVER}; {no_smi}; {words}", none.why) and not package.running
     package.set(devices=2)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     smi.set(fails=None)
@@ -85,18 +91,14 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
     assert "nvml does not work: ValueError" in opened().why
 
 
-# --- AMD: the answers of amdsmi changed from one ROCm to the next -----------------------------------------------------
-
-
 def read(package, clock, reader, now):
     clock.sleep(now.seconds)
     package.set(**now.changes)
     return reader.read(reader.inventory()[int(now.device)].uuid)
 
 
-def test_a_device_is_read_as_its_story_says(monkeypatch, pages):
-    lines = []
-    usual = {}
+def test_amd_devices_are_read_as_their_stories_say_and_listed_in_the_order_of_hip(monkeypatch, pages):
+    lines, listed, usual = [], [FACTS, ""], {}
     for story in story_file("device_stories.txt")["amd"]:
         with monkeypatch.context() as patch:
             package = FakeAmdsmi(patch, devices=2, **{"ticks": 2_000_000, **story.settings})
@@ -104,37 +106,12 @@ def test_a_device_is_read_as_its_story_says(monkeypatch, pages):
             reader = AmdReader(clock)
             lines += [*tell(story, partial(read, package, clock, reader), package.calls, usual), ""]
             reader.close()
-    pages({"readings.txt": "\n".join(lines)})
-
-
-def test_devices_are_listed_in_the_order_of_hip(monkeypatch, pages):
-    said = [FACTS, ""]
     for story in story_file("device_lists.txt")["amd"]:
         with monkeypatch.context() as patch:
             FakeAmdsmi(patch, devices=2, **story.settings)
-            said += [f"[{story.name}]", *facts_of(AmdReader(HandClock()).inventory()), ""]
-    pages({"inventory.txt": "\n".join(said)})
+            listed += [f"[{story.name}]", *facts_of(AmdReader(HandClock()).inventory()), ""]
+    pages({"readings.txt": "\n".join(lines), "inventory.txt": "\n".join(listed)})
 
-
-def test_amdsmi_is_shut_down_with_its_reader_or_says_why_it_does_not_work(monkeypatch):
-    package = FakeAmdsmi(monkeypatch, devices=2)
-    reader = AmdReader(HandClock())
-    uuid = reader.inventory()[0].uuid
-    assert package.running
-    for _ in range(2):
-        reader.close()
-        assert not package.running
-    assert reader.read(uuid).temperature_c == 40, "it starts again"
-    reader.close()
-    for devices, words in ((None, r"amdsmi does not start: .*driver not loaded"), (0, "lists no device")):
-        package.set(devices=devices)
-        with pytest.raises(ReaderUnavailable, match=words):
-            AmdReader(HandClock()).inventory()
-        with pytest.raises(DeviceUnreadable, match=words):
-            AmdReader(HandClock()).read(uuid)
-
-
-# --- SM activity and occupancy through dcgmi, for cards without GPM ---------------------------------------------------
 
 SHARES = ("sm_activity_percent", "sm_occupancy_percent")
 NO_GPM = "no GPM on this device: not supported by the driver"
@@ -143,7 +120,7 @@ ROWS = "GPU 0  0.999  0.999\nGPU-I 1   0.5    0.5\nGPU 1     0.52345       1.000
 
 
 class Cards:
-    """Two cards without GPM, and one with it."""
+    """Two cards without GPM, whose SM activity and occupancy come from dcgmi, and one with it."""
 
     def __init__(self, patch, folder):
         FakeNvml(patch, devices=3, unsupported="gpm:0,gpm:1")
@@ -211,12 +188,12 @@ def test_a_dcgmi_that_refuses_is_not_started_again(monkeypatch, tmp_path):
             assert cards.shares() == reasons
         assert len(dcgmi.starts()) == starts
         cards.reader.close()
-    without = Cards(monkeypatch, tmp_path)
-    assert without.shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
-    without.reader.close()
+    cards = Cards(monkeypatch, tmp_path)
+    assert cards.shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2
+    cards.reader.close()
     FakeDcgmi(tmp_path, {"0": "GPU-of-others"})
-    others = Cards(monkeypatch, tmp_path)
-    assert others.shares() == [None, None]
-    others.clock.sleep(5.1)
-    assert others.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
-    others.reader.close()
+    cards = Cards(monkeypatch, tmp_path)
+    assert cards.shares() == [None, None]
+    cards.clock.sleep(5.1)
+    assert cards.shares() == [f"{NO_GPM}; dcgmi: no data for this device"] * 2
+    cards.reader.close()

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,13 @@ from support.hand_clock import HandClock, ScriptedReader
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
-State = tuple[int | None, float | None] | str  # percent busy and GiB used, or why there is no reading
-Script = State | Callable[[float], State]  # the same always, or by the seconds since the start
 
 
 class Machine:
-    """A few devices, their locks, the time, and what was reported meanwhile."""
+    """A few devices, their locks, the time, and what was reported meanwhile.
+
+    A state is (percent busy, GiB used) or why there is no reading; or a function of the seconds that passed.
+    """
 
     def __init__(self, folder, *states):
         self.clock = HandClock()
@@ -101,9 +101,7 @@ states = st.lists(st.tuples(percents, gibs) | st.just("GPU is lost"), min_size=1
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states, st.integers(1, 3), st.sampled_from([None, 0, 50, 100]), st.sampled_from([None, 1, 4096, 16_384]))
-def test_exactly_as_many_as_requested_are_picked_and_none_that_is_less_free_than_another(
-    tmp_path, states, count, most, least_mib
-):
+def test_as_many_as_requested_are_picked_and_the_most_free(tmp_path, states, count, most, least_mib):
     machine = Machine(tmp_path, *states)
 
     def score(state):

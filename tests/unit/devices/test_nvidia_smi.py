@@ -3,7 +3,6 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
 from support.waiting import is_running, wait_for
 
-Open = Callable[..., tuple[NvidiaSmiReader, FakeNvidiaSmi]]
 DATA = Path(__file__).parents[2] / "data" / "nvidia_smi_words.txt"
 COUNTERLESS = {"energy_j": "nvidia-smi has no energy counter"}
 REAL_LINE = (  # driver 580 on a H200
@@ -58,9 +56,6 @@ def states(reader):
     return [not state(reader, index) for index in range(4)]
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
 def parsed(said, column=5, query=None):
     """Return the reading of a real line with something else in one column, 5: the power."""
     fields = REAL_LINE.split(", ")
@@ -86,16 +81,12 @@ def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_an
                  REAL_LINE.replace("GPU-", ""), ", ".join([uuid, *fields[1:]])):  # fmt: skip
         assert Query(SAMPLE_FIELDS).parse(text) is None
     lost = Query(SAMPLE_FIELDS).parse(", ".join([uuid, *["[GPU is lost]"] * len(fields)]))
-    assert lost is not None
     with pytest.raises(DeviceUnreadable, match=r"^no metric can be read: GPU is lost$"):
         make_reading(lost[1], lost[2])
     assert set(METRICS) <= set(LIMITS)
     with closing(sqlite3.connect(":memory:")) as db:
         for low, high in LIMITS.values():
             assert low < high and db.execute("SELECT ?, ?", (low, high)).fetchone() == (low, high)
-
-
-# --- the process ------------------------------------------------------------------------------------------------------
 
 
 def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_reader(open_smi):

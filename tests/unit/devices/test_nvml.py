@@ -1,7 +1,6 @@
 """The NVML reader, with the real binding on a stand-in library: stories of devices, their readings as pages."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import pynvml
@@ -11,8 +10,6 @@ from rooms.model import METRICS, ProcessReading
 from rooms.root import DeviceUnreadable, ReaderUnavailable
 from support.device_stories import FACTS, facts_of, story_file, tell
 from support.fake_nvml import NvmlBench, fake_slice_uuid, fake_uuid
-
-OpenBench = Callable[..., NvmlBench]
 
 
 @pytest.fixture
@@ -26,9 +23,6 @@ def bench(monkeypatch):
     yield open_it
     for one in opened:
         one.reader.close()
-
-
-# --- stories ----------------------------------------------------------------------------------------------------------
 
 
 STORIES = {topic: told for topic, told in story_file("device_stories.txt").items() if topic != "amd"}
@@ -49,8 +43,7 @@ def read(one, now):
 
 @pytest.mark.parametrize("topic", STORIES)
 def test_a_device_is_read_as_its_story_says(bench, pages, topic):
-    lines = []
-    usual = {}
+    lines, usual = [], {}
     for story in STORIES[topic]:
         one = bench(**story.settings)
         lines += [*tell(story, partial(read, one), one.stand_in.calls, usual), ""]
@@ -122,9 +115,6 @@ def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(b
     assert since == [n * 5_000_000 for n in (0, 1, 2, 3) for _ in range(5)]
 
 
-# --- the list of devices ----------------------------------------------------------------------------------------------
-
-
 def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(bench, pages, caplog):
     said = []
     for story in story_file("device_lists.txt")["nvml"]:
@@ -140,9 +130,6 @@ def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
     without_slices = bench(3, mig="1:0").reader.inventory()
     grant = resolve_devices({"CUDA_VISIBLE_DEVICES": "0,1,2"}, without_slices, in_slurm=True)
     assert [device.uuid for device in grant.devices] == [fake_uuid(0)], "a list ends at a card without slices"
-
-
-# --- NVML itself ------------------------------------------------------------------------------------------------------
 
 
 def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts(bench):

@@ -29,9 +29,6 @@ def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
                      dict.fromkeys(CHARTED, envelope))  # fmt: skip
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------------------
-
-
 def drawn(script):
     """Return the figures of a script as text: each model that we set up, with what we set."""
     found = re.search(r"docs_json = '(.*?)';", script, re.DOTALL)
@@ -152,9 +149,6 @@ def test_the_page_with_charts(pages):
     frame = re.sub(r'<script type="app.*', "", frame, flags=re.DOTALL).replace("><", ">\n<")
     said = {"page.txt": page_text(html), "frame.html": frame}
     pages({name: re.sub(r"badcjobs \d\S* from", "badcjobs VERSION from", text) for name, text in said.items()})
-
-
-# --- what is computed -------------------------------------------------------------------------------------------------
 
 
 def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):

@@ -38,9 +38,6 @@ def say(folder, order):
     return "\n".join([*lines, *([f"--- stdout\n{shown}"] if shown else [])]).replace(str(folder), "")
 
 
-# --- for BADC ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_files_for_badc(tmp_path, pages):
     """Chunks as it aggregates them, a line for the start and the end of each try, and how each chunk ended."""
     reading = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
@@ -106,9 +103,6 @@ def test_two_chunks_of_a_source_never_share_a_file(one, other):
     # A chunk that carries its recording's name comes from a folder, where all do.
     if one != other and (one[0] == one[1]) == (other[0] == other[1]):
         assert chunk_file(*one) != chunk_file(*other)
-
-
-# --- tables and detections --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -51,9 +51,6 @@ def job(*tasks, devices=(DEVICE,), **more):
     return replace(facts, **more)
 
 
-# --- jobs of many devices or tasks ------------------------------------------------------------------------------------
-
-
 def many(number):
     return [replace(TASK, name=f"1_{n}", array_index=n) for n in range(number)]
 
@@ -127,9 +124,6 @@ FACTS = Lines(
 )  # fmt: skip
 
 
-# --- the pages --------------------------------------------------------------------------------------------------------
-
-
 def told(findings, known):
     """Return findings as text; advice that the page has already is left out."""
     lines = []
@@ -195,8 +189,6 @@ def test_the_guide_says_what_each_kind_of_finding_says(pages):
     assert list_findings() in read_topic("report")
     pages({"kinds.txt": list_findings()})
 
-
-# --- jobs of which the cause is known, because they were written that way ---------------------------------------------
 
 OF_LOW_BUSY = ("start_up", "waiting_for_audio", "cpu_bound", "too_few_workers", "tail", "low_busy")
 UGLY = re.compile(

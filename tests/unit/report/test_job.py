@@ -49,9 +49,6 @@ def merged(folder, target=None):
     return target
 
 
-# --- since the merge --------------------------------------------------------------------------------------------------
-
-
 def test_what_has_happened_to_task_databases_since_the_merge_is_told(tmp_path, pages):
     said = []
 
@@ -108,9 +105,6 @@ def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing():
     assert after.findings == ()
 
 
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-
 def answer(ask, folder):
     try:
         found = str(ask())
@@ -146,8 +140,6 @@ def test_every_path_that_means_a_job_finds_it_and_others_are_answered(tmp_path, 
             pass
     pages({"paths.txt": "\n".join(said)})
 
-
-# --- is it complete? --------------------------------------------------------------------------------------------------
 
 STATES = {"d": "done", "f": "failed", "x": "poison", "p": "pending", "s": "skipped"}
 
@@ -341,9 +333,6 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     assert summary.completeness is not None and summary.completeness.expected == 20_001
     proof = Completeness(2, None, 1, 1, 0, 0, 0, 0, 1, finish=(shlex.join(["badcjobs", "run", "a b " * 60]),))
     assert report.summary_text(replace(summary, completeness=proof), "july").endswith(f"\n    {proof.finish[0]}")
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path):

@@ -215,9 +215,6 @@ def test_the_stragglers_of_the_page_are_those_of_the_findings(pages):
     pages({"stragglers.txt": "\n".join(said)})
 
 
-# --- words and tables -------------------------------------------------------------------------------------------------
-
-
 def test_how_numbers_and_changes_are_written(pages):
     """A change (much, fast, long) has its direction; percentages differ by the points that are shown."""
 
@@ -283,8 +280,6 @@ def test_the_last_lines_of_merge_and_run(pages):
         "removed-more.txt": report.removal_text(["a", "b"], left_files),
     })  # fmt: skip
 
-
-# --- two jobs side by side --------------------------------------------------------------------------------------------
 
 HALF = {state: replace(time, total_s=time.total_s / 2) for state, time in device().states.items()}
 FOUR = replace(
@@ -359,8 +354,6 @@ def test_what_is_said_of_other_pairs(pages):
             notebook += [f"## {name}", *report.comparison_markdown(comparison).splitlines()[:6], "…"]
     pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
 
-
-# --- what is documented -----------------------------------------------------------------------------------------------
 
 SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None, 0, None))),
                   cut_short=CutShort("a", "b"))  # fmt: skip
