@@ -75,9 +75,6 @@ def tooltip(page, chart, across=0.5, down=0.4):
     return ""
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
-
-
 def test_it_loads_without_a_word_on_the_console_asks_for_nothing_but_itself_and_draws_every_chart(page, report):
     for chart in CHARTS:
         assert page.wait_for(f"painted('{chart}') > 2000"), chart
@@ -120,18 +117,13 @@ def test_text_from_files_stays_text_wherever_it_is_shown(browser, job, tmp_path)
     page.close()
 
 
-# --- charts and tables ------------------------------------------------------------------------------------------------
-
-
 def test_pointing_at_a_chart_says_what_is_there(page):
-    said = tooltip(page, "timeline", across=0.3)
-    assert all(word in said for word in ("4821_", "device", "working"))
-    said = tooltip(page, "power_w")
-    assert all(word in said for word in ("largest", "mean", "smallest", " W"))
-    bars = ""
-    for across in (0.25, 0.35, 0.45, 0.55):
-        bars = bars or tooltip(page, "histogram", across=across, down=0.75)
-    assert "chunks" in bars
+    for chart, words in (
+        ("timeline", ("4821_", "device", "working")),
+        ("power_w", ("largest", "mean", "smallest", " W")),
+    ):
+        assert all(word in tooltip(page, chart, across=0.3) for word in words)
+    assert any("chunks" in tooltip(page, "histogram", across, down=0.75) for across in (0.25, 0.35, 0.45, 0.55))
 
 
 def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_goes_back(page):
@@ -193,9 +185,6 @@ def test_a_long_table_is_folded_filtered_and_sorted_by_its_numbers(page):
     page.evaluate("document.querySelector('#label-table thead button').focus()")
     page.press("Enter")
     assert page.texts(shown.format("label"))[0] == "YRWA", "the last of the alphabet"
-
-
-# --- for everybody ----------------------------------------------------------------------------------------------------
 
 
 def lightness(color):
@@ -294,9 +283,6 @@ def test_a_table_as_long_as_a_book_is_printed_as_it_is_shown(browser, tmp_path):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("rowsShown()") == [["short", 1000, 1000], ["long", 1001, 15]]
     page.close()
-
-
-# --- other jobs -------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read(browser, tmp_path):

@@ -118,8 +118,6 @@ def hear_loud(path: Path, window_s: float = 0.25) -> list[tuple[float, float, st
     return [(start_s, end_s, "ROPT", 0.9) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]
 
 
-# --- HawkEars 1 -------------------------------------------------------------------------------------------------------
-
 HEADER = "filename,start_time,end_time,class_name,class_code,score\n"
 
 

@@ -21,8 +21,7 @@ class SmallDisk:
     """A mounted tmpfs of a few megabytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._stone = path, path / ".stone"
-        self._room = threading.Event()
+        self.path, self._stone, self._room = path, path / ".stone", threading.Event()
         self._filler: threading.Thread | None = None
 
     @property

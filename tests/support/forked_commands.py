@@ -68,9 +68,6 @@ def _door(python_path: str) -> str:
     return f"{folder}/door"
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
-
-
 def import_all() -> None:
     """Import what commands import, wherever it stands, and what the parser imports with its first option."""
     package = importlib.import_module("badcjobs").__path__
