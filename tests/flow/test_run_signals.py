@@ -90,15 +90,13 @@ def test_a_stop_that_comes_when_all_that_is_left_is_running_is_no_stop(site):
     stage.assert_left(1, [(None, 2), ("done", 2), ("failed", 1)], "failed")
 
 
-def test_ctrl_c_drains_and_the_second_one_stops_at_once(site):
+def test_a_second_ctrl_c_stops_at_once_and_a_term_after_a_warning_when_its_grace_is_over(site):
     stage = Stage(site)
     stage.send(signal.SIGINT)
     stage.program.send(signal.SIGINT)
     assert stage.program.wait().exit_code == 130
     stage.assert_left(130, [(None, 2), ("failed", 1)])
-
-
-def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_the_grace(site):
+    site.out = site.folder / "warned"
     stage = Stage(site, "--config", "run.grace_s=0")
     stage.send(signal.SIGUSR1)
     samples = site.count_now("sample")
@@ -111,9 +109,8 @@ def test_a_warning_gives_all_the_time_that_is_needed_and_a_term_after_it_only_th
 
 def test_term_to_every_process_of_the_job_loses_no_chunk_and_no_telemetry(site):
     program = site.start_run(site.manifest(CHUNKS), "--engine", "demo", "--engine-arg=--burn-s=0.8", "--simulate", 2)
-    wait_for(
-        lambda: site.count_now("sample") and site.count_now("attempt", "ended_at_ms IS NULL") == 2, "two chunks run"
-    )
+    running = "ended_at_ms IS NULL"
+    wait_for(lambda: site.count_now("sample") and site.count_now("attempt", running) == 2, "two chunks run")
     sent_ms = time.time() * 1000
     for process in site.processes():
         process.terminate()
