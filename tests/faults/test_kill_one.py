@@ -203,8 +203,6 @@ def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(sit
     assert list(site.local.iterdir()) == []
 
 
-# --- however it dies, nobody below it goes on -------------------------------------------------------------------------
-
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM
 setsid sh -c 'touch {folder}/up-$BADCJOBS_CHUNK_ID; exec sleep 300' &

@@ -25,18 +25,6 @@ def site():
         yield site
 
 
-# --- jobs -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jobs():
-    """All recorded jobs, merged."""
-    with closing(FixedSite()) as site:
-        for job in JOBS:
-            merged(job, site.folder / job)
-        yield site
-
-
 def clock_of(job):
     """Return a clock at which a job is looked at: a day after the start of its first task, or while it runs."""
     return HandClock(START_MS + 1000 * (110 if job == "live" else 86400))
@@ -48,22 +36,22 @@ def merged(job, folder, only="*"):
     return folder / "job.sqlite"
 
 
-def test_jobs(jobs, pages):
+def test_jobs(site, pages):
     """What is found in each recorded job, and its numbers; of some in other forms, too."""
     said = {}
     for job in JOBS:
-        with report_job(jobs.folder / job / "job.sqlite", clock_of(job)) as reported:
+        with report_job(merged(job, site.folder / job), clock_of(job)) as reported:
             said[f"{job}.txt"] = reported.to_text()
             if job == "live":
                 said |= {"live.json": pretty(reported.to_dict()), "live.prom": reported.to_prometheus(),
                          "live.md": reported.to_markdown()}  # fmt: skip
-    with report_job(jobs.folder / "healthy" / "job.sqlite", HandClock(2 * START_MS)) as later:
+    with report_job(site.folder / "healthy" / "job.sqlite", HandClock(2 * START_MS)) as later:
         assert later.to_text() == said["healthy.txt"], "of a job that has ended the same is said at any time"
-    with report_job(jobs.folder / "array" / "job.sqlite", clock_of("array"), jobs.folder / "requeued") as two:
+    with report_job(site.folder / "array" / "job.sqlite", clock_of("array"), site.folder / "requeued") as two:
         said |= {"compare.txt": two.to_text(), "compare.json": pretty(two.to_dict())}
-    said["export.txt"] = jobs.say("export", "array", "-o", "-", "--species", "OVEN,REVI", "--min-score", 0.98)
-    said["array-tables.txt"] = tables(jobs.folder / "array" / "job.sqlite")
-    pages({name: jobs.plain(text) for name, text in said.items()})
+    said["export.txt"] = site.say("export", "array", "-o", "-", "--species", "OVEN,REVI", "--min-score", 0.98)
+    said["array-tables.txt"] = tables(site.folder / "array" / "job.sqlite")
+    pages({name: site.plain(text) for name, text in said.items()})
 
 
 def test_a_job_that_grows_from_merge_to_merge_is_the_same_as_one_that_is_merged_at_once(site, pages):
@@ -93,8 +81,6 @@ def damage(folder):
     for path in paths:
         os.utime(path, (START_MS / 1000,) * 2)
 
-
-# --- what runs --------------------------------------------------------------------------------------------------------
 
 # What a task database says that is the same in every run of the same work; of devices: flow/test_task_database.py.
 SAME = {

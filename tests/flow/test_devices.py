@@ -113,18 +113,15 @@ def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_fail
     env = {**fake_nvml_environ(4, mig="1:2", lost=3, lost_while=flag), **IN_ARRAY}
     env["CUDA_VISIBLE_DEVICES"] = f"{slice_},{card}"
     program = site.start_run(site.manifest(8), "--command", command, env=env)
-    try:
-        wait_for(lambda: site.count_now("sample") >= 4, "first samples")
-        flag.touch()
-        wait_for(lambda: site.count_now("gap", "metric IS NULL AND to_ms - from_ms > 300"), "a gap that grows")
-        flag.unlink()
-        back_at_ms = time.time() * 1000
-        both = "SELECT count(DISTINCT device_id) FROM sample WHERE at_ms > ?"
-        wait_for(lambda: (2,) in site.now(both, back_at_ms), "samples of the device that came back")
-        (site.folder / "met" / "test").touch()
-        done = program.wait()
-    finally:
-        program.kill()
+    wait_for(lambda: site.count_now("sample") >= 4, "first samples")
+    flag.touch()
+    wait_for(lambda: site.count_now("gap", "metric IS NULL AND to_ms - from_ms > 300"), "a gap that grows")
+    flag.unlink()
+    back_at_ms = time.time() * 1000
+    both = "SELECT count(DISTINCT device_id) FROM sample WHERE at_ms > ?"
+    wait_for(lambda: (2,) in site.now(both, back_at_ms), "samples of the device that came back")
+    (site.folder / "met" / "test").touch()
+    done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert {told["CUDA_VISIBLE_DEVICES"] for told in seen(site).values()} == {slice_, card}
     assert site.rows("SELECT device_index, uuid, name, backend FROM device ORDER BY 1") == [
@@ -209,12 +206,9 @@ def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(sit
     no_engine = site.run(manifest, "--command", "no-such-program {input} {output}", *busy, *wait, env=locks(site))
     assert_refused(no_engine, 3, "no-such-program")  # before it waits for a device
     program = site.start_run(manifest, "--engine", "demo", *busy, *wait, env=locks(site))
-    try:
-        wait_for(lambda: "waiting for 2 free GPU" in program.stderr, "it waits")
-        program.send(signal.SIGTERM)
-        assert_refused(program.wait(60), 75, "SIGTERM")
-    finally:
-        program.kill()
+    wait_for(lambda: "waiting for 2 free GPU" in program.stderr, "it waits")
+    program.send(signal.SIGTERM)
+    assert_refused(program.wait(60), 75, "SIGTERM")
     assert not site.out.exists()
 
 
@@ -232,19 +226,15 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
         found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many, env=locks(site))
         return [device["uuid"] for device in found.json["devices"]] if found.exit_code == 0 else [found.json["why"]]
 
-    try:
-        wait_for(lambda: len(list(seen.iterdir())) == 4, "four cards in use")
-        (why,) = free(1)
-        for program, out in zip(programs, outs, strict=True):
-            assert why.count(f"pid {program.pid}, {out}") == 2, "each holds two"
-        programs[0].kill()
-        left = set(free(2))
-        assert len(left) == 2, "the recorder of the killed one lives on, but holds no lock"
-        enough.touch()
-        assert programs[1].wait().exit_code == 0
-    finally:
-        for program in programs:
-            program.kill()
+    wait_for(lambda: len(list(seen.iterdir())) == 4, "four cards in use")
+    (why,) = free(1)
+    for program, out in zip(programs, outs, strict=True):
+        assert why.count(f"pid {program.pid}, {out}") == 2, "each holds two"
+    programs[0].kill()
+    left = set(free(2))
+    assert len(left) == 2, "the recorder of the killed one lives on, but holds no lock"
+    enough.touch()
+    assert programs[1].wait().exit_code == 0
     (database,) = outs[1].glob("tasks/*.sqlite")
     kept = {uuid for (uuid,) in rows(database, "SELECT uuid FROM device")}
     assert (len(kept), kept & left) == (2, set())

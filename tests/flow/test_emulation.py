@@ -216,9 +216,6 @@ def test_nested_arrays_run_on_what_the_outer_job_was_granted(scenarios):
     assert outer.job(f"SELECT count(*) FROM task WHERE job_id = '{end.json['job_id']}'") == [(0,)]
 
 
-# --- side by side -----------------------------------------------------------------------------------------------------
-
-
 def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_refused(tmp_path):
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
     busy = f"{tmp_path}/busy-$CUDA_VISIBLE_DEVICES"

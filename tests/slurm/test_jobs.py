@@ -208,8 +208,6 @@ def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_fo
         assert ends == [("failed", 1, "OUT_OF_MEMORY"), ("done", 0, "COMPLETED")]
 
 
-# --- what our code believes about Slurm, and what an administrator may install ----------------------------------------
-
 BARE = {"PATH": "/usr/bin:/bin"}
 # array → its indices, and the MIN, MAX, STEP and COUNT that every task is told: STEP is the first `:n` of the text, or
 # 1, whatever the indices are; MAX is the last index, not the end of the range.
@@ -285,9 +283,6 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
     refused = cluster.run("sbatch", "--badc-telemetry=often", asked.folder / "job.sh", check=False)
     assert refused.returncode != 0
     assert "--badc-telemetry=often: must be a number of seconds between samples" in refused.stderr
-
-
-# --- the scripts by themselves, without a cluster ---------------------------------------------------------------------
 
 
 def test_whatever_is_missing_the_scripts_are_silent_and_exit_with_0(tmp_path):

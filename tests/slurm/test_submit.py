@@ -226,9 +226,6 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
         assert [one.partition("   (")[0] for one in fixes] == ([fix] if fix else [])
 
 
-# --- filled templates, submitted as a scientist would -----------------------------------------------------------------
-
-
 def fill(job, name, *settings):
     """Make a script of a template."""
     given = [f"source={job.folder}/manifest.csv", f"args={job.arguments}"] if name != "merge" else []
