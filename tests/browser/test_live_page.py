@@ -71,9 +71,7 @@ def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page):
     assert page.texts("#tasks th")[:2] == ["4821_0", "4821_1"]
     assert any(NASTY in text for text in page.texts("#tasks td"))
     page.click("#tasks th button")
-    page.wait_for(
-        "document.getElementById('details').open && document.getElementById('details-log').textContent !== '…'"
-    )
+    page.wait_for("details.open && document.getElementById('details-log').textContent !== '…'")
     assert page.texts("#details-log") == [f"a line\n{NASTY}\nthe last line"]
     assert page.texts("#details-heading") == ["Task 4821_0"]
     page.click("#details-close")

@@ -136,9 +136,8 @@ class SlurmJob:
 
     def sbatch_template(self, *options: str, name: str = "array", edit: tuple[str, str] = ("", "")) -> int:
         """Submit a template of ours as a scientist does, perhaps with a line edited."""
-        text = (folder_of("templates") / f"{name}.sbatch").read_text()
+        text, script = (folder_of("templates") / f"{name}.sbatch").read_text(), self.folder / f"{name}.sbatch"
         assert edit[0] in text
-        script = self.folder / f"{name}.sbatch"
         script.write_text(text.replace(*edit) if edit[0] else text)
         export = f"TMPDIR={self.folder}/local,SOURCE=manifest.csv,OUT=out,BADCJOBS_ARGS={self.arguments}"
         return self.sbatch(script, *options, f"--export=ALL,{export}")
