@@ -32,7 +32,6 @@ def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
 def drawn(script):
     """Return the figures of a script as text: each model that we set up, with what we set."""
     found = re.search(r"docs_json = '(.*?)';", script, re.DOTALL)
-    assert found is not None
     (document,) = json.loads(found[1].replace("\\\\", "\\").replace("\\'", "'")).values()
     return "\n".join(line for root in document["roots"] for line in models(root, ""))
 
@@ -41,9 +40,7 @@ def models(value, place):
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict) and one.get("type") == "object":
             given = {k: v for k, v in sorted(one.get("attributes", {}).items()) if not re.match("nonsel|muted|sel", k)}
-            said = ", ".join(
-                f"{key}={text}" for key, text in zip(given, map(plain, given.values()), strict=True) if text is not None
-            )
+            said = ", ".join(f"{key}={plain(one)}" for key, one in given.items() if plain(one) is not None)
             yield from [f"{place}{one['name']}: {said}"] if said else []
             for inner in given.values():
                 yield from models(inner, f"{place}  ")
@@ -135,13 +132,12 @@ def test_the_page_with_charts(pages):
     named = replace(JOB, devices=(device(), replace(device(1), node=NASTY, name="</script>")))
     html = page(summarize(named), "june", data_of(sets_of_settings=2, versions=("0.7.0", "0.8.0")))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
-    assert policy is not None
     assert policy[1].count("'sha256-") == len(re.findall(r"<script>", html)) == 4
     assert "unsafe-eval" not in policy[1] and "'unsafe-inline'" not in policy[1].split("style-src")[0]
     ours = re.sub(r"<script>.*?</script>", "", html, flags=re.DOTALL)  # Bokeh's own licence names addresses
     assert not re.search(r'(?:src|href)="(?!#|data:)', ours)
     data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', html, re.DOTALL)
-    assert data is not None and "<" not in data[1] and len(json.loads(data[1])["rows"]) == 2
+    assert "<" not in data[1] and len(json.loads(data[1])["rows"]) == 2
     sections = re.findall(r'<section id="(\w+)"', html)
     assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 14
     assert len(html.encode()) < 1_668_000

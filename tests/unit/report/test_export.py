@@ -12,25 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms.model import Reading, parse_pattern
 from rooms.report import ExportOrder, export, form_of
-from rooms.root import BadInput, DatabaseProblem, SystemClock
-from rooms.store import DetectionFilter, MergeOrder, chunk_file, merge
+from rooms.root import BadInput, DatabaseProblem
+from rooms.store import DetectionFilter, chunk_file
+from support.databases import change
 from support.pages import tree
-from support.task_files import START_MS, TaskFile
+from support.task_files import START_MS, TaskFile, merge_run
 
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
 INSERT = "INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at)"
 NASTY = "q\"'<script>\n\u2028"
 
 
-def change(database, *statements, values=()):
-    with closing(sqlite3.connect(database)) as db, db:
-        for sql in statements:
-            db.execute(sql, values)
-
-
 def say(folder, order):
     """Export; return the files, the notes and the progress as text."""
-    stdout, heard = io.BytesIO(), list[tuple[str, int]]()
+    stdout, heard = io.BytesIO(), []
     files, notes = export(order, stdout, lambda table, rows: heard.append((table, rows)))
     lines = [f"{file.path}: {file.rows} rows of {file.table}" for file in files]
     lines += [f"note: {note}" for note in notes] + [f"progress: {heard}"]
@@ -44,8 +39,8 @@ def test_the_files_for_badc(tmp_path, pages):
     database = TaskFile(tmp_path, states=STATES, reading=reading, labels=("LOUD", "SOFT"), samples=6).write()
     at = f"{START_MS} +"
     on_device = (f"UPDATE {table} SET device_id = (SELECT device_id FROM device)" for table in ("attempt", "chunk"))
-    change(
-        database, *on_device, f"UPDATE sample SET utilization_percent = (at_ms - {START_MS}) / 1000",
+    for sql in (
+        *on_device, f"UPDATE sample SET utilization_percent = (at_ms - {START_MS}) / 1000",
         f"UPDATE attempt SET started_at_ms = {at} 1400, ended_at_ms = {at} 3600 WHERE chunk_id = 'a'",
         f"UPDATE attempt SET started_at_ms = {at} 20000, ended_at_ms = {at} 20001 WHERE chunk_id = 'b'",  # 15 s later
         f"UPDATE attempt SET started_at_ms = {at} 900, ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'd'",
@@ -53,7 +48,8 @@ def test_the_files_for_badc(tmp_path, pages):
         "INSERT INTO detection SELECT task_id, 'rec', 'd', 5, 6, 'EARLY', NULL, NULL FROM task",
         "INSERT INTO detection SELECT task_id, 'rec', 'nobody', 1, 2, 'X', NULL, 0.5 FROM task",
         "DELETE FROM detection WHERE chunk_id = 'a' AND label = 'SOFT'",
-    )  # fmt: skip
+    ):  # fmt: skip
+        change(database, sql)
     said = {"said.txt": say(tmp_path, ExportOrder(database, "badc", tmp_path / "out"))}
     said |= {name: text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "out").items()}
     quiet = TaskFile(tmp_path / "cpu", states={"a": "done", "b": "failed"}, devices=0, labels=()).write()
@@ -85,8 +81,8 @@ def test_no_id_leaves_the_folder(tmp_path):
     names = ("../../up", "/abs/olute", NASTY)
     for chunk_id, name in zip("abc", names, strict=True):
         for table in ("attempt", "chunk"):
-            change(database, f"UPDATE {table} SET recording_id = ?, chunk_id = ? WHERE chunk_id = ?",
-                   values=(name, name, chunk_id))  # fmt: skip
+            sql = f"UPDATE {table} SET recording_id = ?, chunk_id = ? WHERE chunk_id = ?"
+            change(database, sql, name, name, chunk_id)
     before = set(tmp_path.rglob("*"))
     export(ExportOrder(database, "badc", tmp_path / "deep" / "out"), io.BytesIO())
     made = set(tmp_path.rglob("*")) - before
@@ -111,15 +107,15 @@ def job(tmp_path):
     chunks = {"a": "done", "b": "done", "c": "done", "d": "done", "e": "failed"}
     file = TaskFile(tmp_path, states=chunks, labels=("LOUD", "SOFT"), samples=1).write()
     os.utime(file, (START_MS / 1000,) * 2)
+    merge_run(tmp_path)
     target = tmp_path / "job.sqlite"
-    merge(MergeOrder([tmp_path], target), SystemClock())
     names = {"a": ("Fort Smith", "FS-01", "2022-05-01T06:00:00"), "b": ("../Edéhzhíe", None, "2022-05-02"),
              "c": (None, "L", None)}  # fmt: skip
     for chunk, (area, place, at) in names.items():
         for table in ("chunk", "detection", "attempt"):
             change(target, f"UPDATE {table} SET recording_id = 'r{chunk}' WHERE chunk_id = '{chunk}'")
-        change(target, f"{INSERT} SELECT task_id, ?, ?, ?, ?, ? FROM task",
-               values=(f"r{chunk}", f"/data/{chunk}.wav", area, place, at))  # fmt: skip
+        values = (f"r{chunk}", f"/data/{chunk}.wav", area, place, at)
+        change(target, f"{INSERT} SELECT task_id, ?, ?, ?, ?, ? FROM task", *values)
     change(target, "UPDATE detection SET score = 0.5 WHERE label = 'SOFT'")
     return target
 
@@ -157,11 +153,9 @@ def test_tables_and_detections(job, tmp_path, pages):
     TaskFile(tmp_path, index=1, states={"x": "done"}).write()
     said.append(f"## one other file, and a new task\n{say(tmp_path, orders['by study area, beside other files'])}")
     said.append(f"## a table, and a new task\n{say(tmp_path, orders['a table as lines'])}")
-    change(job, "DELETE FROM detection", "UPDATE chunk SET status = 'done'")
+    change(change(job, "DELETE FROM detection"), "UPDATE chunk SET status = 'done'")
     said.append(f"## nothing was heard\n{say(tmp_path, ExportOrder(job, 'csv', None))}")
-    files = {
-        f"files/{name}": text for name, text in tree(out).items() if text and not name.startswith(("all/", "tables/"))
-    }
+    files = {f"files/{name}": text for name, text in tree(out).items() if text and not name.startswith("tables/")}
     pages({"said.txt": "\n".join(said), **files})
 
 
@@ -189,7 +183,7 @@ def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
         db.executemany(sql, [(f"x{n}", f"area {n:04}") for n in range(997)])
     order = ExportOrder(job, "csv", tmp_path / "many", by_study_area=True)
     assert len(export(order, io.BytesIO())[0]) == 1 + 1000
-    change(job, sql, values=("y", "area y"))
+    change(job, sql, "y", "area y")
     refuse("too many areas", job, "csv", tmp_path / "many", by_study_area=True)
     pages({"errors.txt": "\n".join(said)})
     forms = [form_of(Path(name)) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a", "a.txt")]

@@ -3,8 +3,6 @@
 Whether it is complete: every row of the source against the job database, and the commands that do the rest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -166,8 +164,7 @@ class Run:
         (self.folder / "run.toml").write_text(FrozenRun.of(wanted, self.shape, self.folder).to_toml("0.1.0"))
         return self
 
-    def task(self, key, letters, shards = None, prefix = "c", job_id = "4821",
-             ):  # fmt: skip
+    def task(self, key, letters, shards=None, prefix="c", job_id="4821"):
         """Write a task by its array index, or by the number of a job outside Slurm: a letter for the state of each row.
 
         A space is a row that the task does not have.
@@ -226,7 +223,6 @@ def told(job, folder):
     """Return a proof as text: whatever is not as by default."""
     summary = summarize_database(job)
     proof = summary.completeness
-    assert proof is not None
     said = [f"{summary.verdict}, {'complete' if proof.complete else 'not complete'}"]
     for field in fields(proof):
         value = getattr(proof, field.name)
@@ -299,7 +295,6 @@ def test_the_numbers_always_add_up(rows, strangers):
         run.task("local1-1", rows)
         run.task("local1-2", strangers, prefix="s")
         proof = summarize_database(run.merge()).completeness
-    assert proof is not None
     counted = (proof.done, proof.failed, proof.poison, proof.pending, proof.elsewhere, proof.not_listed)
     assert counted == tuple(map(rows.count, "dfxps "))
     assert (proof.strangers, proof.expected) == (len(strangers), len(rows))
@@ -317,7 +312,6 @@ def test_rows_are_shared_out_as_the_tasks_themselves_take_them(first, step, coun
             taken |= {row: index for row in range(60) if Shard(place.index, place.count).takes(row)}
     task = TaskFacts("4821_0.r0.gpu1", "4821", 0, shard_count=count * tasks)
     index_of = report.find_shares([task, replace(task, job_id="local1-1", shard_count=7)], shape, by_manifest=False)
-    assert index_of is not None
     assert {row: index_of(row, 0) for row in range(60)} == taken
 
 
@@ -330,7 +324,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     heard = []
     summary = summarize_database(job, heard.append)
     assert heard == [10_000, 20_000]
-    assert summary.completeness is not None and summary.completeness.expected == 20_001
+    assert summary.completeness.expected == 20_001
     proof = Completeness(2, None, 1, 1, 0, 0, 0, 0, 1, finish=(shlex.join(["badcjobs", "run", "a b " * 60]),))
     assert report.summary_text(replace(summary, completeness=proof), "july").endswith(f"\n    {proof.finish[0]}")
 
