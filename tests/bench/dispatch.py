@@ -18,24 +18,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.audio import make_wav
-from support.badcjobs_program import MANIFEST_HEADER
-from support.measured import Promises, main
+from support.measured import Promises, main, measure
+from support.source_files import rows
 
 SHORT = 50
 
 
-def time_of(command: list[str], given: str = "") -> float:
-    started_s = time.perf_counter()
-    subprocess.run(command, input=given.encode(), check=True, capture_output=True)
-    return time.perf_counter() - started_s
-
-
 def fed_worker_s(folder: Path, chunks: int) -> float:
     audio, manifest = make_wav(folder / "chunk.wav", 0.01, 1000, loud=[]), folder / f"{chunks}.csv"
-    rows = (f"rec,c{number},{audio},{number * 10},{number * 10 + 10},0,," for number in range(chunks))
-    manifest.write_text("\n".join([MANIFEST_HEADER, *rows]) + "\n")
-    run = [sys.executable, "-m", "badcjobs", "run", str(manifest), f"--out={tempfile.mkdtemp(dir=folder)}"]
-    return time_of([*run, "--simulate=1", "--engine=demo"])
+    manifest.write_text(rows(*(f"rec,c{n},{audio},{n * 10},{n * 10 + 10},0,," for n in range(chunks))))
+    out = tempfile.mkdtemp(dir=folder)
+    return measure("run", manifest, f"--out={out}", "--simulate=1", "--engine=demo", cwd=folder).seconds
 
 
 def xargs_s(folder: Path, chunks: int) -> float:
@@ -43,7 +36,9 @@ def xargs_s(folder: Path, chunks: int) -> float:
     program = folder / "nothing.sh"
     program.write_text('#!/bin/sh\necho start_time,end_time,label,score > "$2"\n')
     program.chmod(0o755)
-    return time_of(["xargs", "-I{}", str(program), "{}", str(folder / "xargs.csv")], "chunk.wav\n" * chunks)
+    command, started_s = ["xargs", "-I{}", str(program), "{}", str(folder / "xargs.csv")], time.perf_counter()
+    subprocess.run(command, input=b"chunk.wav\n" * chunks, check=True, capture_output=True)
+    return time.perf_counter() - started_s
 
 
 def slope_ms(way: Callable[[Path, int], float], folder: Path, chunks: int, repeats: int) -> float:

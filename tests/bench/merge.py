@@ -10,19 +10,20 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import sqlite_utils
+from rooms.report import summarize_database
 from support.measured import Promises, main
 from support.synthetic_job import write_tasks
+from support.task_files import merge_run
 
 
 def merge_all(folder: Path) -> dict[str, float]:
     """Merge a folder as the command does: rows, chunks, detections, figures, row check; then summarise."""
-    from rooms.report import summarize_database
-    from support.task_files import merge_run
-
     started_s, used_s = time.perf_counter(), time.process_time()
     outcome = merge_run(folder)
     merge_s, cpu_s = time.perf_counter() - started_s, time.process_time() - used_s
@@ -34,15 +35,12 @@ def merge_all(folder: Path) -> dict[str, float]:
 
 
 def merge_apart(folder: Path) -> dict[str, float]:
-    """Merge in a process of its own."""
-    with ProcessPoolExecutor(1) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(merge_all, folder).result()
 
 
 def time_loop(files: list[Path], target: Path) -> float:
     """Do what one would write first: for each file, for each table, insert_all; return the seconds for a file."""
-    import sqlite_utils
-
     started_s, merged = time.perf_counter(), sqlite_utils.Database(target)
     for path in files:
         source = sqlite_utils.Database(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rooms.live import open_run_view
 from rooms.root import SystemClock
@@ -27,7 +27,7 @@ from support.measured import Promises, main
 from support.terminal import Terminal
 
 TASKS, PUBLISH_EVERY_S = 100, 30.0
-_STRETCH_S = 2.5  # a refresh, sometimes two
+STRETCH_S = 2.5  # a refresh, sometimes two
 
 
 def publish_again_and_again(files: list[Path], over: threading.Event) -> None:
@@ -40,17 +40,15 @@ def publish_again_and_again(files: list[Path], over: threading.Event) -> None:
             return
 
 
-def share_of_a_core(process: psutil.Process, terminal: Terminal, seconds: float) -> float:
-    """Return the processor time of a process over the time on the wall, during so many seconds."""
+def share_of_a_core(process: psutil.Process, terminal: Terminal) -> float:
     before, at_s = process.cpu_times(), time.monotonic()
-    while (left_s := at_s + seconds - time.monotonic()) > 0:
+    while (left_s := at_s + STRETCH_S - time.monotonic()) > 0:
         terminal.read(min(0.2, left_s))
     after, wall_s = process.cpu_times(), time.monotonic() - at_s
     return (after.user + after.system - before.user - before.system) / wall_s
 
 
 def watch(folder: Path, promises: Promises, seconds: float) -> None:
-    """Measure a monitor of this folder."""
     started_s = time.monotonic()
     command = [sys.executable, "-m", "badcjobs", "monitor", str(folder)]
     terminal = Terminal(command, dict(os.environ), folder, columns=120, lines=40)
@@ -60,7 +58,7 @@ def watch(folder: Path, promises: Promises, seconds: float) -> None:
         terminal.wait_for(lambda text: "still to be read" not in text, "all tasks", timeout_s=300)
         promises.just("until all are", time.monotonic() - started_s, "s")
         process = psutil.Process(terminal.process.pid)
-        shares = [share_of_a_core(process, terminal, _STRETCH_S) for _ in range(round(seconds / _STRETCH_S))]
+        shares = [share_of_a_core(process, terminal) for _ in range(round(seconds / STRETCH_S))]
         promises.at_most("share of a core", 100 * statistics.median(shares), 3, "%", is_time=False)
         promises.at_most("memory", process.memory_info().rss / 2**20, 100, "MiB", is_time=False)
         terminal.type("q")

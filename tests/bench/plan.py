@@ -4,6 +4,7 @@ python tests/bench/plan.py            1,000,000 rows and 100,000 files: about a 
 python tests/bench/plan.py --small    seconds
 """
 
+import json
 import struct
 import sys
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.measured import Promises, main, measure
+from support.source_files import HEADER
 
 ROWS, FILES = 1_000_000, 100_000
 MOST_S, MOST_WRITE_S, MOST_MB = 15.0, 20.0, 300.0  # for a million rows
 START_S = 3.0  # of them before the first row
-HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 
 
 def write_manifest(path: Path, rows: int) -> Path:
@@ -59,7 +60,7 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
     written = measure("plan", manifest, *options, "--out", folder / "plan", cwd=folder)
     promises.at_most("the same with --out", written.seconds, promised(MOST_WRITE_S), "s")
     promises.at_most("peak memory", written.memory_mb, MOST_MB, "MB", is_time=False)
-    assert written.json["source"] == read.json["source"]
+    assert json.loads(written.stdout)["source"] == json.loads(read.stdout)["source"]
     print(f"plan: a folder of {files:,} WAV files")
     wavs = write_wavs(folder / "wavs", files)
     for name, more in {"one chunk each": (), "cut into chunks of 15 s": ("--", "--chunk-length", 15)}.items():

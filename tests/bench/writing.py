@@ -7,8 +7,6 @@ fsyncs are counted in a real run, by a library that the C compiler makes.
 """
 
 import math
-import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,7 +21,7 @@ from rooms.model import HostReading, Reading, TaskKey, publish_interval_s
 from rooms.store import LiveHalf, publish
 from support.audio import make_wav
 from support.file_calls import FileCalls
-from support.measured import Promises, main
+from support.measured import Promises, main, measure
 from support.source_files import rows
 from support.task_files import START_MS, LiveTask
 
@@ -99,8 +97,7 @@ def count_fsyncs(folder: Path, mode: str, seconds: float) -> Counter[str]:
     calls = FileCalls(folder, folder / "calls")
     words = ["run", manifest, "--out", folder / "run", "--engine", "demo", "--engine-arg=--burn-s=2", "--simulate", 4]
     words += [f"--config=run.live_mode={mode}", f"--config=run.publish_every_s={BASE_INTERVAL_S}"]
-    env = {**os.environ, **calls.environ, "TMPDIR": str(folder / "tmp")}
-    subprocess.run([sys.executable, "-m", "badcjobs", *map(str, words)], env=env, check=True, capture_output=True)
+    measure(*words, cwd=folder, TMPDIR=str(folder / "tmp"), **calls.environ)
     found: Counter[str] = Counter()
     for (call, path), many in calls.count().items():
         found[path.name.partition(".sqlite")[0]] += many * (call == "sync")

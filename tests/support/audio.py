@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LOUD, QUIET = 16_000, 40  # 16-bit amplitudes: half of full scale, and what is left of a calm night
-
-
 Stretches = Sequence[tuple[float, float]]
 
 

@@ -5,7 +5,7 @@ task databases as text (``sqlite3 FILE .dump | gzip -n9``), written once with th
 """
 
 import gzip
-import html.parser
+import html
 import json
 import os
 import re
@@ -28,9 +28,7 @@ APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inpu
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
 _MOST_ROWS = 40  # of a table that is recorded row by row
 _SEAL = b"seal" + b"crc32:"  # key and value of a row lie side by side
-
-
-# --- inputs -----------------------------------------------------------------------------------------------------------
+_INLINE = "a|b|code|em|kbd|small|span|strong|sub|sup|time|td|th"
 
 
 def lay_out(job: str, folder: Path, only: str = "*") -> Path:
@@ -70,10 +68,9 @@ class FixedSite(Site):
     """
 
     def __init__(self, after_s: float | None = 86400) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="badcjobs", dir="/tmp"))
-        super().__init__(folder)
+        super().__init__(Path(tempfile.mkdtemp(prefix="badcjobs", dir="/tmp")))
         self.after_s = after_s  # after the start of the first task; None: the true time
-        self._programs = folder / "bin"
+        self._programs = self.folder / "bin"
         self._programs.mkdir()
         for name in _PROGRAMS:
             (self._programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
@@ -93,26 +90,18 @@ class FixedSite(Site):
     def say(self, *words: object, env: dict[str, str] | None = None) -> str:
         """Run a command and return all it says, with its exit code."""
         done = self.badcjobs(*words, env=env)
-        shown = " ".join(map(str, words))
-        text = f"$ badcjobs {shown}\nexit code {done.exit_code}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
-        return self.plain(text)
+        said = f"exit code {done.exit_code}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
+        return self.plain(f"$ badcjobs {' '.join(map(str, words))}\n{said}")
 
     def plain(self, text: str) -> str:
         """Return the text without what differs from run to run, or from machine to machine."""
         text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON")
         text = re.sub(r"badcjobs: \d+ of \d+ task databases merged, .*\n", "", text)  # progress, where it takes long
         text = re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", text)
-        if self.after_s is not None:
-            text = re.sub(r"\b\d{13}\b", self._now, text)
-        return text
-
-    def _now(self, found: re.Match[str]) -> str:
-        assert self.after_s is not None
-        late_ms = int(found[0]) - START_MS - round(self.after_s * 1000)
-        return "NOW" if 0 <= late_ms < 60_000 else found[0]
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
+        if self.after_s is None:
+            return text
+        now_ms = START_MS + round(self.after_s * 1000)
+        return re.sub(r"\b\d{13}\b", lambda ms: "NOW" if 0 <= int(ms[0]) - now_ms < 60_000 else ms[0], text)
 
 
 def pretty(document: Any) -> str:
@@ -121,11 +110,11 @@ def pretty(document: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.9g}")
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [*map(_rounded, value)]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def tables(database: Path) -> str:
@@ -150,37 +139,10 @@ def some_rows(columns: list[str], rows: list[tuple[Any, ...]]) -> str:
     return "\n".join((", ".join(columns), *lines)) + "\n"
 
 
-class _PageText(html.parser.HTMLParser):
-    """Collects what a reader of a page sees: a line for a block or a row of a table."""
-
-    _INLINE = frozenset(("a", "b", "code", "em", "kbd", "small", "span", "strong", "sub", "sup", "time", "td", "th"))
-    _UNSEEN = frozenset(("script", "style", "template"))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines = [""]
-        self._unseen = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._unseen += tag in self._UNSEEN
-        if tag in ("td", "th"):
-            self.lines[-1] += " | "
-        elif tag not in self._INLINE:
-            self.lines.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._unseen -= tag in self._UNSEEN
-        if tag not in self._INLINE:
-            self.lines.append("")
-
-    def handle_data(self, data: str) -> None:
-        if not self._unseen:
-            self.lines[-1] += data
-
-
 def page_text(page: str) -> str:
-    """Return the text of an HTML page."""
-    parser = _PageText()
-    parser.feed(page)
-    lines = (" ".join(line.split()) for line in parser.lines)
+    """Return what a reader of an HTML page sees: a line for a block or a row of a table."""
+    page = re.sub(r"(?s)<(script|style|template)\b.*?</\1>", "<p>", page)
+    page = re.sub(r"<t[dh]\b[^>]*>", " | ", page)
+    page = re.sub(rf"</?(?:{_INLINE})\b[^>]*>", "", page)
+    lines = (" ".join(html.unescape(line).split()) for line in re.sub(r"<[^>]*>", "\0", page).split("\0"))
     return "\n".join(line for line in lines if line) + "\n"

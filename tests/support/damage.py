@@ -3,13 +3,13 @@
 Every function changes the file in place. Pages count from 1, as SQLite counts them.
 """
 
+import os
 import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 PAGE = 4096
-_KINDS = {0x02: "index interior", 0x05: "table interior", 0x0A: "index leaf", 0x0D: "table leaf"}
 
 
 def page_count(path: Path) -> int:
@@ -17,13 +17,10 @@ def page_count(path: Path) -> int:
     return -(-path.stat().st_size // PAGE)
 
 
-def page_kind(path: Path, number: int) -> str:
-    """Return what a page of a healthy file is: table or index, leaf or interior; or ``overflow``."""
-    return _KINDS.get(path.read_bytes()[(number - 1) * PAGE + (100 if number == 1 else 0)], "overflow")
-
-
-def pages_of_kind(path: Path, kind: str) -> list[int]:
-    return [number for number in range(1, page_count(path) + 1) if page_kind(path, number) == kind]
+def table_leaves(path: Path) -> list[int]:
+    """Return the pages of a healthy file that hold rows, but for the first."""
+    content = path.read_bytes()
+    return [number for number in range(2, page_count(path) + 1) if content[(number - 1) * PAGE] == 0x0D]
 
 
 def page_with(path: Path, content: bytes) -> int:
@@ -58,15 +55,14 @@ def garbage_leaf_page(path: Path, number: int) -> None:
 def truncate(path: Path, share: float) -> int:
     """Cut the file off after a share of its bytes, mid-page or not: a full disk. Return what is left."""
     left = int(path.stat().st_size * share)
-    path.write_bytes(path.read_bytes()[:left])
+    os.truncate(path, left)
     return left
 
 
 def half_copied(path: Path, share: float) -> int:
     """Leave zeros in place of the end: a copy cut short by a program that had made room first. Return what is left."""
-    size = path.stat().st_size
-    left = truncate(path, share)
-    overwrite(path, left, bytes(size - left))
+    size, left = path.stat().st_size, truncate(path, share)
+    os.truncate(path, size)
     return left
 
 
@@ -90,8 +86,7 @@ def leave_hot_journal(path: Path) -> Path:
 def leave_wal(path: Path, rows: int = 5) -> None:
     """Kill a writer that has committed gaps to a write-ahead log, and not to the file."""
     gap = "INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, started_at_ms, started_at_ms, {} FROM task"
-    gaps = [gap.format(number) for number in range(rows)]
-    _kill_after(path, "PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 0", *gaps)
+    _kill_after(path, "PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 0", *map(gap.format, range(rows)))
 
 
 def _kill_after(path: Path, *statements: str) -> None:

@@ -21,28 +21,24 @@ def change(database: Path, sql: str, *values: object) -> Path:
     return database
 
 
-def unseal(database: Path, *keys: str) -> Path:
-    """Remove the seal, and other rows of the table meta, with their bytes."""
+def unseal(database: Path) -> Path:
+    """Remove the seal, with its bytes."""
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("PRAGMA secure_delete = ON")
-        db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in ("seal", *keys)])
+        db.execute("DELETE FROM meta WHERE key = 'seal'")
     return database
 
 
 def canonical(database: Path) -> str:
     """Return the whole logical content of a database, the same whatever order its rows were written in."""
-    lines = []
-    for kind, name, sql in query(database, "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"):
-        lines.append(f"{kind} {name} {sql}")
-        if kind == "table":
-            lines += sorted(repr(row) for row in query(database, f"SELECT * FROM {name}"))
-    return "\n".join(lines)
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+        return "\n".join(sorted(db.iterdump()))
 
 
-def seal_is_broken(path: Path) -> bool | None:
-    """Say whether the bytes of a file differ from those that were sealed; None: it has no seal."""
+def is_sealed(path: Path) -> bool:
+    """Return whether a file has a seal, and the bytes that were sealed."""
     stated, computed = read_checksum(path)
-    return None if stated is None else stated != computed
+    return stated is not None and stated == computed
 
 
 def names_in(folder: Path) -> list[str]:

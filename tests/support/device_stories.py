@@ -63,14 +63,13 @@ def shown(reading: Reading) -> dict[str, str]:
     said = {}
     for metric in METRICS:
         value = getattr(reading, metric)
-        if value is not None:
-            number = f"{value:.6g}" if isinstance(value, float) else str(value)
-            said[metric] = number + (f" ({reading.sources[metric]})" if metric in reading.sources else "")
-        said[metric] = said.get(metric, "–") + (f" [{reading.missing[metric]}]" if metric in reading.missing else "")
+        said[metric] = "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        if value is not None and metric in reading.sources:
+            said[metric] += f" ({reading.sources[metric]})"
     for process in reading.processes or ():
         said[f"process {process.pid}"] = f"{process.memory_used_bytes} bytes, {process.sm_percent} %"
     said["processes"] = "–" if reading.processes is None else str(len(reading.processes))
-    said["processes"] += f" [{reading.missing['processes']}]" if "processes" in reading.missing else ""
+    said |= {name: f"{said[name]} [{reading.missing[name]}]" for name in reading.missing if name in said}
     return {**said, "faults": ", ".join(reading.faults) or "–"}
 
 

@@ -1,15 +1,14 @@
 """What every bench shares: its options, a table of promises, and badcjobs measured in a process of its own."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Not ru_maxrss: a child inherits that from the process that started it.
 _CODE = """
@@ -28,25 +27,22 @@ _SLACK = 3  # a time may be so many times longer in a small run, beside other te
 class Promises:
     """A line per figure, with what is promised about it."""
 
-    def __init__(self, *, small: bool) -> None:
+    def __init__(self, *, small: bool = False) -> None:
         self._slack = _SLACK if small else 1
         self.broken = 0
 
     def at_most(self, what: str, figure: float, most: float, unit: str, *, is_time: bool = True) -> None:
         """Promise that a figure is small enough; ``is_time``: it depends on how busy the machine is."""
         most *= self._slack if is_time else 1
-        self._line(what, figure, unit, f"at most {most:.3g} {unit}", kept=figure <= most)
+        self.just(what, figure, unit, f"at most {most:.3g} {unit}", kept=figure <= most)
 
     def at_least(self, what: str, figure: float, least: float, unit: str) -> None:
         """Promise that a figure which depends on time is large enough."""
         least /= self._slack
-        self._line(what, figure, unit, f"at least {least:.3g} {unit}", kept=figure >= least)
+        self.just(what, figure, unit, f"at least {least:.3g} {unit}", kept=figure >= least)
 
-    def just(self, what: str, figure: float, unit: str) -> None:
-        """Print a figure without a promise."""
-        self._line(what, figure, unit, "", kept=True)
-
-    def _line(self, what: str, figure: float, unit: str, promise: str, *, kept: bool) -> None:
+    def just(self, what: str, figure: float, unit: str, promise: str = "", *, kept: bool = True) -> None:
+        """Print a figure, here without a promise."""
         self.broken += not kept
         number = f"{figure:,.0f}" if figure >= 100 else f"{figure:,.2f}"
         verdict = promise and ("kept" if kept else "BROKEN")
@@ -65,27 +61,18 @@ def main(doc: str | None, bench: Callable[[Path, Promises, bool], None]) -> None
     sys.exit(1 if promises.broken else 0)
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One command that has ended."""
 
     seconds: float
     memory_mb: int
     stdout: str
 
-    @property
-    def json(self) -> dict[str, object]:
-        document: dict[str, object] = json.loads(self.stdout)
-        return document
 
-
-def measure(*words: object, cwd: Path) -> Measured:
+def measure(*words: object, cwd: Path, **env: str) -> Measured:
     """Run a command of badcjobs; it must succeed."""
-    root = Path(__file__).parents[2]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    began_s = time.perf_counter()
-    command = [sys.executable, "-c", _CODE, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+    command, began_s = [sys.executable, "-c", _CODE, *map(str, words)], time.perf_counter()
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began_s
     if done.returncode:
         raise SystemExit(f"badcjobs {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")

@@ -15,12 +15,9 @@ Said = Reading | str  # what a device said; a text: why nothing
 
 
 def write_recording(
-    path: Path,
-    devices: Sequence[InventoryDevice],
-    said: Callable[[int, float], Said],
-    seconds: Sequence[float],
+    path: Path, devices: Sequence[InventoryDevice], said: Callable[[int, float], Said], seconds: Sequence[float],
     metric_gaps: Mapping[tuple[int, str], str] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write what device ``index`` said at each second; ``metric_gaps`` last from the first to the last of them."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         create_tables(db)

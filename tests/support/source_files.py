@@ -63,8 +63,8 @@ def write_files(text: str, folder: Path = Path()) -> None:
             with socket.socket(socket.AF_UNIX) as one:
                 one.bind(str(path))
         else:
-            texts = {"rows": rows(*lines), "lines": "\n".join([*lines, ""])}
-            texts["program"] = "\n".join(["#!/bin/sh", *lines, ""])
+            heads = {"rows": [HEADER], "lines": [], "program": ["#!/bin/sh"]}
+            texts = {name: "\n".join([*head, *lines, ""]) for name, head in heads.items()}
             content = texts[kind] if kind in texts else _unescape(re.fullmatch("text ?(.*)", kind)[1])  # type: ignore[index]
             path.write_bytes(content.encode("utf-8", "surrogateescape"))
             path.chmod(0o755 if kind == "program" else 0o644)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -70,9 +70,7 @@ class ScriptedEngine:
     name = "scripted"
     version = None
 
-    def __init__(
-        self, script: Script, *, wants: int = 1, on_open: Callable[[WorkerPlan], None] = lambda plan: None
-    ) -> None:
+    def __init__(self, script: Script, wants: int = 1, on_open: Callable[[WorkerPlan], object] = id) -> None:
         self.wants, self._script, self._on_open = wants, script, on_open
         self.sessions: list[ScriptedSession] = []
 
@@ -113,9 +111,9 @@ class Bench:
     def __init__(
         self, folder: Path, script: Script, *, chunks: int | Sequence[Chunk] = 4,
         workers: int | Sequence[WorkerPlan] = 1, wants: int = 1, retries: int = 2, give_up_after: int = 25,
-        on_open: Callable[[WorkerPlan], None] = lambda plan: None, **others: Any,
+        on_open: Callable[[WorkerPlan], object] = id, **others: Any,
     ) -> None:  # fmt: skip
-        self.engine = ScriptedEngine(script, wants=wants, on_open=on_open)
+        self.engine = ScriptedEngine(script, wants, on_open)
         if isinstance(chunks, int):
             chunks = [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(chunks)]
         self.chunks, scratch = chunks, Path(tempfile.mkdtemp(dir=folder))
@@ -126,12 +124,7 @@ class Bench:
         how = {**usual, "scratch": scratch / "workers", **others}
         self.supervisor = Supervisor(self.engine, plans, self.writer, **how)
         self.tally = self.supervisor.tally
-        self._is_started = False
-
-    def start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            self.supervisor.start()
+        self.start = functools.cache(self.supervisor.start)
 
     def run(self, until: Callable[[], bool] = lambda: False) -> Bench:
         """Handle events until all is over, or ``until`` says so."""
@@ -166,22 +159,16 @@ def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: boo
     the session breaks when every chunk of the batch has begun (``in_turn``: when those before it are done); "?class":
     before any has begun.
     """
-    tried: Counter[str] = Counter()
-
-    def act_of(chunk: Chunk) -> str:
-        tried[chunk.chunk_id] += 1
-        mine = acts.get(chunk.chunk_id, ())
-        return mine[tried[chunk.chunk_id] - 1] if tried[chunk.chunk_id] <= len(mine) else usual
+    left = {name: [*mine] for name, mine in acts.items()}
 
     def script(session: ScriptedSession, batch: Sequence[Chunk]) -> Iterator[News]:
         for group in [[chunk] for chunk in batch] if in_turn else [batch]:
-            for act in [act for one in group for act in acts.get(one.chunk_id, ())[:1] if not tried[one.chunk_id]]:
-                if act.startswith("?"):
-                    tried.update(chunk.chunk_id for chunk in group)
-                    raise SessionBroken(act[1:], "broken before any news")
+            mine = (left.get(chunk.chunk_id) for chunk in group)
+            deeds = [(chunk, own.pop(0) if own else usual) for chunk, own in zip(group, mine, strict=True)]
+            for act in (act for _, act in deeds if act.startswith("?")):
+                raise SessionBroken(act[1:], "broken before any news")
             for chunk in group:
                 yield ChunkStarted(chunk, CLOCK.now_ms())
-            deeds = [(chunk, act_of(chunk)) for chunk in group]
             for chunk, act in deeds:
                 if act.startswith("!"):
                     raise SessionBroken(act[1:], f"broken by {chunk.name}")

@@ -239,7 +239,7 @@ def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_orde
     late = task.write()
     bad = [Path(shutil.copy(late, tmp_path / f"bad{n}.sqlite")) for n in range(2)]
     damage.zero_page(bad[0], damage.page_with(late, b"c010.wav"))
-    damage.zero_page(bad[1], damage.pages_of_kind(late, "table leaf")[-3])
+    damage.zero_page(bad[1], damage.table_leaves(late)[-3])
     tables = ("task", "chunk", "attempt", "detection", "sample", "host_sample", "worker", "device", "device_time")
     wanted = {table: Counter(query(late, f"SELECT * FROM {table}")) for table in tables}
     for number, order in enumerate(

@@ -15,7 +15,7 @@ from rooms import store
 from rooms.model import Reading, TaskKey
 from rooms.root import BadInput, LocalFolder, RunFolder
 from rooms.store import Filesystem, LiveHalf, checksum, choose_live_folder, publish, take_over
-from support.databases import names_in, query, seal_is_broken
+from support.databases import is_sealed, names_in, query
 from support.filesystems import largest_file, lie_about_filesystem, small_disk
 from support.hand_clock import HandClock
 from support.task_files import START_MS, LiveTask, make_chunk
@@ -59,7 +59,7 @@ def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alon
     ((text,),) = query(target, "SELECT value FROM meta WHERE key = 'rows'")
     tables = [table.name for table in store.TABLES if table.name != "meta"]
     assert json.loads(text) == {name: query(target, f"SELECT count(*) FROM {name}")[0][0] for name in tables}
-    assert seal_is_broken(target) is False
+    assert is_sealed(target)
     assert store.read_stated(target) == store.read_checksum(target)[0]
     assert names_in(target.parent) == [target.name]
     assert {name.partition(".")[0] for name in names_in(live.folder)} == {"recorder", "wrapper"}
@@ -120,7 +120,7 @@ def test_what_killed_writers_leave_is_published_whole(tmp_path, target, shared):
         publish([half, halves[1]], target, closing={"verdict": "killed"})
         assert query(target, CONTENT) == [(2, 2)]
         assert query(target, "SELECT verdict, (SELECT count(*) FROM host_sample) FROM task") == [("killed", 2)]
-        assert seal_is_broken(target) is False
+        assert is_sealed(target)
     target.unlink()
     assert work(old[0]) == store.left_behind(old[0], shared=shared)
 
@@ -341,7 +341,7 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
         assert query(target, words) == [("killed", START_MS + 7000, 1)]
         gap = [(START_MS + 500, START_MS + 7000, "the recorder was killed, too")]
         assert query(target, "SELECT from_ms, to_ms, reason FROM gap") == gap
-        assert (seal_is_broken(target), folder.path.exists()) == (False, False)
+        assert (is_sealed(target), folder.path.exists()) == (True, False)
     there = [(folder.path.exists(), target.exists()) for folder, target in (idle, *of_others)]
     assert there == [(False, False), *[(True, False)] * len(of_others)]
     assert store.publish_left_behind(run, mine, key, hostname="here") == []

@@ -239,7 +239,7 @@ def test_lost_devices_are_made_anew_from_their_samples(original, copy):
 
 
 def test_a_chunk_whose_detections_are_lost_is_to_be_done_again(original, copy):
-    pages = {n: original.content[(n - 1) * 4096 : n * 4096] for n in damage.pages_of_kind(copy, "table leaf")}
+    pages = {n: original.content[(n - 1) * 4096 : n * 4096] for n in damage.table_leaves(copy)}
     damage.zero_page(copy, next(n for n, page in pages.items() if page.count(b"OVEN") > 3))
     saved, lost, rows = salvaged(copy)
     assert lost == {"detection": CHUNKS * len(LABELS) - saved["detection"]}
