@@ -6,6 +6,7 @@ HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_ha
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -22,10 +23,10 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from rooms.root import BadcjobsError, SessionBroken, SubprocessLauncher, nothing_more
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine
 from support.audio import make_wav
-from support.fake_hawkears import CODES, NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
+from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
-from support.waiting import wait_for
+from support.waiting import is_running, wait_for
 
 CLOCK = root.SystemClock()
 GPU = WorkerPlan(0, Device("0", "test", index=3, uuid="GPU-1", backend="nvml"), 1, 8)
@@ -75,7 +76,7 @@ class Place:
             return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
         if kind == "hawkears1":
             return workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
-        return CommandEngine(start, f"sh {DATA}/listen.sh {kind}", limit)
+        return CommandEngine(start, kind if kind[0] == "/" else f"sh {DATA}/listen.sh {kind}", limit)
 
     def open(self, engine, plan=GPU):
         self.sessions.append(engine.open(plan, self.scratch))
@@ -319,88 +320,6 @@ def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_si
         assert "HawkEars prints what it likes" in said, "not between our lines"
 
 
-def test_a_recording_that_fails_has_its_class_and_costs_no_reload(place):
-    batch = [
-        place.good("a"), place.file("bad", b"no audio" * 9), place.file("empty", b""), place.fake("oom", "oom"),
-        place.good("b"), place.fake("error", "traceback"), place.fake("full", "full"),
-        chunk(Path("/no/such/gone.wav")), replace(chunk(place.folder), recording_id="folder", chunk_id="folder"),
-        place.good("crumb", 0.2), place.good("crumb of 30 s", 0.2, 30_000), place.good("half a second", 0.4, 500),
-        place.good("longer", 3, 2_500), place.good("shorter", 3, 3_500), place.fake("quiet", "silence"),
-        place.fake("unheard", "skip"), place.fake("long", "long"), place.fake("stuck", "stuck"), place.good("z"),
-    ]  # fmt: skip
-    events = list(place.open(place.engine("hawkears", "--threads", "1")).process(batch))
-    assert [type(one) for one in events] == [ChunkStarted, ChunkResult] * len(batch)
-    assert [one.chunk for one in events[::2]] == batch, "in the order of the batch, each told when it begins"
-    results = {one.chunk.chunk_id: one for one in events if isinstance(one, ChunkResult)}
-    assert {name: error_class for name, error_class in classes(results).items() if error_class} == {
-        "bad": "bad_audio", "empty": "bad_audio", "gone": "bad_audio", "folder": "bad_audio",
-        "crumb of 30 s": "bad_audio", "oom": "out_of_memory", "error": "engine_error", "full": "no_space",
-        "unheard": "engine_error", "long": "engine_error", "stuck": "engine_error",
-    }  # fmt: skip
-    assert all(result.charged for result in results.values())
-    assert "0.20 s of audio instead of 30.00 s" in (results["crumb of 30 s"].error or "")
-    assert [results[name].audio_s for name in ("a", "longer", "shorter")] == [3.0, 2.5, 3.5], "what was promised counts"
-    assert results["crumb"].detections == results["quiet"].detections == () != results["z"].detections
-    assert len(results["long"].error or "") < 2300 and "gave no result" in (results["unheard"].error or "")
-    # The models were loaded once, and again after one that they could not forget; memory is freed when it is short.
-    log = (place.scratch / "hawkears.log").read_text()
-    assert len(place.loads.read_text().splitlines()) == log.count("heuristics loaded") == 2
-    assert log.count("memory freed") == 1
-
-
-def test_where_only_some_threads_find_room_the_others_do_all(place, caplog):
-    engine = place.engine("hawkears", "--threads", "3", slow_s=0.05, FAKE_HAWKEARS_ROOM="2")
-    assert classes(place.process(engine, [place.good(name) for name in "abcdef"])) == dict.fromkeys("abcdef")
-    assert "a worker continues with fewer threads (2): " in caplog.text
-
-
-def test_locations_and_scores_filter_also_recordings_that_come_one_by_one(place):
-    """HawkEars knows the recordings of its list by their names."""
-    for options, absent, least in (("--lat 50 --lon -120 --min_score 0.85", ("RUGR", "STGR"), 0.85),
-                                   ("--region CA-BC", ("RUGR", "STGR"), 0), ("--region CA-NT", (), 0)):  # fmt: skip
-        engine = place.engine("hawkears", "--threads", "2", *options.split())
-        for result in place.process(engine, [place.good(name) for name in "abcd"]).values():
-            heard = hear(Path(result.chunk.audio_path).read_bytes())
-            kept = [code for _, _, code, score in heard if code not in absent and score >= least]
-            assert [d.label for d in result.detections] == kept, options
-    other = place.process(place.engine("hawkears", "--label", "alt_code"), [place.good("a")])["a"].detections
-    assert {d.label: d.label_name for d in other}.items() <= {code.lower(): NAMES.get(code) for code in CODES}.items()
-
-
-def test_what_breaks_a_session_has_its_class_and_only_what_began_is_suspect(place):
-    good, long_ago = place.good("good"), HangTimeout(start_s=60, least_s=0.5)
-    long_ago.learn(0.01, 3)
-
-    def told(*args, batch=(good,), **more):
-        return place.broken(place.engine("hawkears", *args, **more), batch)[:2]
-
-    assert told("--threads", "1", batch=[place.fake("SIGSEGV", "SIGSEGV"), good]) == ("engine_crash", False)
-    assert told("--threads", "1", batch=[good, place.fake("hang", "hang")], limit=long_ago) == ("hang", False)
-    assert told(limit=HangTimeout(start_s=0.4), FAKE_HAWKEARS_START_S="60") == ("hang", True)
-    assert told(FAKE_HAWKEARS_CUDA="0") == ("ran_on_cpu", True)
-    assert told(FAKE_HAWKEARS_ROOM="0") == ("out_of_memory", True)
-    for wrong in ({"FAKE_HAWKEARS_NO_TORCH": "1"}, {"FAKE_HAWKEARS_SHAPE": "other"}, {"FAKE_HAWKEARS_SHAPE": "deaf"}):
-        assert told(**wrong) == ("configuration", True)
-    assert (told("--region", "XX-YY"), told("--threads", "many")) == (("configuration", False), ("configuration", True))
-    for path in (place.root / "data" / "ckpt").iterdir():
-        path.unlink()
-    assert told() == ("configuration", True)
-    for args, cuda, error_class, said in (
-        (("--region", "XX-YY"), "1", "configuration", "no eBird county found"),
-        (("--loudly",), "1", "configuration", "unrecognized arguments"),
-        ((), "0", "ran_on_cpu", "the CPU although this worker has a GPU"),
-    ):
-        found = place.broken(place.engine("hawkears1", *args, FAKE_HAWKEARS_CUDA=cuda), [good])
-        assert (found[0], said in found[2]) == (error_class, True), found
-
-
-def test_the_cpu_is_accepted_where_it_was_agreed(place):
-    for kind, plan, cpu in (("hawkears", GPU, True), ("hawkears", SIMULATED, False), ("hawkears", CPU, False),
-                            ("hawkears1", CPU, False)):  # fmt: skip
-        engine = place.engine(kind, cpu=cpu, FAKE_HAWKEARS_CUDA="0")
-        assert place.process(engine, [place.good("a")], plan)["a"].ok
-
-
 def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     fine = place.engine("hawkears", "--threads", "2", "--region", "CA-NT")
     fine.check()
@@ -428,80 +347,71 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     pages({"refused.txt": text.replace(shlex.quote(sys.executable), "PYTHON").replace(sys.executable, "PYTHON")})
 
 
-def test_version_1_brings_labels_back_to_their_chunks_and_nothing_of_a_lost_batch_counts(place):
-    long = f"it's a {'b' * 44}"
-    batch = [place.good("a"), place.file("bad", b"no audio"), place.good(long), place.fake("quiet", "silence")]
-    results = place.process(place.engine("hawkears1"), batch)
-    assert classes(results) == {"a": None, "bad": "no_output", long: None, "quiet": None}
-    assert f"Caught exception in audio load of {batch[1].audio_path}" in (results["bad"].error or "")
-    assert sorted(place.loads.read_text().splitlines()) == [
-        "c000000~a.wav", "c000001~bad.wav", f"c000002~it_s_a_{'b' * 43}.wav", "c000003~quiet.wav"
-    ], "a date in a name can still be found"  # fmt: skip
-    for one in (batch[0], batch[2]):
-        heard = hear(Path(one.audio_path).read_bytes())
-        assert sorted((d.start_ms, d.label, d.score, d.label_name) for d in results[one.chunk_id].detections) == sorted(
-            (round(start_s * 1000), code, round(score, 3), NAMES.get(code, code)) for start_s, _, code, score in heard
-        )
-    # A thread that dies in silence: it writes its table and ends with 0 all the same.
-    for word, others, expected in (
-        ("oom", [], ("out_of_memory", True)), ("oom", batch[::2], ("batch_lost", False)),
-        ("SIGSEGV", [], ("engine_crash", True)), ("SIGKILL", batch[::2], ("batch_lost", False)),
-    ):  # fmt: skip
-        results = place.process(place.engine("hawkears1", "--threads", "2"), [place.fake("x", word), *others])
-        assert {(result.error_class, result.charged) for result in results.values()} == {expected}, word
+TEMPLATES = {"one": ONE, "many": MANY, "place": ONE + " [{device}] {device_index} {chunk_id}",
+             "gone": f"/no/such/program {ONE}", "gone-many": f"/no/such/program {MANY}"}  # fmt: skip
+PLANS = {"GPU": GPU, "CPU": CPU, "LEAN": LEAN, "SIMULATED": SIMULATED}
+STORIES = dict(part.split("\n", 1) for part in (DATA / "engine_stories.txt").read_text().split("=== ")[1:])
 
 
-def test_what_does_not_fit_as_usual_fits_lean_and_more_does_not(place):
-    for kind in ("hawkears", "hawkears1", "demo"):
-        args = ("--room-s=40",) if kind == "demo" else ("--min_score", "0.1", "--threads", "3")
-        engine = place.engine(kind, *args, FAKE_HAWKEARS_ROOM_S="40")
-        usual = place.process(engine, [place.good("25", 25)], SIMULATED)
-        lean = place.process(engine, [place.good(name, int(name)) for name in ("25", "40", "41")], LEAN)
-        assert (classes(usual), classes(lean)) == (
-            {"25": "out_of_memory"}, {"25": None, "40": None, "41": "out_of_memory"}
-        ), kind  # fmt: skip
+def recording(place, word):
+    name, _, length = word.lstrip("!?/").partition("=")
+    if word[0] in "!?":
+        return place.fake(name, name) if word[0] == "!" else place.file(name, b"no" * (name == "bad"))
+    if word[0] == "/":
+        return chunk(place.folder / name)
+    seconds, _, end_ms = length.partition("/")
+    return place.good(name, float(seconds or 3), int(end_ms or 0) or None)
 
 
-def test_a_program_is_told_what_and_where_and_lean_it_gets_one_chunk_at_a_time(place):
-    for template, plan, *runs in (
-        (ONE + " {device} {device_index} {chunk_id}", GPU, "- 8 a a GPU-1 1 GPU-1 3 a", "- 8 b b GPU-1 1 GPU-1 3 b"),
-        (ONE + " [{device}{device_index}]", CPU, "- 2 a a  1 []", "- 2 b b  1 []"),
-        (ONE, LEAN, "1 1 a a GPU-sim 1", "1 1 b b GPU-sim 1"),
-        (MANY, GPU, "- 8 - - GPU-1 2 many"),
-        (MANY, LEAN, "1 1 - - GPU-sim 1 many", "1 1 - - GPU-sim 1 many"),
-    ):
-        place.runs.unlink(missing_ok=True)
-        results = place.process(place.engine(template), [place.good("a"), place.good("b")], plan)
-        assert (classes(results), place.runs.read_text().splitlines()) == ({"a": None, "b": None}, runs)
+def shown(error):
+    lines = [line if len(line) < 999 else f"{len(line)} characters" for line in error.splitlines()]
+    return " … ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
-@pytest.mark.parametrize("template", [ONE, MANY])
-def test_a_program_that_fails_is_blamed_on_its_chunk_only_if_that_was_alone(place, template):
-    good, engine = place.good("good"), place.engine(template)
-    for word, error_class in {
-        "nothing": "no_output", "half": "bad_output", "exit-3": "exit_code", "exit-memory": "out_of_memory",
-        "SIGSEGV": "engine_crash", "SIGKILL": "worker_died",
-    }.items():  # fmt: skip
-        alone = place.process(engine, [place.fake("x", word)])["x"]
-        assert (alone.error_class, alone.charged) == (error_class, True) and "x.wav" in (alone.error or ""), word
-        both = place.process(engine, [place.fake("x", word), good])
-        kept = template == ONE or word in ("nothing", "half")
-        assert (both["good"].ok, both["x"].charged) == (kept, kept), word
-        if not kept:
-            assert classes(both) == {"good": "batch_lost", "x": "batch_lost"}
-            assert f"lost with its batch of 2 chunks ({error_class})" in (both["x"].error or "")
-    for word, told in {"SIGTERM": "terminated", "exit-lost": "gpu_lost"}.items():
-        assert place.broken(engine, [place.fake("x", word), good])[:2] == (told, False)
-    assert place.process(engine, [place.fake("x", "leave")])["x"].ok
-    left = int(Path(f"{place.runs}.left").read_text())
-    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie", "its child is gone")
-    gone = CommandEngine(EngineStart((), {}, SubprocessLauncher("x"), CLOCK), f"/no/such/program {template}")
-    assert place.broken(gone, [good])[:2] == ("no_program", True)
-
-
-def test_a_program_hangs_when_it_is_silent_not_when_it_takes_long(place):
-    hasty, patient = HangTimeout(start_s=0, least_s=0.5, slowest=0.1), HangTimeout(start_s=0, least_s=2, slowest=0.1)
-    for limit in (hasty, patient):
+def play(place, story):
+    """Return what becomes of the recordings of a story."""
+    kind, options, facts, words = (part.split() for part in story.split("|"))
+    facts = dict(fact.split("=") for fact in facts)
+    plan, cpu = PLANS[facts.pop("plan", "GPU")], "cpu" in facts and facts.pop("cpu")
+    env = {f"FAKE_HAWKEARS_{name}": facts.pop(name) for name in [*facts] if name.isupper()}
+    limit = HangTimeout(**{name: float(value) for name, value in facts.items()}) if facts else None
+    if limit:
         limit.learn(0.01, 3)
-    assert place.broken(place.engine(MANY, limit=hasty), [place.fake("x", "hang")])[:2] == ("hang", False)
-    assert place.process(place.engine(ONE, limit=patient), [place.fake("x", "talk")])["x"].ok
+    session = place.open(place.engine(TEMPLATES.get(*kind, *kind), *options, limit=limit, cpu=cpu, **env), plan)
+    said, begun = [], set()
+    try:
+        for news in session.process([recording(place, word) for word in words]):
+            name = news.chunk.chunk_id
+            if isinstance(news, ChunkStarted):
+                begun.add(name)
+                continue
+            assert name in begun
+            heard = [(d.start_ms, d.end_ms, d.label, d.score, d.label_name) for d in news.detections]
+            heard = heard if f"!{name}" in words else bool(heard)  # in a tone, rounding decides what is heard
+            told = f"{news.audio_s} s, heard {heard}" if news.ok else f"{news.error_class} {shown(news.error)}"
+            said.append(f"{name}: {'' if news.charged else 'not charged, '}{told}")
+    except SessionBroken as broken:
+        said.append(f"{broken.error_class}{' at the start' * broken.at_start}: {str(broken).splitlines()[-1]}")
+    session.close()
+    return said if options[:2] == ["--threads", "1"] else sorted(said)
+
+
+@pytest.mark.parametrize("topic", STORIES)
+def test_what_becomes_of_recordings(place, pages, caplog, topic):
+    """Those of one thread in the order of the batch; with the loads of models or files, and the runs of a program."""
+    said, traces = [], (place.loads, place.runs, place.scratch / "hawkears.log", Path(f"{place.runs}.left"))
+    for story in STORIES[topic].splitlines():
+        caplog.clear()
+        said += [f"$ {story}", *play(place, story)]
+        loads, runs, log, left = (path.read_text() if path.exists() else "" for path in traces)
+        alone = "--threads 1 " in story or "--" not in story  # else threads race for the files
+        loads = re.sub(r"(?m)^\d+$", "models loaded", loads * alone)
+        said += sorted(f"    {line}" for line in (loads + runs).splitlines())
+        said += [f"    {one.getMessage()}" for one in caplog.records]
+        said += ["    memory freed"] * log.count("memory freed")
+        if left:
+            wait_for(lambda left=left: not is_running(int(left)), "its child is gone")
+        for path in traces:
+            path.unlink(missing_ok=True)
+    text = "\n".join(said).replace(str(place.folder), "/…")
+    pages({"said.txt": re.sub(r"for \d+ s$", "for N s", text, flags=re.MULTILINE)})
