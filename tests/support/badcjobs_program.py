@@ -32,7 +32,7 @@ ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  
 # As a recorder is on a machine too busy for ten readings a second.
 NOT_LATE = "reason NOT LIKE 'the recorder was late%' AND reason <> 'the recorder was slow to start'"
 _NO_CHARTS = Path(__file__).parent / "no_charts"
-_KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
+KEPT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def without_charts(python_path: str | None) -> str:
@@ -66,6 +66,10 @@ class Program:
         self.pid, self.send = self._process.pid, self._process.send_signal
 
     @property
+    def stdout(self) -> str:
+        return self._stdout.read_text()
+
+    @property
     def stderr(self) -> str:
         return self._stderr.read_text(errors="replace")
 
@@ -84,7 +88,7 @@ class Program:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"still running after {timeout_s} s; it said:\n{self.stderr}") from None
-        return Outcome(exit_code, self._stdout.read_text(), self.stderr)
+        return Outcome(exit_code, self.stdout, self.stderr)
 
 
 def forked(args: Sequence[object], env: dict[str, str], cwd: Path, said: Path, timeout_s: float) -> Outcome:
@@ -107,7 +111,7 @@ class Site:
         self._mark, self._numbers = uuid.uuid4().hex, itertools.count(1)
 
     def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         # What runs learn from each other stays within a test.
         places = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.local), MARK: self._mark}
         python_path = without_charts(kept.get("PYTHONPATH"))

@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.badcjobs_program import KEPT, Program
 from support.synthetic_job import DEVICES, EVEN_CHUNKS, write_tasks
 from support.task_files import START_MS
+from support.waiting import wait_for
 
 SECONDS = 600
 _SILENT, _SILENCE_S = 15, 1800
@@ -69,33 +69,22 @@ def _tell(db: sqlite3.Connection, kind: int, chance: random.Random, now_ms: int)
         db.execute(_WARN, (now_ms - 190_000,))
 
 
-class LiveServer:
+class LiveServer(Program):
     """Runs for the length of a block; ``get`` asks it."""
 
     def __init__(
         self, folder: Path, *args: object, env: dict[str, str] | None = None, interval_s: float | None = None
     ) -> None:
-        kept = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH")
-        environ = {name: os.environ[name] for name in kept if name in os.environ}
+        environ = {name: os.environ[name] for name in KEPT if name in os.environ} | {"LANG": "C.UTF-8", **(env or {})}
         environ |= {} if interval_s is None else {"BADCJOBS_POLL_S": str(interval_s)}
-        environ |= {"LANG": "C.UTF-8", **(env or {})}
-        words = [sys.executable, "-m", "badcjobs", "serve", *map(str, args), "--port", "0", "--json"]
-        self._said = folder / f"serve-{time.monotonic_ns()}.stderr"
-        with self._said.open("wb") as stderr:
-            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": stderr}
-            self._process = subprocess.Popen(words, env=environ, cwd=folder, text=True, **pipes)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"it never became ready; it said:\n{self.stderr}"
-        self.ready: dict[str, Any] = json.loads(line)
+        said = folder / f"serve-{time.monotonic_ns()}"
+        super().__init__(["serve", *args, "--port", "0", "--json"], environ, folder, said)
+        wait_for(lambda: self.stdout.endswith("\n") or not self.running, "it is ready")
+        assert self.stdout, f"it never became ready; it said:\n{self.stderr}"
+        self.ready: dict[str, Any] = json.loads(self.stdout.splitlines()[0])
         self.url = str(self.ready["url"]).rstrip("/")
-        self.pid = self._process.pid
         # No certificates to load: that takes longer than all tests.
         self._client = httpx.Client(timeout=30, verify=False)
-
-    @property
-    def stderr(self) -> str:
-        return self._said.read_text(errors="replace")
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         self._client.cookies.clear()
@@ -117,19 +106,13 @@ class LiveServer:
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
-        self._process.send_signal(signum)
-        return self._process.wait(40)
+        self.send(signum)
+        return self.wait(40).exit_code
 
     def __enter__(self) -> LiveServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
-            self._client.close()
-            if self._process.poll() is None:
-                self.end()
-        finally:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+        self._client.close()
+        if self.running:
+            self.end()

@@ -20,11 +20,10 @@ from rooms import model
 from rooms.model import Chunk, Reading, TaskKey
 from rooms.store import TaskWriter, publish
 from rooms.telemetry import AlertBook, Followed, TelemetryWriter
-from support.task_files import START_MS
+from support.task_files import IN_MEMORY, START_MS
 
 GIB = 2**30
 JOB_ID = "4821"
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # there are hundreds of files, for a moment each
 _KILLERS = ("engine_crash", "gpu_lost")  # of a worker
 _WARM_S = 60.0  # until host memory is at its height
 _THERMAL = 0x60

@@ -26,14 +26,7 @@ SLOW_NODE = "gpu17"
 TIME_LIMIT_S = 5400
 _SILENT, _SILENCE_S = 22, 1500  # every so many tasks at work one has published nothing for a while
 _OF_TIME = ("at_ms", "from_ms", "to_ms")
-_SPECIES = (
-    "OVEN Ovenbird, WTSP White-throated Sparrow, REVI Red-eyed Vireo, HETH Hermit Thrush, SWTH Swainson's Thrush, "
-    "TEWA Tennessee Warbler, AMRO American Robin, YRWA Yellow-rumped Warbler, CHSP Chipping Sparrow, "
-    "RCKI Ruby-crowned Kinglet, DEJU Dark-eyed Junco, LISP Lincoln's Sparrow, ALFL Alder Flycatcher, "
-    "CORA Common Raven, GRAJ Canada Jay, WIWR Winter Wren, MAWA Magnolia Warbler, BOCH Boreal Chickadee, "
-    "OSFL Olive-sided Flycatcher, CONI Common Nighthawk, BOOW Boreal Owl, YERA Yellow Rail, RUGR Ruffed Grouse, "
-    "COLO Common Loon"
-)
+_SPECIES = (Path(__file__).parents[1] / "data" / "species.txt").read_text().splitlines()
 _SETTINGS = {
     "out": "/scratch/lab/runs/june", "source": ["/scratch/lab/june.csv"], "engine": "hawkears",
     "engine_arg": ["--min_score=0.6"], "interval": 1.0, "retries": 2, "workers_per_gpu": "auto", "max_gpus": None,
@@ -43,7 +36,7 @@ _V100 = Card("Tesla V100-SXM2-16GB", 10.5, 16, 300, 42, 1530, 87)
 _STEADY = Story(
     card=_V100, devices=DEVICES, workers=1, cores=8, start_up_s=95, prepare_s=12, end_s=6, pause_s=2.0, cpu_s=1.0,
     memory_limit_gib=16, settings=_SETTINGS,
-    species=tuple((one[:4], one[5:]) for one in _SPECIES.split(", ")),
+    species=tuple((one[:4], one[5:]) for one in _SPECIES),
 )  # fmt: skip
 
 
@@ -112,12 +105,12 @@ def write_source(folder: Path, tasks: int, *, chunks: int = CHUNKS) -> None:
     (folder / "run.toml").write_text(frozen.to_toml("0.7.0"))
 
 
-def write_mid_run(folder: Path, tasks: int, *, now_ms: int, share: float = 0.55, chunks: int = CHUNKS) -> None:
-    """Write the folder of the job as it looks when this share of its time is over, which is now."""
+def write_mid_run(folder: Path, tasks: int, *, now_ms: int) -> None:
+    """Write the folder of the job as it looks when half of its time is over, which is now."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
-        templates, plan = Templates(Path(local)), list(schedule(tasks, chunks))
-        at_s = share * max(one.end_s for one in plan)
+        templates, plan = Templates(Path(local)), list(schedule(tasks))
+        at_s = 0.55 * max(one.end_s for one in plan)
         old = [one for one in plan if one.begin_s + _SILENCE_S < at_s < one.end_s]
         silent = {one.key for one in old[len(old) // 3 :: _SILENT]}
         for one in (one for one in plan if one.begin_s < at_s):
@@ -127,10 +120,10 @@ def write_mid_run(folder: Path, tasks: int, *, now_ms: int, share: float = 0.55,
                 story = replace(story, killed_s=None, slurm_state=None, under_way_s=round(max(60, ran_s)))
             path = templates.write(story, one.key, now_s - START_MS / 1000 - ran_s, folder / "tasks")
             os.utime(path, (now_s,) * 2)
-    write_source(folder, tasks, chunks=chunks)
+    write_source(folder, tasks)
     job = Submitted(JOB_ID, None, tuple(range(tasks)))
     begun_ms = now_ms - round(1000 * at_s) - 60_000
-    write_record(folder, Record("slurm", job, ("run", "june.csv"), tasks * chunks, begun_ms))
+    write_record(folder, Record("slurm", job, ("run", "june.csv"), tasks * CHUNKS, begun_ms))
 
 
 def write_tasks(

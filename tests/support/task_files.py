@@ -16,7 +16,7 @@ from rooms.telemetry import TelemetryWriter
 from support.databases import change
 
 START_MS = 1_800_000_000_000
-_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # live files need no disk here
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # live files need no disk here
 LOUD = Detection(100, 600, "LOUD", 0.9, "Loud sound")
 
 
@@ -99,7 +99,7 @@ class TaskFile:
     def write(self) -> Path:
         """Write both live files as a task does, publish them, and return the published file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_MEMORY) as local:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as local:
             publish(self.write_live(Path(local)), self.path)
         return self.path
 
