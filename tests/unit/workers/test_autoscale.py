@@ -15,19 +15,21 @@ from rooms.model import TOO_LONG, ChunkStarted, Device, MemoryHeld, Probed, Prob
 from rooms.planning import evaluate
 from rooms.root import BadInput, Project, RunSettings, SessionBroken, SubprocessLauncher, SystemClock
 from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
+from support.brief import line, literal
 from support.hand_clock import HandClock
 from support.probes import GIB, KEY, trial
 from support.supervised import Bench
 from support.waiting import wait_for
 
 STEP_S = 0.5
-STARTS = Path(__file__).parents[2] / "data" / "autoscale_starts.txt"
+DATA = Path(__file__).parents[2] / "data"
 
 
 class Task:
     """A task whose workers stand still while the test says how much they have done; time passes by half seconds."""
 
     def __init__(self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=()):
+        folder.mkdir(exist_ok=True)
         self.clock, self.go_on, self.lost = HandClock(), threading.Event(), lost
         self.learned = Learned("demo", [folder / "learned.json"])
         self.lines = []
@@ -58,9 +60,8 @@ class Task:
         places = list(self.supervisor.slots_at_work.values())
         return max(map(places.count, places), default=0)
 
-    def live(self, speed=lambda workers: 10.0 * workers, *, seconds=100, left=10**6, used_gib=None, warm=True,
-             audio=True, held=lambda now_s, workers: None):  # fmt: skip
-        """Let time pass; ``speed``: chunks per second of so many workers on each device. Return the decisions."""
+    def live(self, rates=range(10, 999, 10), seconds=100, left=10**6, used_gib=None, warm=True, audio=True, held=None):
+        """Let time pass; ``rates``: chunks per second of 1, 2, … workers on each device. Return the decisions."""
         self.bench.start()
         if self.lost:
             self.bench.run(until=lambda: len(self.bench.tally.retired) == len(self.lost))
@@ -68,12 +69,12 @@ class Task:
         for _ in range(int(seconds / STEP_S)):
             self.clock.sleep(STEP_S)
             workers, now_s = self.workers, self.clock.monotonic_s()
-            done += STEP_S * speed(workers)
+            done += STEP_S * (rates[workers - 1] if workers else 0)
             supervisor.tally.done = int(done)
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
             supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
             peaks = {} if used_gib is None else {100: round(used_gib * GIB * workers), 101: GIB}
-            memory = {"memory_peaks": {30.0: peaks}.get, "memory_held": partial(held, now_s, workers)}
+            memory = {"memory_peaks": {30.0: peaks}.get, "memory_held": partial(memory_held, held, now_s, workers)}
             self.scaler.update(supervisor, left=left - int(done), **memory)
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
@@ -87,51 +88,23 @@ class Task:
         return "\n".join([*self.lines, f"  at work on {at_work}, threads {threads}", f"  learned: {facts}", ""])
 
 
-def table(*rates):
-    return lambda workers: rates[workers - 1]
-
-
-def every_10_s(gib_each):
-    """Read the memory as a watch does: in between it is the old reading that is known."""
-    return lambda now_s, workers: MemoryHeld(round(gib_each * GIB * workers), now_s // 10 * 10)
-
-
-def growing(now_s, workers):
-    return MemoryHeld(round(GIB * (1.0 + 0.1 * min(now_s % 1000, 60.0))), now_s)
+def memory_held(how, now_s, workers):
+    """Return what was read of the main memory: so many GiB of each worker, more and more, or long ago."""
+    if how == "growing":
+        return MemoryHeld(round(GIB * (1.0 + 0.1 * min(now_s % 1000, 60.0))), now_s)
+    if how == "read before":
+        return MemoryHeld(GIB, 0.0)
+    return how and MemoryHeld(round(how * GIB * workers), now_s // 10 * 10)  # as a watch reads it, every 10 s
 
 
 def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
     """A lost device says nothing about the others, and a lost worker is not replaced."""
-
-    def story(name, **how):
-        (tmp_path / name).mkdir(exist_ok=True)
-        return Task(tmp_path / name, **how)
-
-    two, drained = {"cpus": 16, "devices": 2}, story("drained")
-    said = {
-        "until-it-does-not-pay": story("more", cpus=5).live(table(10, 18, 22, 22.5, 99)),
-        "as-an-earlier-run-found": story("more", cpus=6).live(),  # nearly as many cores
-        "with-other-cores": story("more", cpus=7).live(seconds=3),
-        "just-5-percent": story("just", cpus=4).live(table(40, 42, 99, 99)),
-        "slower": story("slower", cpus=16).live(table(0, 0, 20, 15), seconds=60),
-        "no-more-cores": story("cores", cpus=3).live(),
-        "slow-chunks-without-a-length": story("slow", devices=2).live(table(1, 2, 2, 2), audio=False, seconds=200),
-        "half-of-a-device-is-full": story("half", cpus=4, gib=20).live(used_gib=9),
-        "more-than-half-is-full": story("fuller", cpus=4, gib=20).live(used_gib=9.1),
-        "just-enough-main-memory": story("enough", cpus=8, granted=30).live(held=every_10_s(9)),
-        "not-enough-main-memory": story("little", cpus=8, granted=29.9).live(held=every_10_s(9)),
-        "main-memory-for-the-next-job": story("little", cpus=8, granted=10).live(seconds=2),
-        "main-memory-still-grows": story("grows", cpus=4, granted=15).live(table(10, 10), held=growing),
-        "main-memory-was-read-before": story("before", cpus=4, granted=99).live(held=lambda *_: MemoryHeld(GIB, 0.0)),
-        "main-memory-is-unknown": story("unknown", cpus=2, granted=9).live(),
-        "a-minute-of-work-left": story("minute", cpus=2).live(left=655),
-        "less-than-a-minute-left": story("less", cpus=2).live(left=654),
-        "nobody-is-warm": story("cold", cpus=8).live(warm=False),
-        "a-lost-device": story("device", **two, lost=(2, 3)).live(seconds=20),
-        "a-lost-worker": story("worker", **two, lost=(1,)).live(),
-        "every-worker-lost": story("all", cpus=1, lost=(0,)).live(),
-    }
-    pages({"decisions.txt": "\n".join(f"# {name}\n{text}" for name, text in said.items())})
+    said = []
+    for story in (DATA / "autoscale_stories.txt").read_text().splitlines()[1:]:
+        name, folder, granted, course = story.split(" | ")
+        said.append(f"# {name}\n{Task(tmp_path / folder, **json.loads(granted)).live(**json.loads(course))}")
+    pages({"decisions.txt": "\n".join(said)})
+    drained = Task(tmp_path / "drained")
     drained.bench.start()
     drained.supervisor.drain()
     drained.live()
@@ -140,8 +113,8 @@ def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
 
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages):
     lines = []
-    for number, line in enumerate(STARTS.read_text().splitlines()[1:]):
-        how, known = map(json.loads, line.split("|"))
+    for number, start in enumerate((DATA / "autoscale_starts.txt").read_text().splitlines()[1:]):
+        how, known = map(json.loads, start.split("|"))
         folder = tmp_path / str(number)
         Learned("demo", [folder / "learned.json"]).note("V100", **known)
         task = Task(folder, **how)
@@ -163,22 +136,11 @@ def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(
     assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
 
 
-NO_LESSONS = """
-nonsense
-[]
-{"version": 1}
-{"version": 99, "lessons": {"demo": {"GPU": {"workers": 2}}}}
-{"version": 1, "lessons": []}
-{"version": 1, "lessons": {"demo": 3}}
-{"version": 1, "lessons": {"demo": {"GPU": 3}}}
-{"version": 1, "lessons": {"demo": {"GPU": {"x": 3}}}}"""
-
-
 def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
     good = tmp_path / "good.json"
-    for text in NO_LESSONS.splitlines():
+    for text in (DATA / "no_lessons.txt").read_text().splitlines():
         good.write_text(text)
         assert Learned("demo", [good]).about("GPU") == Lesson()
         learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
@@ -292,43 +254,31 @@ def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path, pages):
     pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
 
 
-def plans(count=2, *, name="Tesla V100", gib=16):
-    device = Device("0", "because", name=name, memory_total_bytes=None if gib is None else round(gib * GIB))
-    return [WorkerPlan(slot, device, 7, threads=4) for slot in range(count)]
+PROBES = {
+    "found": FOUND, "unfinished": replace(FOUND, result=None),
+    "alone": replace(FOUND, result=evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10)),
+    "easy": replace(FOUND, result=evaluate([trial(60, 400), trial(120, 800)], 10)),
+}  # fmt: skip
 
 
-def with_key(probed=FOUND, **facts):
-    return replace(probed, key=replace(KEY.key, **facts))
+def options(words):
+    return {name: literal(value) for name, _, value in (word.partition("=") for word in words)}
 
 
-ALONE = replace(FOUND, result=evaluate([trial(300, 9), Trial(310.0, False, TOO_LONG)], 10))
-EASY = replace(FOUND, result=evaluate([trial(60, 400), trial(120, 800)], 10))
-SAFE = {"Tesla V100": MemoryLimit(crowded_s=90.001, alone_s=94.001)}
-LIMITS = [
-    (plans(), [FOUND], SAFE),
-    (plans(1), [FOUND], {}),  # one chunk at once; the probe had two
-    (plans(3), [FOUND], SAFE),
-    (plans(gib=15.8), [FOUND], SAFE),  # drivers keep a little for themselves
-    (plans(gib=15.6), [FOUND], {}),
-    (plans(gib=None), [FOUND], {}),
-    (plans(gib=None), [with_key(memory_bytes=None)], SAFE),
-    (plans(), [with_key(memory_bytes=None)], {}),
-    (plans(), [with_key(engine_version="2.0"), with_key(settings="demo"), with_key(gpu="V100")], {}),
-    (plans(), [with_key(engine="command"), replace(FOUND, result=None)], {}),
-    (plans(name="V100"), [FOUND], {}),
-    ([WorkerPlan(0, None, None, 4)], [with_key(gpu="cpu", memory_bytes=None, chunks_at_once=1)], {}),
-    (plans(), [with_key(ALONE, chunks_at_once=n) for n in (1, 9)] + [FOUND], SAFE),  # the most, up to ours
-    (plans(1), [with_key(ALONE, chunks_at_once=1), FOUND], {"Tesla V100": MemoryLimit(crowded_s=270.001)}),
-    (plans(), [EASY], {}),  # everything fits
-]
+def plans(workers=2, gpu="Tesla V100", gib=16):
+    device = gpu and Device("0", "because", name=gpu, memory_total_bytes=gib and round(gib * GIB))
+    return [WorkerPlan(slot, device, 7, threads=4) for slot in range(workers)]
 
 
-def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path):
-    engine = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock()))
+def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
+    engine, said = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock())), []
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")
     files = [tmp_path / "damaged.toml", *workers.known_files("probe.toml", tmp_path, {})]
     settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
-    for planned, probes, found in LIMITS:
-        files[1].write_text(to_toml(probes))
-        assert workers.find_limits(files, planned, engine, settings) == found, (planned, probes)
+    for case in (DATA / "probe_limits.txt").read_text().splitlines()[1:]:
+        granted, *probes = (part.split() for part in case.partition("  #")[0].split(" | "))
+        known = [replace(PROBES[one], key=replace(KEY.key, **options(words))) for one, *words in probes]
+        files[1].write_text(to_toml(known))
+        said.append(f"{case} → {line(workers.find_limits(files, plans(**options(granted)), engine, settings))}")
+    pages({"limits.txt": "\n".join(said)})
