@@ -16,11 +16,10 @@ SETTINGS: dict[str, Any] = {
     "unknown_fields": [],  # not known to this version
     "unsupported": {},  # field → [device index, …]: "[Not Supported]"
     "lost": [],  # these devices have fallen off the bus
-    "unlisted": [],  # these devices are left out of the stream
+    "unlisted": [],  # these devices are left out of the stream; all of them: it is silent
     "fails": None,  # says this, and exits with 9
     "rounds": None,  # so many, then it says last_words and ends
     "last_words": "",
-    "silent": False,
     "first_line_after_s": 0,
 }
 FIXED = {
@@ -102,9 +101,8 @@ def main(folder: Path, arguments: list[str]) -> int:
     number = 0
     while settings["rounds"] is None or number < settings["rounds"]:
         number += 1
-        for index in range(0 if settings["silent"] else settings["devices"]):
-            if index not in settings["unlisted"]:
-                print(line(settings, fields, index), flush=True)
+        for index in {*range(settings["devices"])} - {*settings["unlisted"]}:
+            print(line(settings, fields, index), flush=True)
         (folder / "rounds").write_text(str(number))
         time.sleep(int(arguments[-1]) / 1000)
         settings = json.loads((folder / "settings.json").read_text())

@@ -21,8 +21,8 @@ class SmallDisk:
     """A mounted tmpfs of a few megabytes."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._stone, self._room = path, path / ".stone", threading.Event()
-        self._filler: threading.Thread | None = None
+        self.path, self._stone = path, path / ".stone"
+        self._room, self._filler = threading.Event(), threading.Thread()
 
     @property
     def free_bytes(self) -> int:
@@ -48,11 +48,9 @@ class SmallDisk:
         self._stone.unlink()
 
     def let_be(self) -> None:
-        """Fill it no more."""
         self._room.set()
-        if self._filler is not None:
+        if self._filler.is_alive():
             self._filler.join()
-            self._filler = None
 
     def _fill_on(self) -> None:
         while not self._room.wait(0.02):
@@ -102,19 +100,15 @@ def largest_file(size_bytes: int) -> Iterator[None]:
         sys.dont_write_bytecode = False
 
 
-_NOBODY = 65534
-
-
 @contextmanager
 def powerless_folder() -> Iterator[Path]:
     """Work in an empty folder; as root, do so as the user nobody."""
     codecs.lookup("utf-8-sig")  # nobody may not read the modules of root's Python, and this one comes late
-    before = Path.cwd()
+    before, is_root, nobody = Path.cwd(), os.geteuid() == 0, 65534
     folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to nobody
-    is_root = os.geteuid() == 0
     if is_root:
-        os.chown(folder, _NOBODY, _NOBODY)
-        os.seteuid(_NOBODY)
+        os.chown(folder, nobody, nobody)
+        os.seteuid(nobody)
     try:
         os.chdir(folder)
         yield folder
@@ -122,19 +116,13 @@ def powerless_folder() -> Iterator[Path]:
         if is_root:
             os.seteuid(0)
         os.chdir(before)
-        for parent, _, _ in os.walk(folder, onerror=_open_up):
-            Path(parent).chmod(0o700)
+        subprocess.run(["chmod", "-R", "u+rwX", folder], check=True)
         shutil.rmtree(folder)
-
-
-def _open_up(error: OSError) -> None:
-    Path(error.filename).chmod(0o700)
 
 
 def lie_about_filesystem(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str) -> None:
     """Let the kernel's mount table say that a folder is the mount point of a filesystem of this kind."""
-    read_text = Path.read_text
-    table = Path("/proc/self/mountinfo")
+    read_text, table = Path.read_text, Path("/proc/self/mountinfo")
     line = f"900 1 0:99 / {folder.resolve()} rw,relatime shared:99 - {kind} somewhere rw\n"
 
     def lying(path: Path, *args: Any, **options: Any) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pwd
 import re
 import shutil
 import socket
@@ -38,11 +37,11 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
-AuthInfo=socket={root}/munge.sock,cred_expire=5
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool-%n
-SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd-%n.pid
+AuthInfo=socket={self.root}/munge.sock,cred_expire=5
+StateSaveLocation={self.root}/state
+SlurmdSpoolDir={self.root}/spool-%n
+SlurmctldPidFile={self.root}/slurmctld.pid
+SlurmdPidFile={self.root}/slurmd-%n.pid
 SlurmdTimeout=10
 SelectType=select/cons_tres
 SchedulerParameters=bf_interval=1,sched_min_interval=0,batch_sched_delay=0
@@ -50,16 +49,16 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 CompleteWait=0
-KillWait={kill_wait_s}
+KillWait={self.kill_wait_s}
 MinJobAge=86400
 MaxArraySize=10001
 JobAcctGatherType=jobacct_gather/none
-PartitionName=gpu Nodes={usual} Default=YES MaxTime=INFINITE State=UP
+PartitionName=gpu Nodes={self.usual} Default=YES MaxTime=INFINITE State=UP
 """
 # Without cgroups, which need root, memory is not counted: else a script without --mem would take a whole node.
 _PLAIN = "SelectTypeParameters=CR_Core\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n"
 _GUARDED = (
-    _PLAIN.replace("_Core", "_Core_Memory\nDefMemPerCPU=1000").replace("linuxproc", "cgroup").replace("none", "cgroup")
+    "SelectTypeParameters=CR_Core_Memory\nDefMemPerCPU=1000\nProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup\n"
 )
 
 
@@ -161,12 +160,10 @@ class SlurmCluster:
         self._launch(name, "slurmd", "-D", "-N", name)
 
     def _log_tails(self) -> str:
-        logs = {log.name: log.read_text(errors="replace").splitlines()[-15:] for log in self.root.glob("*.log")}
-        return "\n".join("\n".join([f"--- {name}", *tail]) for name, tail in sorted(logs.items()))
+        return self.run("tail", "-n", 15, *sorted(self.root.glob("*.log"))).stdout
 
     def __enter__(self) -> SlurmCluster:
-        # Not tmp_path: a unix socket's path has at most 107 bytes.
-        self.root = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self.root = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a unix socket's path has at most 107 bytes
         try:
             self._start()
         except BaseException:
@@ -190,22 +187,19 @@ class SlurmCluster:
         self._await(lambda: _listens(ports[0]), "slurmctld to listen")
         for name in self.gpus:
             self.start_node(name)
-        self._await(self._all_idle, "every node to be idle")
+        asked, idle = ("sinfo", "-hN", "-o", "%N %T"), {f"{name} idle" for name in self.gpus}
+        self._await(lambda: {*self.run(*asked, check=False).stdout.splitlines()} == idle, "every node to be idle")
 
     def _make_files(self, ports: Sequence[int]) -> None:
-        root, host = self.root, socket.gethostname().split(".")[0]
-        user = str(os.getuid())  # a container's made-up user may have no name
-        with suppress(KeyError):
-            user = pwd.getpwuid(os.getuid()).pw_name
-        nodes, devices = [], []
+        root, host, nodes, devices = self.root, socket.gethostname().split(".")[0], [], []
         for (name, gpus), port in zip(self.gpus.items(), ports[1:], strict=True):
             address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
             nodes.append(f"NodeName={name} {address} CPUs=64 RealMemory=180000 Gres=gpu:{gpus} State=UNKNOWN\n")
             devices.append(f"NodeName={name} Name=gpu File={root}/nvidia[0-{gpus - 1}] Flags=nvidia_gpu_env\n")
             (root / f"spool-{name}").mkdir()
-        values = {"host": host, "user": user, "port": ports[0], "root": root, "kill_wait_s": self.kill_wait_s}
-        conf = [_GUARDED if self.cgroups else _PLAIN, *nodes, _CONF.format(usual=self.usual, **values)]
-        (root / "slurm.conf").write_text("".join(conf) + "\n".join(self.extra_conf) + "\n")
+        head = _CONF.format(host=host, user=os.getuid(), port=ports[0], self=self)
+        conf = [_GUARDED if self.cgroups else _PLAIN, *nodes, head, "\n".join(self.extra_conf), "\n"]
+        (root / "slurm.conf").write_text("".join(conf))
         (root / "gres.conf").write_text("".join(devices))
         # Named, or slurmd would look for cgroup v2 and systemd, and stop where it finds neither.
         constrained = "ConstrainDevices=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n" if self.cgroups else ""
@@ -234,10 +228,6 @@ class SlurmCluster:
 
         wait_for(lambda: true() or dead(), what)
         assert not dead(), f"the cluster did not start; ended: {dead()}\n{self._log_tails()}"
-
-    def _all_idle(self) -> bool:
-        nodes = self.run("sinfo", "-hN", "-o", "%N %T", check=False).stdout.splitlines()
-        return set(nodes) == {f"{name} idle" for name in self.gpus}  # one line per node and partition
 
     def __exit__(self, *_: object) -> None:
         # slurmctld first, lest it start or requeue something; munged last, the others cannot talk without it.

@@ -16,6 +16,7 @@ from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml, fake_uuid
 from support.hand_clock import HandClock
+from support.stand_ins import install
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
@@ -32,8 +33,8 @@ def test_the_first_reader_that_works_is_used_and_why(monkeypatch, tmp_path, open
     library, smi = FakeNvml(monkeypatch, devices=2), FakeNvidiaSmi(tmp_path)
     package = FakeAmdsmi(monkeypatch, devices=2)
     nvml = opened()
-    assert (nvml.backend, nvml.why, len(nvml.inventory())) == ("nvml", "NVML works: driver 580.00.00", 2)
-    assert smi.starts() == []
+    seen = (nvml.backend, nvml.why, len(nvml.inventory()), smi.starts())
+    assert seen == ("nvml", "NVML works: driver 580.00.00", 2, [])
     nvml.close()
     library.set(init_error=9)
     by_smi = opened()
@@ -62,8 +63,7 @@ def test_the_first_reader_that_works_is_used_and_why(monkeypatch, tmp_path, open
 
 def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened):
     FakeNvml(monkeypatch, devices=2, init_error=9)
-    starts = []
-    start = pynvml.nvmlInit
+    starts, start = [], pynvml.nvmlInit
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: (starts.append(1), start()))
     reader = opened()
     assert (reader.backend, reader.why) == ("none", f"{NO_DRIVER}; no nvidia-smi on PATH; no AMD GPU")
@@ -73,9 +73,7 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
         reader.read("GPU-x")
     reader.close()
     assert starts == [1]
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho No devices were found\n")
-    program.chmod(0o755)
+    install(tmp_path / "nvidia-smi", "#!/bin/sh\necho No devices were found\n")
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
     with open_devices(environ, HandClock(), StandIn()) as found:
         assert [(device.token, device.pin) for device in found.grant.devices] == [("0", "0"), ("1", "1")]
@@ -138,15 +136,13 @@ class Cards:
 
 def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch, tmp_path):
     dcgmi, cards = FakeDcgmi(tmp_path, LISTED, rows=ROWS), Cards(monkeypatch, tmp_path)
-    for _ in range(2):
-        own = cards.shares(2)
-        cards.clock.sleep(5)
-    assert [type(share) for share in own] == [float, float]
+    cards.shares(2)
+    cards.clock.sleep(5)
+    assert [type(share) for share in cards.shares(2)] == [float, float]
     assert dcgmi.starts() == [], "a card with its own values needs none"
     assert cards.shares() == [None, None], "nothing is missing before its first word"
     cards.wait_until(52.345, 100.0)
-    sources = cards.reader.read(fake_uuid(0)).sources
-    assert [sources[metric] for metric in SHARES] == ["dcgmi"] * 2
+    assert [cards.reader.read(fake_uuid(0)).sources[metric] for metric in SHARES] == ["dcgmi"] * 2
     cards.wait_until(0.0, f"{NO_GPM}; dcgmi: N/A", index=1)  # zero is zero, and unknown is not
     (_, *listing), (pid, *watching) = dcgmi.starts()
     assert (listing, watching) == (["discovery", "-l"], ["dmon", "-e", "1002,1003", "-d", "1000"])
@@ -169,24 +165,20 @@ def test_one_dcgmi_gives_each_card_its_latest_shares(monkeypatch, tmp_path):
 
 
 REFUSAL = "Error setting watches. Result: -29: requires the host engine to be running as root."
-TROUBLE = [
-    ({"refusal": REFUSAL}, REFUSAL),
-    ({"discovery": "Error: unable to connect", "code": "1"}, "Error: unable to connect"),
-    ({"discovery": ""}, "discovery lists no GPU"),
-    ({"rows": None}, "ended with exit code 1"),
-]
+TROUBLE = {
+    REFUSAL: {"refusal": REFUSAL}, "Error: unable to connect": {"discovery": "Error: unable to connect", "code": "1"},
+    "discovery lists no GPU": {"discovery": ""}, "ended with exit code 1": {"rows": None},
+}  # fmt: skip
 
 
 def test_a_dcgmi_that_refuses_is_not_started_again(monkeypatch, tmp_path):
-    for number, (trouble, words) in enumerate(TROUBLE):
+    for number, (words, trouble) in enumerate(TROUBLE.items()):
         dcgmi = FakeDcgmi(tmp_path / str(number), {"1": fake_uuid(0)}, **trouble)
         cards, reasons = Cards(monkeypatch, tmp_path / str(number)), [f"{NO_GPM}; dcgmi: {words}"] * 2
         cards.wait_until(*reasons)
         starts = len(dcgmi.starts())
-        for _ in range(3):
-            cards.clock.sleep(60)
-            assert cards.shares() == reasons
-        assert len(dcgmi.starts()) == starts
+        cards.clock.sleep(60)
+        assert (cards.shares(), len(dcgmi.starts())) == (reasons, starts)
         cards.reader.close()
     cards = Cards(monkeypatch, tmp_path)
     assert cards.shares() == [f"{NO_GPM}; dcgmi is not on PATH"] * 2

@@ -25,9 +25,7 @@ class Machine:
 
     def __init__(self, folder, *states):
         self.clock = HandClock()
-        self.began_s = self.clock.monotonic_s()
-        self._states, self.reads = states, 0
-        self.said = []
+        self.began_s, self.reads, self.said, self._states = self.clock.monotonic_s(), 0, [], states
         self.locks, self.alice = room.DeviceLocks(folder, self.clock, BOB), room.DeviceLocks(folder, self.clock, ALICE)
         self.totals = [16 * GIB] * len(states)
 
@@ -37,10 +35,9 @@ class Machine:
         state = script(at_s) if callable(script) else script
         if isinstance(state, str):
             return state
-        busy, used = state
-        missing = {} if busy is not None else {"utilization_percent": "Not Supported"}
-        used_bytes = None if used is None else round(used * GIB)
-        return Reading(utilization_percent=busy, memory_used_bytes=used_bytes, missing=missing)
+        missing = {"utilization_percent": "Not Supported"} if state[0] is None else {}
+        used_bytes = None if state[1] is None else round(state[1] * GIB)
+        return Reading(utilization_percent=state[0], memory_used_bytes=used_bytes, missing=missing)
 
     @property
     def passed_s(self):
@@ -82,8 +79,7 @@ def test_the_freest_devices_are_locked_best_first_and_passed_over_if_another_run
     ]
     assert (machine.alice.claim("GPU-2") or "").startswith("is locked by run of bob")
     assert machine.alice.claim("GPU-1") is None, "it is not locked"
-    equal = Machine(tmp_path / "equal", (5, 1), (0, 1), (0, 1))
-    assert equal.picked(count=3) == [1, 2, 0]
+    assert Machine(tmp_path / "equal", (5, 1), (0, 1), (0, 1)).picked(count=3) == [1, 2, 0]
     assert (machine.said, machine.passed_s) == ([], 0.5), "nothing is reported without a wait"
 
 
@@ -127,18 +123,9 @@ def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_
     machine.alice.claim("GPU-2")
     assert sorted(machine.picked(count=2, max_utilization_percent=10, wait_s=60)) == [0, 1]
     assert 25 <= machine.passed_s <= 28
-    waiting = "waiting for 2 free GPUs: GPU 0 is 93 % busy; "
-    alice = f"GPU 2 is locked by {ALICE}"
-    assert machine.said == [
-        f"{waiting}GPU 1 cannot be read: GPU is lost; {alice}; 60 s left",
-        f"{waiting}{alice}; 50 s left",
-        f"{waiting}{alice}; 40 s left",
-    ]
-    forever = Machine(tmp_path / "other", (93, 1), (50, 8))
-    assert forever.picked(max_utilization_percent=50, min_memory_mib=8192) == [1], "at both limits"
-    forever.locks.release()
-    assert "not found" in forever.refusal(max_utilization_percent=49)
-    assert "not found" in forever.refusal(min_memory_mib=8193, max_utilization_percent=50)
+    others = f"GPU 2 is locked by {ALICE}"
+    left = [f"GPU 1 cannot be read: GPU is lost; {others}; 60 s", f"{others}; 50 s", f"{others}; 40 s"]
+    assert machine.said == [f"waiting for 2 free GPUs: GPU 0 is 93 % busy; {one} left" for one in left]
     forever = Machine(tmp_path / "other", (93, 1))
     assert "not found in 20 s" in forever.refusal(max_utilization_percent=50, wait_s=20)
     assert 20 <= forever.passed_s <= 22.5
@@ -197,10 +184,6 @@ def seen(folder, uuid=CARD):
     return locks_of(folder, None).claim(uuid)
 
 
-def mode(path):
-    return stat.S_IMODE(path.stat().st_mode)
-
-
 def test_a_device_has_one_holder_and_others_learn_who_it_is(folder):
     assert seen(folder) is None
     with locks_of(folder, None).exclusive():
@@ -216,27 +199,20 @@ def test_a_device_has_one_holder_and_others_learn_who_it_is(folder):
     with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
         assert alice.claim(CARD) is None
         (folder / f"{CARD}.lock").unlink()
-        assert bob.claim(CARD) is None, "a lock whose file was removed is taken anew"
-        assert seen(folder) == BY_BOB
+        assert (bob.claim(CARD), seen(folder)) == (None, BY_BOB), "a lock whose file was removed is taken anew"
 
 
 def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_released(folder):
-    alice = locks_of(folder)
-    assert alice.claim(CARD) is None
-    (file,) = alice.files
-    assert not os.get_inheritable(file), "no child gets it unasked"
-    handed = os.dup(file)
-    os.close(file)  # as at the end of a process
-    assert seen(folder) == BY_ALICE
-    os.close(handed)
-    assert seen(folder) is None
-    with locks_of(folder) as bob:
-        assert bob.claim(CARD) is None
-        handed = os.dup(bob.files[0])
-        bob.release()
-        assert seen(folder) is None
-        assert [file.read_text() for file in folder.glob("GPU*")] == [""]
+    for ends, then in ((lambda one: os.close(one.files[0]), BY_ALICE), (room.DeviceLocks.release, None)):
+        alice = locks_of(folder)
+        assert alice.claim(CARD) is None
+        assert not os.get_inheritable(alice.files[0]), "no child gets it unasked"
+        handed = os.dup(alice.files[0])
+        ends(alice)  # first as at the end of a process
+        assert seen(folder) == then
         os.close(handed)
+        assert seen(folder) is None
+    assert [file.read_text() for file in folder.glob("GPU*")] == [""]
 
 
 def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder):
@@ -246,11 +222,11 @@ def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder):
             assert alice.claim(CARD) is None
     finally:
         os.umask(before)
-    assert (mode(folder), {mode(path) for path in folder.iterdir()}) == (0o1777, {0o666})
+    assert {stat.filemode(path.stat().st_mode) for path in (folder, *folder.iterdir())} == {"drwxrwxrwt", "-rw-rw-rw-"}
     folder.chmod(0o750)
     with locks_of(folder) as alice:
         alice.claim(CARD)
-    assert mode(folder) == 0o750, "a folder that exists keeps its mode"
+    assert stat.filemode(folder.stat().st_mode) == "drwxr-x---", "a folder that exists keeps its mode"
     with powerless_folder() as place:
         other = os.geteuid()
         os.seteuid(os.getuid())  # root's files, if we are root; else we are one user, and that must work too
@@ -297,9 +273,9 @@ def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "link", tmp_path / "file", tmp_path / "file" / "locks", tmp_path / "no" / "parent"):
+    for place in ("link", "file", "file/locks", "no/parent"):
         with pytest.raises(NotHere, match=r"cannot use .* for device locks") as refused:
-            locks_of(place).claim(CARD)
+            locks_of(tmp_path / place).claim(CARD)
         assert (refused.value.fix or "").startswith("export BADCJOBS_LOCK_DIR=")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert seen(tmp_path / "no" / "parent") is None, "nothing is locked there"
@@ -308,11 +284,11 @@ def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder, tmp_path):
 def test_runs_choose_in_turn_but_one_that_hangs_holds_up_the_next_for_two_seconds_only(folder):
     for holder in (BOB, None):
         clock = HandClock()
-        began_s = clock.monotonic_s()
-        with locks_of(folder).exclusive(), room.DeviceLocks(folder, clock, holder).exclusive():
-            assert clock.monotonic_s() - began_s == pytest.approx(2.0)
-        with room.DeviceLocks(folder, clock, holder).exclusive():
-            assert clock.monotonic_s() - began_s == pytest.approx(2.0), "the first is gone"
+        locks, end_s = room.DeviceLocks(folder, clock, holder), clock.monotonic_s() + 2
+        with locks_of(folder).exclusive(), locks.exclusive():
+            assert clock.monotonic_s() == pytest.approx(end_s)
+        with locks.exclusive():
+            assert clock.monotonic_s() == pytest.approx(end_s), "the first is gone"
     (folder / "picking.lock").unlink()
     (folder / "picking.lock").mkdir()
     with locks_of(folder).exclusive():

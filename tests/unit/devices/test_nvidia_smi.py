@@ -13,10 +13,10 @@ from rooms.root import DeviceUnreadable, ReaderUnavailable, SystemClock
 from support.device_stories import shown
 from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
+from support.stand_ins import install
 from support.waiting import is_running, wait_for
 
 DATA = Path(__file__).parents[2] / "data" / "nvidia_smi_words.txt"
-COUNTERLESS = {"energy_j": "nvidia-smi has no energy counter"}
 REAL_LINE = (  # driver 580 on a H200
     "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5, 7, 8, 9, 33, 107.85, 375, 3201, 0x0000000000000011, [N/A], 2, 3, 4"
 )
@@ -26,21 +26,14 @@ REAL_LINE = (  # driver 580 on a H200
 def open_smi(tmp_path):
     readers = []
 
-    def open_it(clock=None, **settings):
-        program = FakeNvidiaSmi(tmp_path / "bin", **settings)
-        readers.append(NvidiaSmiReader(str(program.program), clock or SystemClock(), interval_s=0.03, timeout_s=20))
+    def open_it(clock=None, timeout_s=20, **settings):
+        program, clock = FakeNvidiaSmi(tmp_path / "bin", **settings), clock or SystemClock()
+        readers.append(NvidiaSmiReader(str(program.program), clock, interval_s=0.03, timeout_s=timeout_s))
         return readers[-1], program
 
     yield open_it
     for reader in readers:
         reader.close()
-
-
-def write_script(folder, script):
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    return str(program)
 
 
 def state(reader, index=0):
@@ -110,18 +103,13 @@ def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_rea
 
 
 def test_fields_that_this_version_does_not_have_are_left_out_with_their_reason(open_smi):
-    limits = ["enforced.power.limit", "power.limit"]
-    reader, program = open_smi(
-        unknown_fields=["utilization.encoder", "utilization.decoder", "clocks_event_reasons.active", *limits],
-        first_line_after_s=0.2,
-    )
+    unknown = "utilization.encoder utilization.decoder clocks_event_reasons.active enforced.power.limit power.limit"
+    reader, program = open_smi(unknown_fields=unknown.split(), first_line_after_s=0.2)
     reading = reader.read(fake_uuid(0))
     assert (reading.throttle_reasons, reading.temperature_c, reading.ecc_errors) == (5, 40, 0)  # by its older name
-    assert reading.missing == {
-        **COUNTERLESS, "fan_percent": "N/A",
-        **{f"{name}_percent": f"this version of nvidia-smi does not have utilization.{name}"
-           for name in ("encoder", "decoder")},
-    }  # fmt: skip
+    lacking = "this version of nvidia-smi does not have utilization."
+    assert reading.missing == {"energy_j": "nvidia-smi has no energy counter", "fan_percent": "N/A",
+                               **{f"{name}_percent": lacking + name for name in ("encoder", "decoder")}}  # fmt: skip
     assert len(program.streams()) == 4, "one field after the other, at once"
     assert reader.read(fake_uuid(0)) == reading
     assert [device.power_limit_w for device in reader.inventory()] == [None] * 4
@@ -142,32 +130,26 @@ UNUSABLE = {
 
 def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path):
     for script, reason in UNUSABLE.items():
-        program = write_script(tmp_path, f"echo $$ > {tmp_path}/pid\n{script}")
-        reader = NvidiaSmiReader(program, SystemClock(), timeout_s=60)
+        program = install(tmp_path / "nvidia-smi", f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{script}\n")
+        reader = NvidiaSmiReader(str(program), SystemClock(), timeout_s=60)
         for _ in range(2):  # it runs once
             with pytest.raises(ReaderUnavailable) as caught:
                 reader.inventory()
             assert str(caught.value) == f"nvidia-smi {reason}"
-            (tmp_path / "nvidia-smi").unlink(missing_ok=True)
+            program.unlink(missing_ok=True)
         assert state(reader) == f"nvidia-smi {reason}"
         pid = int((tmp_path / "pid").read_text())
         wait_for(lambda pid=pid: not is_running(pid), "it is gone")
     with pytest.raises(ReaderUnavailable, match="it does not start: No such file"):
         NvidiaSmiReader(str(tmp_path / "gone"), SystemClock()).inventory()
-    hanging = NvidiaSmiReader(write_script(tmp_path, "exec sleep 1000"), SystemClock(), timeout_s=0.3)
+    hanging = NvidiaSmiReader(str(install(program, "#!/bin/sh\nexec sleep 1000\n")), SystemClock(), timeout_s=0.3)
     assert {state(hanging) for _ in range(3)} == {"nvidia-smi cannot list the devices: no answer in 0.3 s"}
 
 
-def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path):
+def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept():
     heard = []
-    long = "head -c 500000 /dev/zero | tr '\\0' x\necho"
-    program = write_script(tmp_path, f"seq 1 3\n{long}\necho\necho next\necho next\nseq 4 8\necho last")
-
-    def hear(text):
-        heard.append(text)
-        return text == "last"
-
-    stream = Stream(lambda: [program], hear)
+    lines = "seq 1 3; head -c 500000 /dev/zero | tr '\\0' x; echo; echo; echo next; echo next; seq 4 8; echo last"
+    stream = Stream(lambda: ["sh", "-c", lines], lambda text: heard.append(text) or text == "last")
     assert stream.wait(lambda: False, 60)
     assert [text[:4] for text in heard] == [*"123", "xxxx", "next", "next", *"45678", "last"]
     assert len(heard[3]) == 2**16
@@ -175,20 +157,18 @@ def test_a_line_without_end_is_cut_and_the_last_eight_messages_are_kept(tmp_path
     assert (stream.ended, stream.exit_code) == (True, 0)
 
 
-def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(tmp_path):
-    program = FakeNvidiaSmi(tmp_path / "bin", silent=True)
-    reader = NvidiaSmiReader(str(program.program), SystemClock(), interval_s=0.03, timeout_s=1)
+def test_a_silent_program_is_waited_for_once_and_heard_as_soon_as_it_speaks(open_smi):
+    reader, program = open_smi(timeout_s=1, unlisted=[0, 1, 2, 3])
     for _ in range(2):
         assert {state(reader, index) for index in range(4)} == {"nvidia-smi has printed nothing for 5 s"}
-    program.set(silent=False, unlisted=[0, 2])
+    program.set(unlisted=[0, 2])
     wait_for(lambda: states(reader) == [False, True, False, True], "two are heard")
     wait_for(lambda: state(reader, 2) == "nvidia-smi prints no line for this device", "two rounds")
     assert state(reader, 9) == f"nvidia-smi lists no device {fake_uuid(9)!r}"
-    reader.close()
 
 
 def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_count_for_five(open_smi):
-    clock, silent = HandClock(), "nvidia-smi has printed nothing for 5 s"
+    clock = HandClock()
     reader, program = open_smi(clock, rounds=1, last_words="Unable to determine the device handle: Unknown Error")
     assert reader.read(fake_uuid(0)).temperature_c == 40
     wait_for(lambda: not is_running(program.streams()[0]["pid"]), "it is gone")
@@ -203,16 +183,14 @@ def test_a_process_that_died_is_started_again_after_ten_seconds_and_its_lines_co
     assert state(reader) == words, "until the next one speaks"
     wait_for(lambda: not state(reader), "a reading")
     assert len(program.streams()) == 2
-    program.set(silent=True)
+    program.set(unlisted=[0, 1, 2, 3])
     program.wait_for_rounds()
     clock.sleep(5)
     assert states(reader) == [True] * 4
-    reasons = set()
     for _ in range(3):
         clock.sleep(1)
-        reasons.add(state(reader))
-    assert reasons == {silent}, "the reason stays the same"
-    program.set(silent=False, unlisted=[2])
+        assert state(reader) == "nvidia-smi has printed nothing for 5 s"
+    program.set(unlisted=[2])
     wait_for(lambda: states(reader) == [True, True, False, True], "one is no longer in the stream")
 
 
