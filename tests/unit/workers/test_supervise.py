@@ -15,6 +15,7 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted
 from rooms.root import NotHere, SessionBroken
 from rooms.task import TimeBudget
 from rooms.workers import RetryPolicy, WorkQueue
+from support.facts import calls
 from support.hand_clock import HandClock
 from support.supervised import OK, Bench, acting, done, failed, plan_on
 
@@ -111,36 +112,19 @@ def test_whatever_happens_each_chunk_ends_once_and_only_the_guilty_are_charged(a
 
 
 NO_REST = RetryPolicy(2, backoff_s=1000)  # what is to be tried again never comes
-ALWAYS = ["!engine_crash"] * 9
-GPU = ["!gpu_error"] * 9
-# One worker; what happens to some chunks at each try, and to all others.
-STORIES = {
-    "one crashes, 16 at once": ({"c5": ALWAYS}, "ok", {"chunks": 16, "wants": 16}),
-    "the first crashes, 16 at once": ({"c0": ALWAYS}, "ok", {"chunks": 16, "wants": 16}),
-    "the last crashes, 4 at once": ({"c15": ALWAYS}, "ok", {"chunks": 16, "wants": 4}),
-    "one crashes alone": ({"c5": ALWAYS}, "ok", {"chunks": 16}),
-    "its error does not say which": ({"c15": ["together"] * 9}, "ok", {"chunks": 16, "wants": 16}),
-    "errors of the GPU with work done in between": (dict.fromkeys(("c2", "c3", "c5", "c6"), GPU), "ok", {"chunks": 9}),
-    "three in a row": (dict.fromkeys(("c2", "c3", "c4"), GPU), "ok", {"chunks": 9, "policy": NO_REST}),
-    "never works": ({}, "exit_code", {"chunks": 30, "retries": 0, "give_up_after": 5}),
-    "works once": ({"c4": ["ok"]}, "exit_code", {"chunks": 30, "retries": 0, "give_up_after": 5}),
-    "no audio there": ({"c29": ["ok"]}, "missing_audio", {"chunks": 30, "retries": 0, "give_up_after": 5}),
-    "audio there": ({"c3": ["missing_audio"]}, "bad_audio", {"chunks": 30, "retries": 0, "give_up_after": 5}),
-    "a lost device": ({"c2": ["!gpu_lost"]}, "ok", {"chunks": 9, "wants": 4, "retries": 0}),
-    "it ran on the CPU": ({"c2": ["!ran_on_cpu"]}, "ok", {"chunks": 9, "wants": 4, "retries": 0}),
-    "it breaks before any news": ({"c2": ["?exit_code"]}, "ok", {"chunks": 6, "wants": 6, "retries": 0}),
-    "it breaks with one in progress": ({"c2": ["!exit_code"]}, "in turn", {"chunks": 6, "wants": 6, "retries": 0}),
-    "wrong options": ({"c0": ["ok"]}, "!configuration", {"chunks": 30, "retries": 0}),
-}
-
+STORIES = (Path(__file__).parents[2] / "data" / "supervised_stories.txt").read_text().splitlines()[1:]
 ERRORS = "SELECT DISTINCT error FROM attempt WHERE outcome IN ('lost', 'failed') ORDER BY attempt_id LIMIT 2"
 
 
 def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
     """A batch that is lost together is halved until the guilty chunk is alone."""
     lines = []
-    for name, (acts, usual, how) in STORIES.items():
-        bench = Bench(tmp_path, acting(acts, usual.replace("in turn", "ok"), in_turn=usual == "in turn"), **how).run()
+    for name, _, told in (story.partition(": ") for story in STORIES):
+        acts = {one: (args * more.pop("times", 1), more) for one, args, more in calls(told)}
+        (_, how), (usual, in_turn) = acts.pop("task"), acts.pop("others", ((), {}))
+        how |= {"policy": NO_REST} if "policy" in how else {}
+        script = acting({chunk_id: deeds for chunk_id, (deeds, _) in acts.items()}, *usual, **in_turn)
+        bench = Bench(tmp_path, script, **how).run()
         gave_up, alike = bench.tally.gave_up, dict[str, list[str]]()
         for chunk_id, tries in bench.tries.items():  # those that were cut short say nothing
             told = ", ".join(f"{outcome} {error_class or ''}".rstrip() for error_class, outcome in tries if outcome)

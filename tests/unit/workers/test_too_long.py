@@ -14,6 +14,7 @@ from rooms.sources import AudioCutter, CannotCut
 from rooms.workers import MemoryLimit, MemoryLimits, Way, plan_pieces
 from support import supervised
 from support.audio import make_wav
+from support.facts import calls
 from support.supervised import Bench, ScriptedEngine, audio_steps, done, failed
 
 DATA = Path(__file__).parents[2] / "data"
@@ -198,46 +199,32 @@ class NoCuts(AudioCutter):
         raise self.problem
 
 
-FULL, NO_CUTS = OSError(errno.ENOSPC, "No space left on device"), NoCuts(CannotCut("a.mp3: ffmpeg is not on PATH"))
-PIECES = {"known": MemoryLimit(alone_s=40)}
-TASKS = {
-    "in pieces": (with_room(40), [60, 5, 5], {}),
-    "lean": (with_room(40), [30, 5], {}),
-    "as usual": (with_room(40), [10, 5], {}),
-    "in quarters": (with_room(40), [120], {}),
-    "in many": (with_room(40), [500], {}),
-    "known, so heeded at once": (with_room(40), [60, 30, 5, 5, 5, 5], {"known": MemoryLimit(20, 41), "wants": 3}),
-    "known, lean": (with_room(40), [5, 5, 5, 30, 30, 5, 5, 30], {"known": MemoryLimit(20), "wants": 2}),
-    "no way left": (with_room(12), [60, 3], {}),
-    "too short to be cut": (with_room(2), [5], {}),
-    "of unknown length": (with_room(40), [-60], {}),
-    "it dies of it": (with_room(40, dies=True), [60, 5, 5, 5], {}),
-    "it dies beside others": (dies_together, [60, 5, 5, 5], {"wants": 4}),
-    "a piece kills its worker": (in_its_piece("~27s", "engine_crash"), [60, 5, 5], {**PIECES, "retries": 5}),
-    "no start for pieces": (in_its_piece("~0s", "engine_crash"), [60], PIECES),
-    "a bad piece": (in_its_piece("~27s", "bad_audio", breaks=False), [60], PIECES),
-    "another trouble with less": (crashes_when_lean, [30], {"retries": 1}),
-    "models that do not fit": (only_lean, [30, *[5] * 6], {"known": MemoryLimit(crowded_s=20), "wants": 2}),
-    "it cannot be cut": (with_room(40), [60], {"cutter": NO_CUTS}),
-    "known, but it cannot be cut": (with_room(70), [60], {"cutter": NO_CUTS, "known": MemoryLimit(20, 40)}),
-    "a full disk": (with_room(40), [60], {"cutter": NoCuts(FULL)}),
+SCRIPTS = {one.__name__: one for one in (with_room, in_its_piece, dies_together, crashes_when_lean, only_lean)}
+NO_CUTS = {
+    "no ffmpeg": NoCuts(CannotCut("a.mp3: ffmpeg is not on PATH")),
+    "a full disk": NoCuts(OSError(errno.ENOSPC, "No space left on device")),
 }
 
 
 def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_length_at_once(tmp_path, pages):
     """A try with less is an attempt, but no retry: there are none here. A length below 0 stands in no manifest."""
     lines = []
-    for number, (name, (script, lengths_s, how)) in enumerate(TASKS.items()):
-        folder, how, learned, chunks = tmp_path / str(number), {**how}, dict[str, MemoryLimit](), list[Chunk]()
+    for number, line in enumerate((DATA / "too_long_tasks.txt").read_text().splitlines()[1:]):
+        name, _, task = line.partition(": ")
+        (engine, args, more), *others = calls(task)
+        script = SCRIPTS[engine](*args, **more) if args else SCRIPTS[engine]
+        told = {what: (args, values) for what, args, values in others}
+        folder, learned, chunks = tmp_path / str(number), dict[str, MemoryLimit](), list[Chunk]()
         folder.mkdir()
-        for length_s in lengths_s:
+        for length_s in told["lengths"][0]:
             path = folder / f"{len(chunks)}.wav"
             if abs(length_s) > 15:
                 make_wav(path, abs(length_s), 500, loud=[])
             end_ms = length_s * 1000 if length_s > 0 else None
             chunks.append(Chunk("r", f"{length_s}s-{len(chunks)}", path.name, str(path), 0, end_ms))
-        limits = MemoryLimits({V100: how.pop("known", MemoryLimit())}, learned.__setitem__)
-        audio = audio_steps(folder, limits=limits, cutter=how.pop("cutter", None))
+        (known, known_s), (cutter, _), (_, how) = (told.get(what, ((), {})) for what in ("known", "cutter", "task"))
+        limits = MemoryLimits({V100: MemoryLimit(*known, **known_s)}, learned.__setitem__)
+        audio = audio_steps(folder, limits=limits, cutter=NO_CUTS.get(*cutter) if cutter else None)
         bench = Bench(folder, script, chunks=chunks, workers=[USUAL], audio=audio, **{"retries": 0, **how}).run()
         lessons = [(one.crowded_s, one.alone_s) for one in learned.values()]
         lines += [f"# {name}: {bench.statuses}; learned: {lessons}", *map(str, bench.tally.retired)]
