@@ -2,6 +2,7 @@
 scheduler promises (seams.Scheduler).
 """
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,6 +22,8 @@ from rooms.task import StopRequest, World
 from support.brief import page
 from support.task_files import TaskFile
 from support.waiting import wait_for
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 class QuickClock(SystemClock):
@@ -39,8 +43,8 @@ class Place:
         locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
         self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
-    def scheduler(self, out="run", **settings):
-        known = cluster.LocalSettings(**{"stand_in": StandIn(simulate=4), "kill_wait_s": 10.0, **settings})
+    def scheduler(self, out="run", devices=4, **settings):
+        known = cluster.LocalSettings(**{"stand_in": StandIn(simulate=devices), "kill_wait_s": 10.0, **settings})
         world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
         return cluster.LocalScheduler(known, world, self.said.append, self.folder / out)
 
@@ -80,7 +84,7 @@ def test_a_task_has_slurms_own_variables_and_nothing_of_an_outer_job(place, page
     array = place.run(
         "#SBATCH --array=3-9:3 --gpus-per-node=2 -c2 -n2 -J probe --time=60 --mem=4G --export=ALL,X=1",
         f"{dump}; echo $((SLURM_JOB_END_TIME - SLURM_JOB_START_TIME))",
-        stand_in=StandIn(simulate=6),
+        devices=6,
     )  # fmt: skip
     texts = {row.index: row.log.read_text() for row in array}
     said = {f"task-{i}.txt": place.plain(texts[i]) for i in (3, 9)}
@@ -102,27 +106,15 @@ def test_a_task_sees_its_devices_in_its_vendors_list():
     assert cluster.visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 
-# head, what a task does → how many run at a time; tasks wait until so many are there
-HEADS = {
-    "--array=0-4 --gpus-per-node=2|mkdir at-$CUDA_VISIBLE_DEVICES && MEET && rmdir at-$CUDA_VISIBLE_DEVICES": (2, {}),
-    "--array=0-5%2|MEET": (2, {}),
-    "--array=0-3%3 -c4|MEET": (2, {}),
-    "--array=0-5 --gpus-per-node=1 -c2 -n2|MEET": (2, {"share_gpus": True}),
-    "--array=0-1 --gpus-per-node=1 -c99|echo $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE": (1, {"share_gpus": True}),
-    "--array=0-2 --gpus-per-node=1|true": (1, {"stand_in": StandIn(simulate=1)}),
-    "--mem=4G -A x -c 99 --signal=USR1@60 --time=5|true": (1, {}),
-}
-
-
 def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path, pages):
     said = []
-    for number, (head, (most, settings)) in enumerate(HEADS.items()):
-        place, (options, line) = Place(tmp_path / f"{number}"), head.split("|", 1)
+    for number, head in enumerate((DATA / "array_heads.txt").read_text().splitlines()[1:]):
+        place, (options, line, most, settings) = Place(tmp_path / f"{number}"), head.split(" | ")
         meet = f"touch up-$SLURM_ARRAY_TASK_ID; until [ $(ls up-* | wc -l) -ge {most} ]; do sleep 0.01; done"
-        rows = place.run(f"#SBATCH {options}", line.replace("MEET", f"{{ {meet}; }}"), **settings)
+        rows = place.run(f"#SBATCH {options}", line.replace("MEET", f"{{ {meet}; }}"), **json.loads(settings))
         assert {row.state for row in rows} == {"COMPLETED"}, place.said
         running = max(int(many) for one in place.said for many in re.findall(r"(\d+) running", one))
-        assert running == most or "true" in head, head
+        assert running == int(most) or line == "true", head
         said += [f"{options} → at most {most}", *(place.plain(one) for one in place.said if " ended" not in one)]
     pages({"said.txt": "\n".join(said)})
 

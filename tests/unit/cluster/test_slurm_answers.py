@@ -215,10 +215,9 @@ def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, p
     pages({"ends.txt": page(told).replace(str(tmp_path), "LOGS")})
 
 
-# Recorded with our question (blanks squeezed; memory, the last column, was asked for later): jobs hold 3 GPUs of gpu0,
-# all of gpu1, 2 A100 of gpu2 and a shard of gpu6; gpu3 is down, gpu5 drained, the partition old closed.
-# MIXED has sockets, slices of a card beside whole ones, cards without a type; gpu1 is drained, gpu3 while a job runs.
-RECORDED, MIXED = ((DATA / f"sinfo_{name}.txt").read_text() for name in ("recorded", "mixed"))
+VIEWS, *blocks = (DATA / "sinfo_views.txt").read_text().split("=== ")
+SINFO = dict(block.split("\n", 1) for block in blocks)
+RECORDED, UNEVEN = SINFO["recorded"], SINFO["uneven"]
 
 
 def node(name, *, state="idle", total=4, used=0, **more):
@@ -228,25 +227,11 @@ def node(name, *, state="idle", total=4, used=0, **more):
     return f"{name}|{partition}|{up}|{state}|7-00:00:00|{cores}|{features}|{gres}|{memory}|\n"
 
 
-UNEVEN = "".join([node("a1", total=8), node("a2", total=8, used=8), *(node(f"b{n}", total=4) for n in range(3))])
-TWO_PLACES = node("a1", used=3) + node("a2", used=4) + node("b1", used=2, partition="big")
-ONE_LARGE = node("a1", total=8, used=8, partition="large") + node("b1") + node("b2")
-LONG = node("a-very-long-name-of-a-node-0001.cluster.example", partition="x" * 40 + "_even_longer")
-LONG = LONG.replace("v100:4", "v100:4,gpu:a100:4,gpu:h100:8")
-# name → what sinfo says, how many GPUs are asked for and of which kind
-VIEWS = {
-    "recorded": (RECORDED, 2, None), "of a kind": (RECORDED, 1, "a100"), "of a feature": (RECORDED, 1, "gpu_mem_32"),
-    "mixed": (MIXED, 8, "1g.10gb"), "several nodes": (UNEVEN, 12, None), "more than there are": (UNEVEN, 21, None),
-    "waits where most are free": (TWO_PLACES, 3, None), "waits for a node that is large enough": (ONE_LARGE, 6, None),
-    "the default of two": (node("a1") + node("a1", partition="big"), 1, None),
-    "all closed": (node("a1", up="down"), 1, None), "long names": (RECORDED + LONG, 4, "h100"),
-}  # fmt: skip
-
-
 def test_the_table_its_advice_and_where_a_job_fits_best(pages):
     said = {}
-    for name, (text, gpus, kind) in VIEWS.items():
-        view = describe(parse_sinfo(text), gpus, kind)
+    for name, where, gpus, kind in (view.split(" | ") for view in VIEWS.splitlines()[4:]):
+        text = "".join(SINFO[one] for one in where.split(" + "))
+        view = describe(parse_sinfo(text), int(gpus), kind.replace("-", "") or None)
         said[f"{name.replace(' ', '-')}.txt"] = shown = cluster_text(view)
         assert max(map(len, shown.partition("\n\n  best")[0].splitlines()[:-3])) <= 100
         if name in ("recorded", "several nodes", "of a kind"):
@@ -266,12 +251,7 @@ def test_the_table_its_advice_and_where_a_job_fits_best(pages):
 CELLS = (DATA / "sinfo_cells.txt").read_text().splitlines()  # GRES and GRES_USED, as clusters write them
 NODE_STATES = """idle mixed mixed- planned idle~ idle# allocated completing idle* mixed* drained draining drained*
     down down* reserved maint idle$ mixed@ idle% idle! fail unknown inval mixed^ DRAINED*"""
-NODES = {
-    "no core": node("n1", state="mixed", cores="24/0/0/24"), "closed": node("n1", up="down"),
-    "open elsewhere": node("n1", up="down", partition="x") + node("n1") + node("n1", up="down", partition="y"),
-    "cores unknown": node("n1", cores="?"), "features": node("n1", features="Gpu_Mem_32,fast"),
-    "a banner, and 2 before 10": "Welcome | to the cluster\n\n" + node("gpu10") + node("gpu2"),
-}  # fmt: skip
+NODES = {name[6:]: text for name, text in SINFO.items() if name.startswith("node: ")}
 
 
 def test_cells_and_states_are_understood_whatever_their_form(pages):
