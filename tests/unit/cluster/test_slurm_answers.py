@@ -220,11 +220,9 @@ SINFO = dict(block.split("\n", 1) for block in blocks)
 RECORDED, UNEVEN = SINFO["recorded"], SINFO["uneven"]
 
 
-def node(name, *, state="idle", total=4, used=0, **more):
-    values = {"partition": "gpu*", "up": "up", "cores": "0/24/0/24", "features": "(null)", "memory": 180000, **more}
-    partition, up, cores, features, memory = values.values()
-    gres = f"gpu:v100:{total}|gpu:v100:{used}(IDX:0-{used - 1})"
-    return f"{name}|{partition}|{up}|{state}|7-00:00:00|{cores}|{features}|{gres}|{memory}|\n"
+def node(name, state="idle", total=4, partition="gpu*", up="up", cores="0/24/0/24", memory=180000):
+    gres = f"gpu:v100:{total}|gpu:v100:0(IDX:N/A)"
+    return f"{name}|{partition}|{up}|{state}|7-00:00:00|{cores}|(null)|{gres}|{memory}|\n"
 
 
 def test_the_table_its_advice_and_where_a_job_fits_best(pages):

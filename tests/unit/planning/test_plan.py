@@ -34,11 +34,7 @@ SPEEDS = {
     "from --rate": Speed(400.0, "from --rate"), "lean": Speed(150.0, "from a probe", curve=CURVES[1], **LEAN),
     "probed": Speed(250.0, "from a probe", curve=CURVES[0], remedy="badcjobs probe AUDIO -- --engine=demo"),
 }  # fmt: skip
-SOCKEYE = Site(
-    "sockeye", array_tasks=10_000, queued_jobs=10_000, gpu_hours=2_400, time_h=168, files=10_000_000, node_gpus=4,
-    node_cpus=24, node_memory_gb=180, plan_time_h=24, bill_rule="max", bill_gpu=6, bill_cpu=1,
-)  # fmt: skip
-SITES = {"sockeye": SOCKEYE, "x": Site("x")}
+SITES = {"sockeye": planning.find_site("sockeye", Path()), "x": Site("x")}
 
 
 def survey_of(*lengths_ms, rows=0, sources=0, rows_alone=False):

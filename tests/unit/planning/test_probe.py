@@ -22,7 +22,7 @@ from support.probes import GIB, KEY
 from support.supervised import ScriptedEngine, done, failed
 
 CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().split("=== ")[1:]
-SEARCHES, NEXT, RESULTS = (text.strip().splitlines()[1:] for text in CASES)
+SEARCHES, NEXT, RESULTS, SHOWN = (text.strip().splitlines()[1:] for text in CASES)
 
 
 def trials_of(text):
@@ -45,10 +45,11 @@ def show(lean, length_s):
     return f"{'1:' * lean}{length_s:g}"
 
 
-def probed_of(text, *, finished=True):
-    trials = trials_of(text)
+def probed_of(name, text):
+    trials, finished = trials_of(text), not name.startswith("not finished")
+    key = replace(KEY.key, memory_bytes=None) if "no memory" in name else KEY.key
     result = planning.evaluate(trials, 10.0) if finished else None
-    return Probed(KEY.key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
+    return Probed(key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
 
 def search(holds, bounds, devices=1):
@@ -177,26 +178,18 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
         assert trouble is None or trouble.is_out_of_memory is at_start
 
 
-FOUND = "60=400@3 120=800@5 126!"
-SHOWN = {
-    "found": probed_of(FOUND), "with one thread": probed_of(f"1:200! 1:126=99.5 {FOUND}"),
-    "all fits": probed_of("60=400@3 120=800@5"), "nothing fits": probed_of("60!"), "no start": probed_of("60x"),
-    "not finished": probed_of("60=400@3", finished=False),
-    "no memory, no speed": replace(probed_of("60=?", finished=False), key=replace(KEY.key, memory_bytes=None)),
-}  # fmt: skip
-
-
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages):
     pytest.importorskip("bokeh")
     kept = "cache/probe.toml; later runs read it"
-    texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in SHOWN.items()]
-    texts.append(f"## two\n{planning.probe_text([SHOWN['found'], SHOWN['not finished']], 'x', ['a note'])}\n")
+    probed = {name: probed_of(name, text) for name, text in (one.split(" | ") for one in SHOWN)}
+    texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in probed.items()]
+    texts.append(f"## two\n{planning.probe_text([probed['found'], probed['not finished']], 'x', ['a note'])}\n")
     for came, kept in ((signal.SIGINT, True), (signal.SIGTERM, False), (None, False)):
         stop = StopRequest(lambda: 0.0)
         if came is not None:
             stop.receive(came)
         texts.append(f"## {came and came.name}, {kept}\n{planning.why_not_finished(stop, kept)}")
-    page = planning.probe_page([SHOWN["with one thread"], SHOWN["no memory, no speed"]], ["<b>a note</b>"])
+    page = planning.probe_page([probed["with one thread"], [*probed.values()][-1]], ["<b>a note</b>"])
     assert 'id="chart-memory-0"' in page and 'id="chart-speed-0"' in page
     assert 'id="chart-memory-1"' not in page, "nothing was read of it, and nothing timed"
     assert "&lt;b&gt;a note" in page and "script-src 'sha256-" in page
