@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +15,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import cli
-from rooms.cli import BY_NAME, PAGES, app, guide, read_topic
+from rooms.cli import BY_NAME, PAGES, app, guide, make_parser, read_topic
 from rooms.root import BadInput, folder
 from rooms.task import DeviceWorkNow, TaskProgress
 from support.audio import make_wav
@@ -162,6 +163,7 @@ def test_a_file_with_data_is_never_replaced(short_path, monkeypatch, pages):
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = typer.main.get_command(app)
+PARSE = make_parser(PROGRAM)
 
 
 def test_every_help_page(pages, capsys):
@@ -188,6 +190,10 @@ def test_the_handbook_is_a_list_of_short_pages_with_commands_that_exist(capsys):
         page = read_topic(name)
         assert re.match(r"# \w+: ", page)
         assert not re.findall(r"\{\{[a-z: ]+\}\}", page), "an open placeholder"
+        for line in re.findall(r"(?m)^    (?:nohup |exec )?badcjobs ([a-z][^…\n]*)$", page):
+            own, _, of_run = re.split(r" {3,}| [#>|&]", line)[0].partition(" -- ")
+            commands = [own] if own.startswith("record ") else [own, f"run {of_run}"]
+            assert not any(PARSE(shlex.split(words)).wrong for words in commands), line
     with pytest.raises(BadInput) as refused:
         read_topic("sbatch")
     assert refused.value.why == "pages are " + ", ".join(PAGES)

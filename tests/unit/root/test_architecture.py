@@ -76,16 +76,11 @@ def test_a_room_imports_only_rooms_below_it():
     assert [(name, other) for name in own for other in imports(parsed(name), name) if not allowed(name, other)] == []
 
 
-def code_of(path):
-    return re.sub(r"(?m)#.*|``.*?``", "", path.read_text("utf-8"))
-
-
 def test_only_the_command_line_touches_the_world_and_only_the_clock_reads_the_wall_time():
     cli = {name for name in MODULES if room(name) == "cli"}
     for words, may in {**{words: may | cli for words, may in ONLY_CLI.items()}, WALL_TIME: {"badcjobs.clock"}}.items():
-        users = {
-            name for name, path in MODULES.items() if re.search(rf"(?m)^[^#\n]*({words})", path.read_text("utf-8"))
-        }
+        use = re.compile(rf"(?m)^[^#\n]*({words})")
+        users = {name for name, path in MODULES.items() if use.search(path.read_text("utf-8"))}
         assert users - may == set() != users, words
 
 
