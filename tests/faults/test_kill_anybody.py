@@ -8,7 +8,6 @@ import random
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -36,19 +35,11 @@ SCIENCE = (
 )
 
 
-class Variant(NamedTuple):
-    """An engine, slow enough to be killed."""
-
-    lanes: int  # chunks that a worker has begun at the same time
-    mode: str  # of the live files
-    chunk_s: float
-    share: float  # of --count
-
-
+# Engines → chunks that a worker has begun at the same time, mode of the live files, seconds per chunk, share of --count
 VARIANTS = {
-    "demo": Variant(1, "local", 0.08, 1.0),
-    "hawkears": Variant(2, "local", 0.15, 0.3),  # the stand-in package, fed by our worker
-    "command": Variant(1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
+    "demo": (1, "local", 0.08, 1.0),
+    "hawkears": (2, "local", 0.15, 0.3),  # the stand-in package, fed by our worker
+    "command": (1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
 }
 
 
@@ -62,58 +53,47 @@ def engine(site, name, chunk_s):
     return "--command", f"{script} {{input}} {{output}} {chunk_s}"
 
 
-class Work:
-    """A site with a manifest, and the one command that is run on it again and again.
+def make_manifest(site, chunks):
+    """Audio differs from chunk to chunk: which tenths of a second are loud tells its number."""
+    lines = [MANIFEST_HEADER]
+    for number in range(chunks):
+        loud = [(n / 10, (n + 1) / 10) for n in range(WINDOWS) if number * 37 >> n & 1]
+        path = make_wav(site.folder / "audio" / f"c{number:04d}.wav", CHUNK_S, 1000, loud=loud, tone_hz=100)
+        start_ms = number % 5 * 1200
+        lines.append(f"rec{number // 5},c{number:04d},{path},{start_ms},{start_ms + 1200},0,,")
+    (site.folder / "manifest.csv").write_text("\n".join(lines) + "\n")
 
-    Audio differs from chunk to chunk: which tenths of a second are loud tells its number.
-    """
 
-    def __init__(self, site, chunks, name):
-        self.site, self.chunks, self.name, self.variant = site, chunks, name, VARIANTS[name]
-        self.manifest = site.folder / "manifest.csv"
-        lines = [MANIFEST_HEADER]
-        for number in range(chunks):
-            loud = [(n / 10, (n + 1) / 10) for n in range(WINDOWS) if number * 37 >> n & 1]
-            path = make_wav(site.folder / "audio" / f"c{number:04d}.wav", CHUNK_S, 1000, loud=loud, tone_hz=100)
-            start_ms = number % 5 * 1200
-            lines.append(f"rec{number // 5},c{number:04d},{path},{start_ms},{start_ms + 1200},0,,")
-        self.manifest.write_text("\n".join(lines) + "\n")
-        undisturbed = self.start(site.folder / "undisturbed", chunk_s=0).wait()
-        assert undisturbed.exit_code == 0, undisturbed.stderr
-        self.expected = self.result(site.folder / "undisturbed")
-
-    def start(self, out, *, chunk_s):
-        paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
-        stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
-        config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.variant.mode}")
-        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
-        options = (*quick, *engine(self.site, self.name, chunk_s))
-        env = {**stand_in, "HOME": "/nonexistent"}
-        return self.site.start("run", self.manifest, "--out", out, *options, env=env)
-
-    def result(self, out):
-        """Merge, and return the science in it, whoever did it and when."""
-        merged = self.site.badcjobs("merge", out)
-        assert merged.exit_code == 0, merged.stderr
-        assert rows(out / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
-        return [rows(out / "job.sqlite", sql) for sql in SCIENCE]
+def result(site, out):
+    """Merge, and return the science in it, whoever did it and when."""
+    merged = site.badcjobs("merge", out)
+    assert merged.exit_code == 0, merged.stderr
+    assert rows(out / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
+    return [rows(out / "job.sqlite", sql) for sql in SCIENCE]
 
 
 class Campaign:
-    """One run, whoever is killed in it, and the account of that."""
+    """One command that is run again and again, whoever is killed in it, and the account of that."""
 
-    def __init__(self, work, kills, seed):
-        self.work, self.site, self.wanted = work, work.site, kills
-        self.chance = random.Random(seed)
-        self.kills = Counter()
+    def __init__(self, site, name, kills, seed):
+        self.site, self.name, self.wanted, self.chance = site, name, kills, random.Random(seed)
+        self.lanes, self.mode, self.chunk_s, _ = VARIANTS[name]
+        self.chunks = 30 + kills * CHUNKS_PER_KILL
+        self.kills, self.wrappers = Counter(), []
         self.seen = {table: set() for table in PRECIOUS}  # at the kills
         self.at_most_in_flight = 0  # begun, and in the hands of those who were killed
-        self.wrappers = []
-        self._start()
+        make_manifest(site, self.chunks)
 
-    def _start(self):
-        self.program = self.work.start(self.site.out, chunk_s=self.work.variant.chunk_s)
+    def start(self, out, chunk_s):
+        paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
+        stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
+        config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.mode}")
+        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
+        options = (*quick, *engine(self.site, self.name, chunk_s))
+        self.program = self.site.start("run", "manifest.csv", "--out", out, *options,
+                                       env={**stand_in, "HOME": "/nonexistent"})  # fmt: skip
         self.wrappers.append(self.program.pid)
+        return self.program
 
     def is_over(self):
         """Start the same command again if its wrapper was killed; whatever else ends it, but success, is a failure."""
@@ -122,14 +102,14 @@ class Campaign:
         ended = self.program.wait()
         assert ended.exit_code in (0, -9), ended.stderr
         if ended.exit_code != 0:
-            self._start()
+            self.start(self.site.out, self.chunk_s)
         return ended.exit_code == 0
 
     def strike(self):
         """Kill one of those who are there, each kind as likely as any other."""
         while True:
-            left_s = (self.work.chunks - len(self.seen["chunk"])) * self.work.variant.chunk_s / DEVICES
-            share_s = left_s / self.work.variant.lanes / (self.wanted - self.kills.total() + 1)  # of this kill
+            left_s = (self.chunks - len(self.seen["chunk"])) * self.chunk_s / DEVICES
+            share_s = left_s / self.lanes / (self.wanted - self.kills.total() + 1)  # of this kill
             time.sleep(self.chance.uniform(0, min(LONGEST_PAUSE_S, 1.5 * share_s)))  # the moment is what is tried here
             assert not self.is_over(), f"the work is over after {self.kills.total()} kills: it needs more chunks"
             with everybody_standing_still(self.site) as everybody:
@@ -157,13 +137,13 @@ class Campaign:
                 self.seen[table] |= set(committed(live, sql))
         victim.kill()
         if "recorder" not in kind:
-            self.at_most_in_flight += self.work.variant.lanes * (DEVICES if kind == "wrapper" else 1)
+            self.at_most_in_flight += self.lanes * (DEVICES if kind == "wrapper" else 1)
 
     def check_account(self, job):
         """Compare what was finished and begun with what is in the job database."""
         done = Counter(rows(job, "SELECT recording_id, chunk_id FROM attempt WHERE outcome = 'done'"))
         lost = {table: self.seen[table] - set(self.site.rows(sql)) for table, sql in PRECIOUS.items()}
-        again = len(rows(job, "SELECT 1 FROM attempt")) - self.work.chunks
+        again = len(rows(job, "SELECT 1 FROM attempt")) - self.chunks
         seen = {table: len(found) for table, found in self.seen.items()}
         print(f"{dict(self.kills)}; {again} begun again, at most {self.at_most_in_flight} in flight; seen: {seen}")
         assert not any(lost.values()), f"lost: { ({table: sorted(some)[:5] for table, some in lost.items()}) }"
@@ -189,13 +169,14 @@ def everybody_standing_still(site):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(site, name, pytestconfig):
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
-    kills = max(1, round(VARIANTS[name].share * pytestconfig.getoption("--count")))
+    kills = max(1, round(VARIANTS[name][3] * pytestconfig.getoption("--count")))
     print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
-    work = Work(site, round(30 + kills * CHUNKS_PER_KILL), name)
-    campaign = Campaign(work, kills, seed)
+    campaign, calm = Campaign(site, name, kills, seed), site.folder / "undisturbed"
+    assert campaign.start(calm, 0).wait().exit_code == 0
+    campaign.start(site.out, campaign.chunk_s)
     for _ in range(kills):
         campaign.strike()
     wait_for(campaign.is_over, "it is done", timeout_s=120)
     wait_for(lambda: not site.processes(), "no process of ours survives", timeout_s=40)
-    assert work.result(site.out) == work.expected, "differs from the undisturbed run"
+    assert result(site, site.out) == result(site, calm), "differs from the undisturbed run"
     campaign.check_account(site.out / "job.sqlite")

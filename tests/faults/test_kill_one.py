@@ -140,34 +140,37 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     assert list(site.local.iterdir()) == []
 
 
-def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_results(site):
+def start_gated(site):
+    """Start a run whose one chunk is done, and who is named in it killed, once there is a file gate."""
     gate, heard = site.folder / "gate", 'echo start_time,end_time,label,score > "$2"'
-    script = site.script("gated.sh", f"while [ ! -e {gate} ]; do sleep 0.05; done\n{heard}")
-    program = site.start_run(site.manifest(2), "--command", f"{script} {{input}} {{output}}", "--simulate", 2)
+    text = f"while [ ! -e {gate} ]; do sleep 0.02; done\n{heard}\n[ ! -s {gate} ] || kill -9 $(cat {gate})"
+    command = f"{site.script('gated.sh', text)} {{input}} {{output}}"
+    return site.start_run(site.manifest(1), "--command", command, "--simulate", 1)
+
+
+def test_a_recorder_file_that_cannot_be_read_costs_the_telemetry_and_not_the_results(site):
+    program = start_gated(site)
     kill_the_recorder(site)
     kill_the_recorder(site)
     wait_for(lambda: "continues without telemetry" in program.stderr, "it was given up")
     (recorder_file,) = site.local.glob("*/recorder.sqlite")
     recorder_file.with_name("recorder.sqlite-wal").unlink(missing_ok=True)
     recorder_file.write_bytes(b"a disk that went bad" * 500)
-    gate.touch()
+    (site.folder / "gate").touch()
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
     assert site.count("gap") > 0
-    assert rows(site.merged(), STATES) == [("done", 2)]
+    assert rows(site.merged(), STATES) == [("done", 1)]
 
 
 def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site):
     """There may be no time to start it again."""
-    pid = site.folder / "recorder.pid"
-    heard = 'echo start_time,end_time,label,score > "$2"'
-    script = site.script("last.sh", f"while [ ! -e {pid} ]; do sleep 0.02; done\n{heard}\nkill -9 $(cat {pid})")
-    program = site.start_run(site.manifest(1), "--command", f"{script} {{input}} {{output}}", "--simulate", 1)
+    program = start_gated(site)
     wait_for(lambda: site.count_now("sample") >= 2, "the recorder is at work")
     (recorder,) = site.recorders()
-    pid.with_suffix(".new").write_text(str(recorder.pid))
-    pid.with_suffix(".new").rename(pid)
+    (site.folder / "new").write_text(str(recorder.pid))
+    (site.folder / "new").rename(site.folder / "gate")
     assert program.wait().exit_code == 0
     ended_ms = site.rows("SELECT ended_at_ms FROM attempt")[0][0]
     ((from_ms, to_ms),) = site.rows(f"SELECT from_ms, to_ms FROM gap WHERE {NOT_LATE}")
@@ -175,15 +178,23 @@ def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site):
     assert site.count("sample", f"at_ms = {from_ms}") == 1, "a gap starts with the last reading before it"
 
 
+NO_RECORDER = """
+import os, sys
+if any("recorder_process" in word for word in sys.orig_argv):
+    os.write(2, b"no recorder today")
+    os._exit(1)
+"""
+
+
+def edge(site, code):
+    """Return the environment of a Python that runs this code first."""
+    (site.folder / "edge").mkdir()
+    (site.folder / "edge" / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(site.folder / "edge"), site.environ()["PYTHONPATH"]])}
+
+
 def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site):
-    (site.folder / "broken").mkdir()
-    (site.folder / "broken" / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "if any('recorder_process' in word for word in sys.orig_argv):\n"
-        "    os.write(2, b'no recorder today')\n"
-        "    os._exit(1)\n"
-    )
-    done = site.run(site.manifest(3), *ENGINE, env={"PYTHONPATH": str(site.folder / "broken")})
+    done = site.run(site.manifest(3), *ENGINE, env=edge(site, NO_RECORDER))
     assert done.exit_code == 0, done.stderr
     assert "telemetry incomplete: the recorder exited with 1: no recorder today" in done.stdout
     gap = "SELECT g.from_ms = t.started_at_ms, g.to_ms - t.ended_at_ms < 1000 FROM gap g, task t"
@@ -215,7 +226,7 @@ echo start_time,end_time,label,score > "$2"
 BUG = """
 import ctypes, os, sys, threading, time
 def strike(main):
-    while not os.path.exists({bug!r}):
+    while not os.path.exists("bug"):
         time.sleep(0.02)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(RuntimeError))
 if "run" in sys.orig_argv:
@@ -236,16 +247,11 @@ def start_programs(site, **env):
 
 @pytest.mark.parametrize("end", [*ENDS, "a bug"])
 def test_nobody_outlives_a_wrapper(site, end):
-    bug = site.folder / "bug"
-    (site.folder / "edge").mkdir()
-    (site.folder / "edge" / "sitecustomize.py").write_text(BUG.format(bug=str(bug)))
-    paths = filter(None, [str(site.folder / "edge"), os.environ.get("PYTHONPATH")])
     (site.out / "tasks").mkdir(parents=True)
     (site.out / "tasks" / "4821_0.r0.gpu-01.log").touch()  # this is the second run in one job
-    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": os.pathsep.join(paths)}
-    program = start_programs(site, **env)
+    program = start_programs(site, **array_task(0, (0,)), CUDA_VISIBLE_DEVICES="0,1", **edge(site, BUG))
     if end == "a bug":
-        bug.touch()
+        (site.folder / "bug").touch()
     else:
         program.send(signal.Signals[end])
     ended = program.wait()

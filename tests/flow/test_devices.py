@@ -16,7 +16,7 @@ SIMULATED = "GPU-51a0d000-0000-4000-8000-{:012d}"
 IN_ARRAY = array_task(0, (0, 1))
 
 
-def witness(site, workers=1):
+def witness(site, workers):
     """Return a command that dumps its arguments and environment by chunk, once all the workers have come."""
     for folder in ("seen", "met"):
         (site.folder / folder).mkdir()
@@ -139,24 +139,6 @@ def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_fail
     assert site.count("chunk", "status = 'done'") == site.count("chunk") == 4
 
 
-def test_workers_on_amd_devices_see_theirs_through_rocr_alone(site):
-    package = Path(__file__).parents[1] / "support" / "fake_amdsmi"
-    search_path = [str(package), *filter(None, [site.environ().get("PYTHONPATH")])]
-    env = {
-        **no_driver(), **IN_ARRAY, "PYTHONPATH": ":".join(search_path), "FAKE_AMDSMI_DEVICES": "4",
-        "ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1",
-    }  # fmt: skip
-    done = site.run(site.manifest(2), "--command", witness(site), env=env)
-    assert done.exit_code == 0, done.stderr
-    ((uuid, index, backend),) = site.rows("SELECT uuid, device_index, backend FROM device")
-    assert (index, backend) == (3, "amd")
-    (told,) = seen(site).values()
-    for prefix in ("", "APPTAINERENV_", "SINGULARITYENV_"):
-        assert told[f"{prefix}ROCR_VISIBLE_DEVICES"] == uuid
-    assert told["BADCJOBS_DEVICE_UUID"] == uuid
-    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(told)
-
-
 ON_DEMO = ("--engine", "demo", "--json", "--simulate")
 
 
@@ -243,6 +225,7 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
 
 DATA = Path(__file__).parents[1] / "data"
 CUDA = "CUDA_VISIBLE_DEVICES"
+SHOWN = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "SLURM_JOB_ID", "FAKE_NVML_DEVICES")
 
 
 def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(site, pages):
@@ -252,9 +235,12 @@ def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(s
     write_recording(site.folder / "tape.sqlite", tape, lambda index, at_s: said, range(60))
     site.script("libnvidia-ml.so.1", "not a library, and in the way of a real one")
     nowhere = {"PATH": "/nowhere"}
+    package = f"{Path(__file__).parents[1]}/support/fake_amdsmi:{site.environ()['PYTHONPATH']}"
     machines = {
         "slurm": IN_ARRAY, "bare": {**no_driver(), **nowhere}, "cut": fake_nvml_environ(2, mig="1:1"),
         "broken": {"LD_LIBRARY_PATH": str(site.folder), **nowhere},
+        "amd": {**no_driver(), **nowhere, "PYTHONPATH": package, "FAKE_AMDSMI_DEVICES": "4",
+                "ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1"},
     }  # fmt: skip
     prompts, commands, environs = [], [], []
     for line in (DATA / "gpus_commands.txt").read_text().split("\n\n")[1].splitlines():
@@ -262,7 +248,7 @@ def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(s
         environ = {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
         for word in before.split():
             environ |= {CUDA: word[5:]} if word.startswith("CUDA=") else machines[word]
-        shown = [f"{name}={environ[name]} " for name in (CUDA, "SLURM_JOB_ID", "FAKE_NVML_DEVICES") if name in environ]
+        shown = [f"{name}={environ[name]} " for name in (CUDA, *SHOWN) if name in environ]
         prompts.append(f"$ {''.join(shown)}badcjobs gpus{arguments}\n")
         commands.append(("gpus", *arguments.split()))
         environs.append(environ)

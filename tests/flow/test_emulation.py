@@ -8,13 +8,13 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
 
 import psutil
 import pytest
 from rooms.devices import DeviceLocks, simulated_uuid
 from rooms.root import SystemClock
-from support.badcjobs_program import Outcome, Program, Site, rows
+from support.badcjobs_program import Site, rows
 from support.login_node import LoginNode
 from support.waiting import wait_for
 
@@ -38,20 +38,15 @@ while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {folder}/finish ]; do sleep 0.1; 
 """
 
 
-@dataclass
 class Scenario:
     """One emulated job, from its start to whatever its end leaves."""
 
-    site: Site
-    chunks: int
-    arguments: tuple[object, ...]
-    program: Program | None = None
-    ends: list[Outcome] = field(default_factory=list)
+    def __init__(self, site, chunks, *arguments):
+        self.site, self.chunks, self.arguments, self.ends = site, chunks, arguments, []
 
     def start(self, *words):
         locks = {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / f"locks-{self.chunks}")}
-        self.program = self.site.start(*(words or self.arguments), env=locks)
-        return self.program
+        return self.site.start(*(words or self.arguments), env=locks)
 
     def finish(self, *words):
         """Take what was in the way out of it, and give the same command again, or another one."""
@@ -75,7 +70,7 @@ def array(site, chunks, *options, simulate=8, what=""):
     script = site.script("engine.sh", what.replace("{folder}", str(site.folder)) + HEARD)
     lean = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1, "--simulate", simulate)
     words = (*LOCAL, site.manifest(chunks), "--out", site.out, "--json", *options, *KEYS)
-    return Scenario(site, chunks, (*words, "--", "--command", f"{script} {{input}} {{output}}", *lean))
+    return Scenario(site, chunks, *words, "--", "--command", f"{script} {{input}} {{output}}", *lean)
 
 
 def template(site, chunks):
@@ -87,7 +82,7 @@ def template(site, chunks):
     words = [f"--set={one}" for one in (f"source={site.manifest(chunks)}", *settings)]
     assert site.badcjobs("template", "array", *words, "-o", "filled.sbatch").exit_code == 0
     options = ("--gpus-per-task", 1, "--sbatch=--comment='two words'", "--config=run.simulate=4")
-    return Scenario(site, chunks, (*LOCAL, "filled.sbatch", "--out", site.out.name, "--json", *options))
+    return Scenario(site, chunks, *LOCAL, "filled.sbatch", "--out", site.out.name, "--json", *options)
 
 
 def nested(site, chunks):
@@ -97,7 +92,7 @@ def nested(site, chunks):
         "#!/bin/bash\n#SBATCH --array=5 --gpus-per-node=2\n"
         f"echo $CUDA_VISIBLE_DEVICES > {site.folder}/granted\nexec {PYTHON} {shlex.join(map(str, inner.arguments))}\n"
     )
-    return Scenario(site, chunks, (*LOCAL, "outer.sbatch", "--json", "--", "--simulate", 4))
+    return Scenario(site, chunks, *LOCAL, "outer.sbatch", "--json", "--", "--simulate", 4)
 
 
 ASKED = ("--time", 90, "--config=submit.requeues=2", *SHORT)
@@ -107,22 +102,18 @@ ASKED = ("--time", 90, "--config=submit.requeues=2", *SHORT)
 def scenarios(tmp_path_factory):
     """All of them, over; each with locks of its own, by its number of chunks."""
     parent = tmp_path_factory.mktemp("emulation")
-    sites = {name: Site(parent / name) for name in ("misfortunes", "stopped", "killed", "nested", "template")}
-    found = {
-        "misfortunes": array(sites["misfortunes"], 12, "--tasks", 4, *ASKED, what=MISFORTUNES),
-        "stopped": array(sites["stopped"], 3, *SHORT, what=HANGS),
-        "killed": array(sites["killed"], 2, *LONG, what=HANGS),
-        "nested": nested(sites["nested"], 4),
-        "template": template(sites["template"], 6),
-    }
-    try:
+    with ExitStack() as stack:
+        names = ("misfortunes", "stopped", "killed", "nested", "template")
+        sites = {name: stack.enter_context(closing(Site(parent / name))) for name in names}
+        found = {
+            "misfortunes": array(sites["misfortunes"], 12, "--tasks", 4, *ASKED, what=MISFORTUNES),
+            "stopped": array(sites["stopped"], 3, *SHORT, what=HANGS),
+            "killed": array(sites["killed"], 2, *LONG, what=HANGS),
+            "nested": nested(sites["nested"], 4),
+            "template": template(sites["template"], 6),
+        }
         run_all(found)
         yield found
-    finally:
-        for scenario in found.values():
-            if scenario.program is not None:
-                scenario.program.kill()
-            scenario.site.close()
 
 
 def run_all(found):
@@ -170,9 +161,8 @@ def test_a_filled_template_names_log_and_command_of_what_is_left(scenarios):
 def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(scenarios):
     job = scenarios["misfortunes"]
     first, second = job.ends
-    assert [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]] == [
-        ("COMPLETED", 0, 0), ("FAILED", 1, 0), ("COMPLETED", 0, 1), ("FAILED", 137, 0),
-    ]  # fmt: skip
+    states = [(task["state"], task["exit_code"], task["restarts"]) for task in first.json["tasks"]]
+    assert states == [("COMPLETED", 0, 0), ("FAILED", 1, 0), ("COMPLETED", 0, 1), ("FAILED", 137, 0)]
     mine = f"job_id = '{first.json['job_id']}' AND array_index = 2"
     done = "(SELECT count(*) FROM chunk WHERE status = 'done')"
     attempts = sorted(job.site.rows(f"SELECT restart, verdict, {done} FROM task WHERE {mine}"))
@@ -244,8 +234,7 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     deaf = f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true"
     script = site.script("job.sbatch", deaf)
     keys = ("--config=submit.kill_wait_s=1", "--config=run.simulate=1")
-    scenario = Scenario(site, 0, (*LOCAL, script, "--gpus-per-task", 1, *keys))
-    program = scenario.start()
+    program = Scenario(site, 0, *LOCAL, script, "--gpus-per-task", 1, *keys).start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
     deaf_process = psutil.Process(int(up.read_text()))
     locks = DeviceLocks(site.folder.parent / "locks-0", SystemClock(), None)

@@ -71,27 +71,21 @@ def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves
 
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that
-CARDS = "\n".join(
-    f'[[device]]\nindex = {index}\nname = "{name}"\nmemory_total_mib = {mib}'
-    for index, (name, mib) in enumerate((("Big", 500), ("Small", 300), ("Big", 500)))
-)
+MODELS = (("Big", 500), ("Small", 300), ("Big", 500))
 DEMO = ("--engine", "demo", f"--engine-arg=--memory-per-s={MIB_PER_S}", "--engine-arg=--burn-s=0.1")
 QUICK = ("--config", "probe.lengths_s=[20, 100]", "--config", "probe.trial_s=0.1")
 
 
-def start(site, *of_run, more=(), **options):
+def probe(site, *of_run, more=(), **options):
     """Start a probe with these options of run, and more of its own."""
     audio = make_wav(site.folder / "night é.wav", 5, 1000, tone_hz=100)
     return site.start("probe", audio, *QUICK, *more, "--", *of_run, **options)
 
 
-def probe(site, *of_run, more=(), **options):
-    return start(site, *of_run, more=more, **options).wait()
-
-
-def cards(site, text=CARDS):
+def cards(site, *models):
+    card = '[[device]]\nindex = {}\nname = "{}"\nmemory_total_mib = {}\n'
     script = site.folder / "cards.toml"
-    script.write_text(text)
+    script.write_text("".join(card.format(index, *model) for index, model in enumerate(models or MODELS)))
     return ("--simulate", script)
 
 
@@ -105,37 +99,27 @@ def tried(outcome):
 
 def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too_long(site):
     html = site.folder / "probe.html"
-    found = probe(site, *DEMO, *cards(site), more=("--json", "--html", html))
+    found = probe(site, *DEMO, *cards(site), more=("--json", "--html", html)).wait()
     assert found.exit_code == 0, found.stderr
     big, small = found.json["gpus"]
-    assert [(gpu["gpu"], gpu["memory_bytes"], gpu["finished"]) for gpu in (big, small)] == [
-        ("Big", 500 * 2**20, True), ("Small", 300 * 2**20, True),
-    ]  # fmt: skip
-    for gpu, limit_s in ((big, 62.5), (small, 37.5)):
-        result = gpu["result"]
-        assert result["longest_s"] <= limit_s < result["too_long_s"] <= 1.6 * result["longest_s"]
-        assert result["best_s"] <= result["safe_s"] <= 0.9 * result["longest_s"]
-        fitting = [trial for trial in gpu["trials"] if trial["outcome"] == "fits"]
-        assert len(fitting) >= 3
-        for trial in fitting:
+    for gpu, (name, mib) in zip((big, small), MODELS, strict=False):
+        assert (gpu["gpu"], gpu["memory_bytes"], gpu["finished"]) == (name, mib * 2**20, True)
+        assert gpu["result"]["longest_s"] <= mib / MIB_PER_S / 2 < gpu["result"]["too_long_s"]
+        for trial in gpu["trials"]:
             wanted = MIB_PER_S * 2**20 * trial["length_s"] * (1 if trial["lean"] else 2)
-            assert trial["peak_bytes"] == pytest.approx(wanted, rel=0.01), "as the recorder saw it"
-            assert trial["times_real_time"] > 1
-        assert all(trial["peak_bytes"] is None for trial in gpu["trials"] if trial["outcome"] != "fits")
+            seen = pytest.approx(wanted, rel=0.01) if trial["outcome"] == "fits" else None  # by the recorder
+            assert trial["peak_bytes"] == seen
     assert small["result"]["lean_longest_s"] <= 75 < small["result"]["lean_too_long_s"]
     assert big["result"]["lean_longest_s"] == 100  # all that was to be tried
     lines = [line for line in tried(found) if line.startswith("Big")]
-    assert lines[:2] == ["Big: trying 20 s", "Big: trying 40 s"], "cards of one model share its trials"
-    assert len(lines) == len(set(lines))
+    assert len(lines) == len(set(lines)), "cards of one model share its trials"
     assert all(words in html.read_text() for words in ("Small, 300 MiB", "← best", "badcjobs[report]"))
-    again = probe(site, *DEMO, *cards(site))
+    again = probe(site, *DEMO, *cards(site)).wait()
     assert (again.exit_code, tried(again)) == (0, [])
     assert "already known" in again.stdout and "← best" in again.stdout
     for name, seconds in (("long", 80), ("short", 5)):
         make_wav(site.folder / "long" / f"{name}.wav", seconds, 1000, loud=[(1, 2)], tone_hz=100)
-    small_first = re.sub(r"index = [01]", lambda one: f"index = {1 - int(one[0][-1])}", CARDS)
-    (site.folder / "small.toml").write_text(small_first)
-    done = site.run(site.folder / "long", *DEMO, "--simulate", site.folder / "small.toml", "--max-gpus", 1)
+    done = site.run(site.folder / "long", *DEMO, *cards(site, ("Small", 300), ("Big", 500)), "--max-gpus", 1)
     assert done.exit_code == 0, done.stderr
     assert site.rows("SELECT recording_id, outcome, pieces > 1 FROM attempt ORDER BY recording_id") == [
         ("long", "done", True), ("short", "done", None),
@@ -148,11 +132,11 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
 def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_set_aside(site):
     file, half = site.folder / "mine.toml", to_toml([])[:-5]
     file.write_text(half)
-    arguments = (*DEMO, *cards(site, CARDS.partition("[[device]]\nindex = 1")[0]), "--no-emit-gpu-telemetry")
+    arguments = (*DEMO, *cards(site, ("Big", 500)), "--no-emit-gpu-telemetry")
     known = set()
     for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        program = start(site, *arguments, more=("--out", file, "--json"))
-        wait_for(lambda program=program: "× real time" in program.stderr, "a trial has ended")  # type: ignore[misc]
+        program = probe(site, *arguments, more=("--out", file, "--json"))
+        wait_for(lambda program=program: "× real time" in program.stderr, "a trial has ended")
         program.send(signum)
         stopped = program.wait(timeout_s=40)
         assert stopped.exit_code == exit_code, stopped.stderr
@@ -164,7 +148,7 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
             assert "stopped by SIGINT; the trials are stored" in stopped.json["notes"][0]
             assert not list(site.local.iterdir())
             assert Path(stopped.json["set_aside"]).read_text() == half
-    done = probe(site, *arguments, more=("--out", file, "--json"))
+    done = probe(site, *arguments, more=("--out", file, "--json")).wait()
     assert done.exit_code == 0, done.stderr
     assert tried(done) and not known & set(tried(done))
     (gpu,) = done.json["gpus"]
@@ -173,19 +157,15 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
 
 def test_a_command_is_probed_by_its_words_and_what_fails_for_another_reason_is_not_kept(site):
     failing = site.script("fail.sh", "echo 'it is broken' >&2; exit 3")
-    fussy = site.script(
-        "fussy.sh",
-        '[ "$(stat -L -c %s "$1")" -gt 100000 ] && { echo "CUDA out of memory. Tried to allocate" >&2; exit 1; }\n'
-        'echo start_time,end_time,label,score > "$2"',
-    )
+    full = '[ "$(stat -L -c %s "$1")" -gt 100000 ] && { echo "CUDA out of memory. Tried to allocate" >&2; exit 1; }'
+    fussy = site.script("fussy.sh", f'{full}\necho start_time,end_time,label,score > "$2"')
     plain = ("--simulate", 1, "--no-emit-gpu-telemetry")
-    refused = probe(site, "--command", f"{failing} {{input}} {{output}}", *plain, more=("--json",))
+    refused = probe(site, "--command", f"{failing} {{input}} {{output}}", *plain, more=("--json",)).wait()
     assert_refused(refused, 1, "for another reason than its memory (exit_code)", "it is broken")
     assert not store(site).exists()
-    done = probe(site, "--command", f"{fussy} {{input}} {{output}}", *plain)
+    done = probe(site, "--command", f"{fussy} {{input}} {{output}}", *plain).wait()
     assert done.exit_code == 0, done.stderr
     (probed,) = read_probes(store(site))
-    assert probed.result is not None and probed.result.longest_s is not None and probed.result.too_long_s is not None
     assert probed.result.longest_s < 50 < probed.result.too_long_s
     assert all(trial.peak_bytes is None for trial in probed.trials)
     assert "peak memory is not known" in done.stdout
@@ -199,21 +179,20 @@ def test_hawkears_is_tried_with_as_many_chunks_at_once_as_it_has_threads(site):
     environ = {**fake_package_environ(), "FAKE_HAWKEARS_ROOM_S": "70", "HOME": "/nonexistent"}
     kept = site.folder / "kept"
     more = ("--config", f"probe.keep={kept}", "--json")
-    done = probe(site, "--engine", "hawkears", *options, "--simulate", 1, more=more, env=environ)
+    done = probe(site, "--engine", "hawkears", *options, "--simulate", 1, more=more, env=environ).wait()
     assert done.exit_code == 0, done.stderr
     (gpu,) = done.json["gpus"]
-    result = gpu["result"]
     assert (gpu["chunks_at_once"], gpu["engine_version"].partition(",")[0]) == (2, "2.3.0")
-    assert result["longest_s"] <= 35 < result["too_long_s"]
-    assert result["lean_longest_s"] <= 70 < result["lean_too_long_s"]
+    for lean, room_s in (("", 35), ("lean_", 70)):
+        assert gpu["result"][f"{lean}longest_s"] <= room_s < gpu["result"][f"{lean}too_long_s"]
     (database,) = kept.glob("tasks/*.sqlite")
     assert rows(database, "SELECT count(*) FROM attempt WHERE error_class = 'out_of_memory'") >= [(2,)]
 
 
 def test_without_a_gpu_the_cpu_can_be_measured_and_the_time_is_kept_to(site):
     quick = ("--config", "probe.lengths_s=[20, 20]", "--config", "probe.trial_s=60")  # which no 4 chunks take
-    late = start(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, more=("--time", "0:01"))
-    done = probe(site, "--engine", "demo", "--cpu-workers", 1, more=(*quick, "--json"))
+    late = probe(site, "--engine", "demo", "--engine-arg=--burn-s=9", "--cpu-workers", 1, more=("--time", "0:01"))
+    done = probe(site, "--engine", "demo", "--cpu-workers", 1, more=(*quick, "--json")).wait()
     assert done.exit_code == 0, done.stderr
     assert done.stderr.count("too short to count: repeated with more chunks") == 1
     (gpu,) = done.json["gpus"]
@@ -251,9 +230,9 @@ def test_the_words_of_submit_and_of_run_are_judged(site, pages):
     make_fake_root(folder / "hawkears")
     path = f"{install_fake_hawkears(folder / 'bin').parent}:/usr/bin:/bin"
     commands = [("check", "--json", *words.format(folder=folder).split()) for words in ANSWERED]
-    before = sorted(path.name for path in folder.iterdir())
+    before = {*folder.iterdir()}
     found = site.badcjobs_each(commands, [{"PATH": path, "HOME": str(folder / "nobody")}] * len(commands))
-    assert sorted(path.name for path in folder.iterdir()) == before, "a check leaves nothing behind"
+    assert {*folder.iterdir()} == before, "a check leaves nothing behind"
     said = []
     for words, outcome in zip(ANSWERED, found, strict=True):
         document = outcome.json

@@ -1,6 +1,5 @@
 """Chunks that fail, engines that do not work, programs that misbehave: what is tried again, named, or given up."""
 
-import csv
 import re
 import subprocess
 import sys
@@ -67,17 +66,13 @@ def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site):
     assert not site.out.exists()
 
 
-def shell(site, line):
-    """Run a line with $BADCJOBS in it, with the pipes and redirections that people use."""
-    env = site.environ({"BADCJOBS": f"{sys.executable} -m badcjobs", "PYTHONIOENCODING": "ascii"})
-    return subprocess.run(["bash", "-c", line], env=env, cwd=site.folder, stderr=subprocess.DEVNULL).returncode
-
-
 def test_a_result_that_nobody_reads_changes_no_exit_code(site):
     """A pipe that is closed, a full disk, no stdout at all; and all of it in ASCII."""
     site.manifest(1)
+    env = site.environ({"PYTHONIOENCODING": "ascii"})
     for number, where in enumerate(["| head -c 1; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-", "> read.txt"]):
-        assert shell(site, f"$BADCJOBS run manifest.csv --out run{number} {' '.join(ON_CPU)} {where}") == 0
+        line = f"{sys.executable} -m badcjobs run manifest.csv --out run{number} {' '.join(ON_CPU)} {where}"
+        assert subprocess.run(["bash", "-c", line], env=env, cwd=site.folder, stderr=subprocess.DEVNULL).returncode == 0
         site.out = site.folder / f"run{number}"
         assert site.rows("SELECT verdict, exit_code FROM task") == [("done", 0)]
     assert "? real time" in (site.folder / "read.txt").read_text()
@@ -157,36 +152,19 @@ RED, TWO_LINES, TURNED, LETTERS = "\x1b[31mred", "a\nb", "a\u202eb", "Ñandú鳥
 LINE_OF_A_LOG = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8} (INFO|WARNING|ERROR) |    \| ")
 
 
-def strange_manifest(site):
-    path = site.manifest(5)
-    with path.open(newline="") as file:
-        header, *found = csv.reader(file)
-    for row, name in zip(found, (RED, TWO_LINES, TURNED, LETTERS), strict=False):
-        row[1] = name
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *found])
-    return path
-
-
-def assert_plain(*texts):
-    for text in texts:
-        assert all(line.isprintable() for line in text.split("\n")), text
-
-
 def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(site):
     engine = site.script("engine", r"""printf 'no \033[2J luck\n\342\200\256turned\007\n' >&2; exit 3""")
-    command = ("--engine", "command", "--command", f"{engine} {{input}} {{output}}")
-    done = site.run(strange_manifest(site), *ON_CPU[2:], *command, "--retries", 1)
+    manifest, names = site.manifest(5), (RED, TWO_LINES, TURNED, LETTERS)
+    for number, name in enumerate(names):
+        manifest.write_text(manifest.read_text().replace(f",c00{number},", f',"{name}",'))
+    done = site.run(manifest, "--command", f"{engine} {{input}} {{output}}", *ONE_WORKER, "--retries", 1)
     assert done.exit_code != 0
-    (log,) = site.out.glob("tasks/*.log")
-    told = log.read_text()
-    assert_plain(done.stdout, done.stderr, told)
-    assert "rec0/�[31mred failed (" in told
-    assert "�turned�" in told
-    assert LETTERS in told
+    told = site.task_database().with_suffix(".log").read_text()
+    assert not [words for words in ("rec0/�[31mred failed (", "�turned�", LETTERS) if words not in told]
     assert [line for line in (told + done.stderr).splitlines() if not LINE_OF_A_LOG.match(line)] == []
     merged = site.badcjobs("merge", site.out)
     report, document = site.badcjobs_each([("report", site.out), ("report", site.out, "--json")])
-    assert_plain(merged.stdout, merged.stderr, report.stdout, document.stdout)
+    texts = [told, report.stdout, *(text for one in (done, merged, document) for text in (one.stdout, one.stderr))]
+    assert [line for text in texts for line in text.split("\n") if not line.isprintable()] == []
     assert "�[31mred" in report.stdout
-    assert {chunk["chunk_id"] for chunk in document.json["failed_chunks"]} >= {RED, TWO_LINES, TURNED, LETTERS}
+    assert {chunk["chunk_id"] for chunk in document.json["failed_chunks"]} >= {*names}

@@ -2,17 +2,13 @@
 
 import os
 import random
-import sys
 from array import array
 from pathlib import Path
 
 from rooms.cli import write_chunk
+from rooms.model import ArrayShape
+from rooms.root import FrozenRun
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
@@ -24,12 +20,9 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
     assert_refused(refused, 2, "retries: different from", "--out")
     assert sorted(path.name for path in site.out.iterdir()) == ["run.toml", "tasks"], "and nothing half written"
     assert (len(site.task_databases()), list(site.local.iterdir())) == (1, [])
-    frozen = tomllib.loads((site.out / "run.toml").read_text())
+    frozen = FrozenRun.read(site.out / "run.toml")
     (retries,) = [n for n, end in enumerate(ends) if end.exit_code == 0]
-    assert frozen["run"] == {
-        "source": [str(manifest)], "engine": "demo", "engine_arg": [], "interval": 0.1, "retries": retries
-    }  # fmt: skip
-    assert frozen["array"] == {"first": 0, "step": 1, "count": 2}
+    assert (frozen.settings["retries"], frozen.array) == (retries, ArrayShape(0, 1, 2))
     # The same source under another spelling, and what concerns one task alone, may differ.
     alone = ("--engine", "demo", "--simulate", 1, "--config", "run.grace_s=3", "--retries", retries)
     env = {"CUDA_VISIBLE_DEVICES": "0", **array_task(1 - retries, (0, 1), job_id=5000)}

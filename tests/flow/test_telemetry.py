@@ -291,7 +291,7 @@ INTERVAL_MS = 500
 
 
 def test_under_full_load_99_percent_of_the_time_is_covered_by_samples_or_named_gaps(site, out):
-    """Samples cover what lies between them where that is at most one and a half intervals; a start takes two seconds."""
+    """Samples cover what lies between them if that is at most one and a half intervals; a start takes two seconds."""
     words = ("--simulate", 2, "--interval", INTERVAL_MS / 1000, "--duration", SECONDS)
     with ExitStack() as stack:
         for _ in range(2 * len(os.sched_getaffinity(0))):  # two processes per core compute as fast as they can
