@@ -49,13 +49,12 @@ def options(text):
 
 def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(pages):
     known = {"OUT": "/scratch/other", "NAME": "birds", "X": "cuda", "SLURM_ARRAY_TASK_ID": "3"}
+    wins = {"SBATCH_TIMELIMIT": "60", "SBATCH_ACCOUNT": "a", "SBATCH_SIGNAL": "", "SBATCH_GPUS": "9"}
     whole = {
         "as it is": read(WHOLE), "variables": read(WHOLE, known),
         "none exported": read(WHOLE.replace("#SBATCH --open", "#SBATCH --export=NONE,NAME=me\n#SBATCH --open"), known),
         "elsewhere": read(WHOLE.replace("#SBATCH --open", "#SBATCH -D sub\n#SBATCH --open").replace("/scratch", "res")),
-        "environment wins": read(
-            WHOLE, {"SBATCH_TIMELIMIT": "60", "SBATCH_ACCOUNT": "a", "SBATCH_SIGNAL": "", "SBATCH_GPUS": "9"}
-        ),
+        "environment wins": read(WHOLE, wins),
     }  # fmt: skip
     pages({
         "whole.txt": page(whole),
@@ -92,9 +91,8 @@ def requested(text, *options):
 
 
 def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages):
-    texts = {
-        one: requested(script("# why", f"#SBATCH {one}", "", "##SBATCH -t 9", "ls", "#SBATCH -t 7")) for one in REQUESTS
-    }
+    after = ("", "##SBATCH -t 9", "ls", "#SBATCH -t 7")  # none of these counts
+    texts = {one: requested(script("# why", f"#SBATCH {one}", *after)) for one in REQUESTS}
     texts["options win"] = requested(script("#SBATCH --array=0-3 --gpus-per-node=4"), "--array=7", "--gpus-per-node=1")
     for path in sorted(folder("templates").glob("*.sbatch")):
         texts[path.name] = requested(path.read_text())

@@ -32,9 +32,8 @@ def answers(tmp_path, monkeypatch):
         cases = "".join(f"{number}) {text}\n;;\n" for number, text in enumerate(texts[:-1], 1))
         asked = folder / f"{name}.asked"
         asked.unlink(missing_ok=True)
-        (folder / name).write_text(
-            f'#!/bin/sh\nprintf "%s\\n" "$*" >> {asked}\ncase $(wc -l < {asked}) in\n{cases}*) {texts[-1]}\n;;\nesac\n'
-        )
+        note = f'printf "%s\\n" "$*" >> {asked}'
+        (folder / name).write_text(f"#!/bin/sh\n{note}\ncase $(wc -l < {asked}) in\n{cases}*) {texts[-1]}\n;;\nesac\n")
         (folder / name).chmod(0o755)
         return asked
 

@@ -259,14 +259,11 @@ def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_ba
 
 
 def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, pages):
-    script = tmp_path / "script.toml"
-    script.write_text(
-        "[[device]]\nindex = 0\nload = [[0, 50]]\n[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\n"
-    )
-    clock, said = HandClock(), {}
-    with closing(
-        open_machine_view({"CUDA_VISIBLE_DEVICES": "1"}, clock, StandIn(script=str(script)), hostname="node1")
-    ) as view:
+    script, clock, said = tmp_path / "script.toml", HandClock(), {}
+    two = "[[device]]\nindex = 0\nload = [[0, 50]]\n[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\n"
+    script.write_text(two)
+    view = open_machine_view({"CUDA_VISIBLE_DEVICES": "1"}, clock, StandIn(script=str(script)), hostname="node1")
+    with closing(view):
         for second in (0, 30, 60, 120):
             clock.sleep(START_MS / 1000 + second - clock.monotonic_s())
             frame = view.look()

@@ -59,11 +59,10 @@ class World:
 def world(tmp_path):
     """A run with a task that is over, one that runs, and one that waits; with logs, alerts, processes and links."""
     run = tmp_path / "july"
+    states = {"c": "done", "d": "pending"}
     hot = Reading(80, memory_used_bytes=2**33, temperature_c=86, power_w=250.0)
     over = TaskFile(run, 0, states={"a": "done", "b": "failed"}, verdict="failed").write()
-    goes_on = TaskFile(
-        run, 1, states={"c": "done", "d": "pending"}, ended_at_ms=None, samples=11, devices=2, reading=hot
-    )
+    goes_on = TaskFile(run, 1, states=states, ended_at_ms=None, samples=11, devices=2, reading=hot)
     seen = "INSERT INTO process SELECT task_id, device_id, 7, 'python', 'b', 1, ?, ?, NULL FROM device"
     change(goes_on.write(), f"{seen} WHERE device_index = 1", START_MS, NOW_MS)
     alert = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, NULL, 86, 83, 'hot' FROM device"
@@ -101,12 +100,11 @@ def test_every_question_and_its_answer(world, tmp_path, pages):
     logs = ("4821_0.r0.gpu1/log", "4821_0.r0.gpu1/log?lines=2", "4821_1.r0.gpu1/log?lines=1", "4821_2/log", "9/log")
     devices = ("", "?trail=false", "?alive=true&trail=0", "?alive=0&trail=0", "?device=1&trail=0",
                "?device=GPU-0&trail=0", "?task=4821_0.r0.gpu1&trail=0", "?device=7", "?task=9")  # fmt: skip
+    others = ("/api/gpu/summary", "/api/alerts", "/api/tasks/9")
     said = {
         "tasks.txt": world.ask(*(f"/api/tasks{one}" for one in tasks)),
         "logs.txt": world.ask(*(f"/api/tasks/{one}" for one in logs)),
-        "devices.txt": world.ask(
-            *(f"/api/gpu/metrics{one}" for one in devices), "/api/gpu/summary", "/api/alerts", "/api/tasks/9"
-        ),
+        "devices.txt": world.ask(*(f"/api/gpu/metrics{one}" for one in devices), *others),
         "health.txt": before + world.ask("/api/health"),
         "metrics.txt": world.ask("/metrics"),
     }

@@ -164,19 +164,14 @@ def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node, pages):
     pages({"orders.txt": login_node.plain("\n".join(lines))})
 
 
-EXAMPLES = {  # template → values of its keys, as its own comments give them
-    **{name: ["account=st-pi-1-gpu", "setup=module load gcc cuda"] for name in ("array", "single", "multinode")},
-    "apptainer-array": ["account=st-pi-1-gpu", "setup=module load gcc apptainer", "image=birds.sif"],
-    "sockeye-array": ["account=st-pi-1-gpu"],
-    "merge": ["account=st-pi-1"],
-}
+# template → values of its keys, as its own comments give them
+EXAMPLES = dict(line.split(": ", 1) for line in (DATA / "template_examples.txt").read_text().splitlines())
 
 
 def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_node):
     assert sorted(EXAMPLES) == [template.name for template in list_templates()]
     for name, values in EXAMPLES.items():
-        given = [*values, "out=results", *([] if name == "merge" else ["source=manifest.csv", "args=--engine demo"])]
-        script = fill_template(name, given, Project(), complete=True).text
+        script = fill_template(name, values.split(" | "), Project(), complete=True).text
         for options in ({}, {"site": "plain.toml"}, *([{"PATH": "hasty"}] if name == "merge" else [])):
             found = login_node.check(options, script, f"{name}.sbatch").findings
             assert [one for one in found if one.severity != "fine" and one.subject != "out"] == []

@@ -35,12 +35,11 @@ def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
     """In a container a number may mean another process; an environment that does not say may be our own."""
     for number, owner in enumerate(OWNERS.read_text().splitlines()[1:]):
         proc, (where, whose, environ, wrapper, _, ours) = tmp_path / str(number), owner.split()
+        uid = os.getuid() + (whose == "other")
         said = environ.replace("empty", "").replace("RECORDING", OTHER_MARK).replace("MARK", MARK).replace("\\0", "\0")
         for pid, parent in ((42, 7), (7, 1)):
             (proc / str(pid)).mkdir(parents=True)
-            (proc / f"{pid}/status").write_text(
-                f"Name:\tpython\nPPid:\t{parent}\nUid:\t{os.getuid() + (whose == 'other')}\t5\t5\t5\n"
-            )
+            (proc / f"{pid}/status").write_text(f"Name:\tpython\nPPid:\t{parent}\nUid:\t{uid}\t5\t5\t5\n")
         (proc / "42/environ").mkdir() if environ == "closed" else (proc / "42/environ").write_text(said)
         (proc / "self/ns").mkdir(parents=True)
         if where in NAMESPACES:

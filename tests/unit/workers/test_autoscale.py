@@ -186,20 +186,13 @@ def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry
     assert (store.open(), store.find(KEY.key)) == (None, Probed(KEY.key))
     other = replace(FOUND, key=replace(KEY.key, gpu="H200"))
     half = replace(FOUND, trials=(trial(70, 1.0),), result=None, finished=False)
-    found = []
-    for new in [
-        Probed(KEY.key),  # nothing to forget
-        FOUND,
-        other,
-        half,  # does not replace what another probe has finished meanwhile
-        replace(half, trials=(*FOUND.trials, trial(300, 1.0))),  # but what goes on where that ended does
-        replace(half, finished=True),
-        Probed(KEY.key),
-        Probed(other.key),
-    ]:
+    longer = replace(half, trials=(*FOUND.trials, trial(300, 1.0)))  # goes on where another probe has ended
+    forget, finished, found = Probed(KEY.key), replace(half, finished=True), []
+    for new in (forget, FOUND, other, half, longer, finished, forget, Probed(other.key)):
         ProbeStore(store.file).put(new)
         probes = read_probes(store.file) if store.file.exists() else ()
         found.append(" ".join(f"{one.key.gpu[-4:]}:{len(one.trials)}" for one in probes) or store.file.exists())
+    # what is half done does not replace what another probe has finished meanwhile
     both = [f"H200:5 V100:{trials}" for trials in (5, 5, 6, 1)]
     assert found == [False, "V100:5", *both, "H200:5", True]
     assert (store.open(), [path.name for path in store.file.parent.glob("[!.]*")]) == (None, ["probe.toml"])

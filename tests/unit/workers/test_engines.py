@@ -111,18 +111,14 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
 
 def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(tmp_path, pages):
     lines = []
-    for cores, words in [
-        (1, "--region=CA-NT"), (2, ""), (3, ""), (4, ""), (5, "--date file"), (6, ""), (16, ""),
-        (6, "--threads 7 --region CA-NT"), (6, "--threads=7 --region=CA-NT"), (6, "--threads"), (6, "--threads=0"),
-        (6, "--threads=x"), (6, "--threads 1"), (6, "--threads=2"), (6, "--threads 12"), (5, "--threads 2"),
-    ]:  # fmt: skip
-        lines.append(f"{cores} cores, {words or 'no options'}")
+    for cores, *words in map(str.split, (DATA / "thread_options.txt").read_text().splitlines()):
+        lines.append(f"{cores} cores, {' '.join(words) or 'no options'}")
         for kind, plan in {"usual": GPU, "lean": replace(GPU, lean=True), "CPU": replace(GPU, device=None)}.items():
-            plan = replace(plan, threads=cores)
-            args = workers.sized_arguments(words.split(), plan)
+            plan = replace(plan, threads=int(cores))
+            args = workers.sized_arguments(words, plan)
             env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, plan, args, tmp_path)
             engines = ("hawkears", "hawkears1", "demo")
-            at_once = [workers.chunks_at_once_of(engine, words.split(), plan) for engine in engines]
+            at_once = [workers.chunks_at_once_of(engine, words, plan) for engine in engines]
             said = f"OMP {env['OMP_NUM_THREADS']}, sees '{env['CUDA_VISIBLE_DEVICES']}'; at once {at_once}"
             lines.append(f"  {kind}: {' '.join(args)}; {said}")
     assert hawkears_environment({"OMP_NUM_THREADS": "7"}, GPU, (), tmp_path)["OMP_NUM_THREADS"] == "7"
