@@ -47,9 +47,7 @@ class Browser:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._out, self._in, self._held = self._process.stdin, self._process.stdout.fileno(), b""
-        self._messages: deque[dict[str, Any]] = deque()
-        self._number = 0
-        self._pages: dict[str, Page] = {}
+        self._messages, self._pages, self._number = deque[dict[str, Any]](), dict[str, Page](), 0
 
     def __enter__(self) -> Browser:
         return self
@@ -93,8 +91,7 @@ class Browser:
             elif "error" in message:
                 raise BrowserError(f"{method}: {message['error']['message']}")
             else:
-                result: dict[str, Any] = message["result"]
-                return result
+                return dict(message["result"])
 
     def _receive(self, deadline: float, method: str) -> dict[str, Any]:
         while not self._messages:
@@ -116,9 +113,7 @@ class Page:
     """One tab; ``errors`` and ``requests`` have all that it said and asked for."""
 
     def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
-        self.errors: list[str] = []
-        self.requests: list[str] = []
+        self._browser, self._session, self.errors, self.requests = browser, session, list[str](), list[str]()
 
     def call(self, method: str, **values: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **values)
@@ -163,14 +158,16 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 3, y=y)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        """Press the mouse, move it and let go."""
+    def drag(self, x: float, y: float, across: float) -> None:
+        """Press the mouse, move it across and let go."""
         self.point_at(x, y)
-        self.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", buttons=1, clickCount=1)
-        for step in range(1, 6):
-            at = (x + (to_x - x) * step / 5, y + (to_y - y) * step / 5)
-            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1], button="left", buttons=1)
-        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=to_x, y=to_y, button="left", clickCount=1)
+        steps = [
+            ("mousePressed", 0.0),
+            *(("mouseMoved", across * n / 5) for n in range(1, 6)),
+            ("mouseReleased", across),
+        ]
+        for kind, moved in steps:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x + moved, y=y, button="left", buttons=1, clickCount=1)
 
     def press(self, key: str) -> None:
         """Press a key by its name (Tab, Enter, ArrowRight), or a letter."""

@@ -3,7 +3,6 @@
 Whether it is complete: every row of the source against the job database, and the commands that do the rest.
 """
 
-import json
 import os
 import re
 import shlex
@@ -52,10 +51,8 @@ def test_what_has_happened_to_task_databases_since_the_merge_is_told(tmp_path, p
 
     def tell(what, job, at_s=LATE_S):
         summary = summarize_database(job, now_ms=1000 * at_s)
-        news = summary.merged
-        said.append(
-            f"{what}: {dict(summary.tasks_by_verdict)}, {news.changed} changed, {news.new} new, {news.gone} gone"
-        )
+        news, tasks = summary.merged, dict(summary.tasks_by_verdict)
+        said.append(f"{what}: {tasks}, {news.changed} changed, {news.new} new, {news.gone} gone")
         said.extend([] if news.command is None else [f"  {news.command}".replace(str(tmp_path), "")])
 
     run = tmp_path / "run"
@@ -193,12 +190,9 @@ class Run:
     def rows(self, names):
         manifest(self.source, names.split())
 
-    def mistake(self):
-        self.source.write_text(self.source.read_text() + "rec,cut")
-
     def write(self, name, text):
         (self.folder / name).parent.mkdir(exist_ok=True)
-        (self.folder / name).write_text(text)
+        (self.folder / name).write_text(text.replace("FOLDER", str(self.folder)))
 
     def remove(self, name):
         (self.folder / name).unlink()
@@ -209,14 +203,6 @@ class Run:
         options = asked_of(ArrayOrder(self.folder, ("run",), tasks=4, cpus=2, mem="4G", account="st-pi-1"))
         submitted = Submitted(job_id, None, (0, 1, 2, 3))
         write_record(self.folder, Record("slurm", submitted, words, 8, START_MS, options if asked else None))
-
-    def emulate(self):
-        """Leave what a stopped emulation leaves; only one of its tasks has a log."""
-        notes = {0: ("CANCELLED", "exit code 75"), 2: ("FAILED", "exit code 1 after 0 s"), 3: ("PENDING", None)}
-        rows = [{"index": n, "state": state, "log": str(self.folder / "logs" / f"4821_{n}.out"), "note": note}
-                for n, (state, note) in notes.items()]  # fmt: skip
-        self.write("logs/4821.json", json.dumps({"tasks": rows}))
-        self.write("logs/4821_2.out", "")
 
 
 def told(job, folder):
@@ -262,12 +248,12 @@ def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path
 
 
 def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tmp_path, pages):
-    first, second = (
-        Run(tmp_path / f"wave-{name}", manifest(tmp_path / f"{name}.csv", 4, name), ArrayShape(0, 1, 2)).freeze()
-        for name in ("p", "q")
-    )
-    first.task(0, "d d", prefix="p", job_id="p")
-    second.task(0, "d d", prefix="q", job_id="q")
+    def wave(name):
+        source = manifest(tmp_path / f"{name}.csv", 4, name)
+        run = Run(tmp_path / f"wave-{name}", source, ArrayShape(0, 1, 2)).freeze()
+        return run.task(0, "d d", prefix=name, job_id=name)
+
+    first, second = map(wave, "pq")
     (tmp_path / "link").symlink_to(first.folder)
     said = {"above it": told(first.merge(target=tmp_path / "all.sqlite"), tmp_path)}
     first.task(1, " d d", prefix="p", job_id="p")
@@ -329,7 +315,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     assert report.summary_text(replace(summary, completeness=proof), "july").endswith(f"\n    {proof.finish[0]}")
 
 
-def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path):
+def test_a_page_is_written_whole_or_not_at_all_and_merge_says_where_it_is(tmp_path):
     task(tmp_path / "run", 0, "done", ended=True)
     job = merged(tmp_path / "run")
     summary, web = summarize_database(job), tmp_path / "web"
@@ -343,16 +329,11 @@ def test_a_page_is_written_whole_or_not_at_all_and_a_link_to_it_stays(tmp_path):
     assert (tmp_path / "report.html").is_symlink()
     assert (web / "june.html").read_text().startswith("<!doctype html>")
     assert "<title>june?" in report.page(summary, "june\udcff"), "a name that is not valid text"
-
-
-def test_merge_says_where_the_page_is_or_why_there_is_none(tmp_path):
-    task(tmp_path, 0, "done", ended=True)
-    order, page_path = MergeOrder([tmp_path], tmp_path / "job.sqlite"), tmp_path / "report.html"
+    order, page_path = MergeOrder([tmp_path / "run"], job), tmp_path / "run" / "report.html"
     page_path.mkdir()
     assert files_text(finish_job(order, CLOCK)).endswith("\n  report      not written: Is a directory")
     page_path.rmdir()
     done = finish_job(order, CLOCK, remove_merged=True)
     assert f"\n  report      {page_path}" in files_text(done)
-    document = done.to_dict()
-    assert document["files"] == {"read_now": 0, "by_status": {"merged": 1}}
-    assert len(document["removed"]["removed"]) == 1 and list((tmp_path / "tasks").iterdir()) == []
+    assert done.to_dict()["files"] == {"read_now": 0, "by_status": {"merged": 1}}
+    assert len(done.to_dict()["removed"]["removed"]) == 1 and not list((tmp_path / "run" / "tasks").iterdir())
