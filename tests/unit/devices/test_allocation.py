@@ -15,6 +15,7 @@ from rooms.root import BadInput
 from rooms.task import Rates, TimeBudget, find_end
 from rooms.workers import plan_workers
 from support.hand_clock import HandClock
+from support.stand_ins import install
 from support.task_files import make_chunk
 
 NOW_MS = 1_800_000_000_000  # 2027-01-15T08:00:00Z
@@ -25,10 +26,9 @@ def parse(**environ):
 
 
 def array_task(index, indices, **others):
-    shape = zip(("MIN", "MAX", "STEP", "COUNT"), map(str, indices), strict=False)
+    shape = zip(("ID", "MIN", "MAX", "STEP", "COUNT"), map(str, (index, *indices)), strict=False)
     variables = {f"SLURM_ARRAY_TASK_{name}": value for name, value in shape}
-    numbers = {"SLURM_JOB_ID": str(4821 + index), "SLURM_ARRAY_JOB_ID": "4821", "SLURM_ARRAY_TASK_ID": str(index)}
-    return parse(**numbers, **variables, **others)
+    return parse(SLURM_JOB_ID=str(4821 + index), SLURM_ARRAY_JOB_ID="4821", **variables, **others)
 
 
 DATA = Path(__file__).parents[2] / "data"
@@ -86,20 +86,16 @@ def test_all_tasks_of_all_steps_share_the_source_exactly(first, step, count, tas
     assert places == list(range(count * tasks))
 
 
-def test_without_an_array_the_tasks_of_the_step_are_the_shards():
+def test_without_an_array_the_tasks_of_the_step_are_the_shards_and_an_array_task_without_one_is_refused(pages):
     for frozen in (None, ArrayShape(0, 1, 8)):
         for allocation in (parse(), parse(SLURM_JOB_ID="77")):
             assert room.find_place(allocation, frozen) == room.ShardPlace(0, 1, None, None, 0, 1)
     third = room.find_place(parse(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="3", SLURM_PROCID="2"), None)
     assert third == room.ShardPlace(2, 3, None, None, 0, 1)
-
-
-def test_an_array_task_without_a_shard_is_refused_with_a_line_to_paste(pages):
     said = []
     for line in CASES["refused"]:
         name, numbers = line.rsplit(": ", 1)
-        (index, *indices), shape = (map(int, part.split()) for part in f"{numbers} | ".split(" | ")[:2])
-        frozen = [*shape]
+        (index, *indices), (*frozen,) = (map(int, part.split()) for part in f"{numbers} | ".split(" | ")[:2])
         with pytest.raises(BadInput) as refused:
             room.find_place(array_task(index, indices), ArrayShape(*frozen) if frozen else None)
         said += [f"[{name}]", str(refused.value), ""]
@@ -127,8 +123,7 @@ def test_the_user_says_when_the_time_ends_else_slurms_variable_else_squeue_once(
 
     def ask(answer, stop_after=None, index=0, **facts):
         """Return the end that was found, and how squeue was called."""
-        program.write_text(f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {calls}\n{answer}\n')
-        program.chmod(0o755)
+        install(program, f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {calls}\n{answer}\n')
         calls.write_text("")
         allocation = Allocation("outside" not in facts, "4821", "gpu3", array_index=index, facts=facts)
         environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_TIME_FORMAT": "relative"}
@@ -157,18 +152,12 @@ def budget_of(seconds, *work, gone=0):
     return budget, clock
 
 
-# Seconds in all, seconds gone, how long the work takes → whether it may start.
-STARTS = [
-    (3600, 0, 0.1, True), (3600, 0, 3254, True), (3600, 0, 3255, False), (3600, 0, 3576, False),  # a margin of a tenth
-    (3600, 3574, 1.0, True), (3600, 3575, 1.0, False),  # and of 5 s at least
-    (3600, 3579, None, True), (3600, 3580, None, False),
-    (5, 3, 0.3, True), (5, 4, 0.3, False),  # a short time has a small margin and a small reserve
-    (0, 0, None, False), (-5, 0, 0.0, False),
-]  # fmt: skip
-
-
 def test_work_may_start_if_it_fits_with_a_margin_before_publishing():
-    for whole_s, gone_s, takes_s, may in STARTS:
+    for whole_s, gone_s, takes_s, may in (
+        (3600, 0, 0.1, True), (3600, 0, 3254, True), (3600, 0, 3255, False),  # a margin of a tenth
+        (3600, 3574, 1.0, True), (3600, 3575, 1.0, False), (3600, 3579, None, True), (3600, 3580, None, False),  # 5 s
+        (5, 3, 0.3, True), (5, 4, 0.3, False), (0, 0, None, False), (-5, 0, 0.0, False),  # less of a short time
+    ):  # fmt: skip
         budget, _ = budget_of(whole_s, gone=gone_s)
         assert budget.may_start(takes_s, takes_s or 0.0) is may, (whole_s, gone_s, takes_s)
     budget, clock = budget_of(3600)
@@ -218,10 +207,7 @@ def test_a_worker_gets_only_what_it_finishes_after_what_it_has():
     assert accepted(unknown, {30: None}, 1, 30, 30) == [True, True]
     clock.sleep(20)
     assert accepted(unknown, {}, 1, 30) == [False]
-
-
-def test_of_a_chunk_that_was_begun_only_the_rest_counts_and_it_keeps_its_lane():
-    begun_ms = HandClock().now_ms()
+    begun_ms = HandClock().now_ms()  # of a chunk that was begun only the rest counts, and it keeps its lane
     budget, clock = budget_of(3600, (1, 1.0, 1.0), gone=1000)
     assert accepted(budget, {1500: None}, 1, 1500) == [False]
     assert accepted(budget, {1500: begun_ms}, 1, 1500) == [True]
@@ -245,8 +231,8 @@ UUIDS = dict(zip("ABCDstu", (A, B, C, D, S, T, U), strict=True))
 LETTERS = {uuid: letter for letter, uuid in (*UUIDS.items(), *zip("ABCD", AMD, strict=True))}
 
 
-def card(index, uuid, **more):
-    return InventoryDevice(index, uuid, "V100", "nvml", 16 * 2**30, **more)
+def card(index, uuid):
+    return InventoryDevice(index, uuid, "V100", "nvml", 16 * 2**30)
 
 
 def cut(index, parent, uuid, instance, driver="580.65"):
@@ -306,18 +292,15 @@ def test_a_granted_device_carries_all_that_a_reader_found():
     assert (unread.uuid, unread.index, unread.backend) == (None, None, "none")
 
 
-tokens = st.one_of(
-    st.integers(-1, 5).map(str),
-    st.sampled_from([A, B, C, D, A.replace("a", "A"), "GPU-aaaa", "GPU-b", "GPU-", "x", "", " ", "00", "+1", "0abc"]),
-    st.sampled_from([S, T, U, "MIG-eeee7", f"MIG-{B}/1/0", f"MIG-{C}/1/0", "MIG-eeee", "MIG-", "NoDevFiles"]),
-)
+ODD = "GPU-aaaa,GPU-b,GPU-,x,, ,00,+1,0abc,MIG-eeee7,MIG-eeee,MIG-,NoDevFiles"
+full = [A, B, C, D, A.replace("a", "A"), S, T, U, f"MIG-{B}/1/0", f"MIG-{C}/1/0"]
+tokens = st.integers(-1, 5).map(str) | st.sampled_from(full) | st.sampled_from(ODD.split(","))
 inventories = st.sampled_from([NODE, MIG_NODE, AMD_NODE, (NODE[0], NODE[3]), (), None])
 lists = st.lists(tokens, max_size=8).map(",".join)
 environments = st.dictionaries(st.sampled_from([CUDA, ROCR, HIP]), lists)
-explaining = st.dictionaries(
-    st.sampled_from(["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES"]),
-    lists | st.sampled_from(["all", "none", "void", "a100:1", "v100:1,a100:1"]),
-)
+other_names = ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "NVIDIA_VISIBLE_DEVICES"]
+others = lists | st.sampled_from(["all", "none", "void", "a100:1", "v100:1,a100:1"])
+explaining = st.dictionaries(st.sampled_from(other_names), others)
 
 
 @settings(max_examples=150)

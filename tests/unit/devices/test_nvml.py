@@ -52,12 +52,9 @@ def test_a_device_is_read_as_its_story_says(bench, pages, topic):
     pages({"readings.txt": "\n".join(lines)})
 
 
-CALLS = (
-    "uuid", "name", "utilization", "memory", "memory_v2", "temperature", "temperature_v", "power", "energy",
-    "clock", "throttle", "throttle_old", "fan", "encoder", "decoder", "ecc", "processes", "processes_v2",
-    "graphics", "graphics_v2", "process_utilization", "fields", "pcie", "gpm", "gpm_sample", "gpm_metrics",
-    "gpm_occupancy", "events", "wait",
-)  # fmt: skip
+CALLS = """uuid name utilization memory memory_v2 temperature temperature_v power energy clock throttle throttle_old fan
+encoder decoder ecc processes processes_v2 graphics graphics_v2 process_utilization fields pcie gpm gpm_sample
+gpm_metrics gpm_occupancy events wait"""
 
 
 @pytest.mark.parametrize("without", ["", "gpm"])
@@ -73,7 +70,7 @@ def test_whatever_one_call_answers_no_other_metric_suffers(bench, without):
 
     healthy = third_reading()
     for trouble in ("unsupported", "forbidden", "absent", "failing", "blank"):
-        for call in CALLS:
+        for call in CALLS.split():
             both = ",".join(filter(None, [call, without if trouble == "unsupported" else ""]))
             reading = third_reading(**{trouble: both})
             for metric in METRICS:
@@ -133,18 +130,16 @@ def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(
 
 
 def test_nvml_that_does_not_start_is_unavailable_with_the_reason_until_it_starts(bench):
-    words = {9: "driver is not loaded", 18: "different versions", 999: "does not start: Unknown Error"}
     one = bench()
     assert one.reader.why == "NVML is tried first"
-    for code, text in words.items():
+    for code, text in ((9, "driver is not loaded"), (18, "different versions"), (999, "not start: Unknown Error")):
         one.stand_in.set(init_error=code)
         with pytest.raises(ReaderUnavailable, match=text):
             one.reader.inventory()
         with pytest.raises(DeviceUnreadable, match=text):
             one.read()
     one.stand_in.set(init_error=None)
-    assert len(one.reader.inventory()) == 2
-    assert one.reader.why == "NVML works: driver 580.00.00"
+    assert (len(one.reader.inventory()), one.reader.why) == (2, "NVML works: driver 580.00.00")
 
 
 def test_a_reader_goes_on_after_other_code_has_stopped_nvml_and_after_it_was_closed(bench):

@@ -59,22 +59,19 @@ loads = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=4,
 @given(loads.map(lambda steps: [list(step) for step in sorted(steps)]) | st.none(), st.integers(0, 3))
 def test_energy_is_the_integral_of_power_from_the_start(load, index):
     table = {} if load is None else {"load": load}
-    step_s = 0.1
-    middles = [(number + 0.5) * step_s for number in range(200)]  # no middle falls on an edge of a step
-    by_power = sum(read_at(at_s, index, **table).power_w or 0 for at_s in middles) * step_s
+    middles = [(number + 0.5) / 10 for number in range(200)]  # no middle falls on an edge of a step
+    by_power = sum(read_at(at_s, index, **table).power_w or 0 for at_s in middles) / 10
     assert read_at(20, index, **table).energy_j == pytest.approx(by_power, rel=1e-5)
 
 
 def test_each_fault_is_reported_once():
     _, script = parse_script({"device": [{"index": 0, "fault": [[3, "Xid 31"], [3.5, "Xid 79"], [8, "Xid 48"]]}]})
     clock = HandClock(STARTED_AT_MS)
-    early = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
-    heard = []
+    early, heard = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS), []
     for _ in range(6):
-        heard.append(early.read(simulated_uuid(0)).faults)
-        assert early.read(simulated_uuid(1)).faults == ()
+        heard.append([early.read(simulated_uuid(index)).faults for index in (0, 1)])
         clock.sleep(2)
-    assert heard == [(), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",)]
+    assert heard == [[faults, ()] for faults in ((), (), ("Xid 31", "Xid 79"), (), (), ("Xid 48",))]
     late = SimulatedReader(2, script, clock=clock, started_at_ms=STARTED_AT_MS)
     clock.sleep(2)
     assert late.read(simulated_uuid(0)).faults == ()
@@ -97,22 +94,19 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path,
     pages({"scripts.txt": "\n".join(said)})
     assert opened(simulate=1).why == "1 simulated device requested"
     assert opened(simulate=0).inventory() == []
-    processes = f"[[{os.getpid()}, 900], [4194999, 10]]"  # no pid is that high
-    file.write_text(f"[[device]]\nindex = 0\nprocesses = {processes}\n")
+    me, nobody = psutil.Process(), 4194999  # no pid is that high
+    file.write_text(f"[[device]]\nindex = 0\nprocesses = [[{me.pid}, 900], [{nobody}, 10]]\n")
     everything = list_granted({}, HandClock(), stand_in=StandIn(script=str(file)), everything=True)
-    me = psutil.Process()
-    assert everything.devices[0].processes == (
-        ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20),
-        ProcessFacts(4194999, None, None, 10 * 2**20),
-    )
+    mine = ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20)
+    assert everything.devices[0].processes == (mine, ProcessFacts(nobody, None, None, 10 * 2**20))
 
 
 def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path):
     uuid = simulated_uuid(0)
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until the end of this block
-        texts = {f"{uuid}.{os.getpid()}": "1000", f"{uuid}.{ended.pid}": "200", f"{uuid}.1": "x", f"{uuid}.0": "30"}
-        for name, text in {**texts, f"{simulated_uuid(1)}.{os.getpid()}": "4"}.items():
+        for name, text in ((f"{uuid}.{os.getpid()}", "1000"), (f"{uuid}.{ended.pid}", "200"), (f"{uuid}.1", "x"),
+                           (f"{uuid}.0", "30"), (f"{simulated_uuid(1)}.{os.getpid()}", "4")):  # fmt: skip
             (tmp_path / name).write_text(text)
         reader = opened(simulate=2, ledger=str(tmp_path))
         assert [reader.read(simulated_uuid(index)).memory_used_bytes for index in (0, 1)] == [1000, 4]
@@ -165,8 +159,7 @@ def replayed(path, at_s, index=0):
 
 def heard(path, index, *seconds):
     """Return the temperatures at these times, or why there are none."""
-    readings = [replayed(path, at_s, index) for at_s in seconds]
-    return [one if isinstance(one, str) else one.temperature_c for one in readings]
+    return [getattr(one, "temperature_c", one) for one in (replayed(path, at_s, index) for at_s in seconds)]
 
 
 def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(recording):
@@ -177,8 +170,7 @@ def test_a_recording_is_heard_again_from_the_start_and_repeats_at_its_end(record
     assert heard(recording, 0, -5, 0, 0.999, 1, 3.5, 9, 9.999, 10, 13, 1005) == [0, 0, 0, 1, 3, 9, 9, 0, 3, 5]
     assert heard(recording, 1, 3, 3.5, 4, 6.9, 7) == [3, *["GPU is lost"] * 3, 7], "a gap is a gap again"
     assert replayed(recording, 3, 1) == Reading(temperature_c=3, utilization_percent=51)
-    assert recording.read_bytes() == before
-    assert sorted(recording.parent.iterdir()) == [recording], "and nothing beside it"
+    assert recording.read_bytes() == before and [*recording.parent.iterdir()] == [recording], "and nothing beside it"
     reader.close()
     for uuid, words in (("GPU-0", "cannot be read: "), ("GPU-9", "the recording has no device 'GPU-9'")):
         with pytest.raises(DeviceUnreadable, match=words):
@@ -200,7 +192,7 @@ def test_gaps_have_their_reasons_whether_of_a_device_a_metric_or_the_recorder(re
     holes = write_recording(tmp_path / "holes.sqlite", DEVICES, steady, range(10))
     edit(holes, f"DELETE FROM sample WHERE device_id = 100 AND at_ms > {BEGIN_MS}")
     assert heard(holes, 0, 5, 5.001) == [0, "the recording has no sample at this time"]
-    closed = {0: Reading(temperature_c=1), 1: "no permission"}
+    closed = (Reading(temperature_c=1), "no permission")
     never = write_recording(tmp_path / "r.sqlite", DEVICES, lambda index, at_s: closed[index], range(5))
     assert heard(never, 1, 0, 2, 4.9) == ["no permission"] * 3
     rare = write_recording(tmp_path / "rare.sqlite", DEVICES[:1], steady, range(0, 90, 30))
