@@ -12,6 +12,7 @@ from rooms.workers import query_hawkears
 from support.badcjobs_program import NOT_LATE, array_task, rows
 from support.fake_hawkears import fake_package_environ, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
+from support.stand_ins import install
 from support.waiting import wait_for
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
@@ -178,23 +179,16 @@ def test_a_recorder_that_dies_with_the_last_chunk_leaves_a_gap_too(site):
     assert site.count("sample", f"at_ms = {from_ms}") == 1, "a gap starts with the last reading before it"
 
 
-NO_RECORDER = """
-import os, sys
-if any("recorder_process" in word for word in sys.orig_argv):
-    os.write(2, b"no recorder today")
-    os._exit(1)
-"""
-
-
-def edge(site, code):
+def beginning_with(site, code):
     """Return the environment of a Python that runs this code first."""
-    (site.folder / "edge").mkdir()
-    (site.folder / "edge" / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": os.pathsep.join([str(site.folder / "edge"), site.environ()["PYTHONPATH"]])}
+    install(site.folder / "first" / "sitecustomize.py", code)
+    return {"PYTHONPATH": os.pathsep.join([str(site.folder / "first"), site.environ()["PYTHONPATH"]])}
 
 
 def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site):
-    done = site.run(site.manifest(3), *ENGINE, env=edge(site, NO_RECORDER))
+    ends = "    os.write(2, b'no recorder today')\n    os._exit(1)\n"
+    code = f"import os, sys\nif any('recorder_process' in word for word in sys.orig_argv):\n{ends}"
+    done = site.run(site.manifest(3), *ENGINE, env=beginning_with(site, code))
     assert done.exit_code == 0, done.stderr
     assert "telemetry incomplete: the recorder exited with 1: no recorder today" in done.stdout
     gap = "SELECT g.from_ms = t.started_at_ms, g.to_ms - t.ended_at_ms < 1000 FROM gap g, task t"
@@ -249,7 +243,7 @@ def start_programs(site, **env):
 def test_nobody_outlives_a_wrapper(site, end):
     (site.out / "tasks").mkdir(parents=True)
     (site.out / "tasks" / "4821_0.r0.gpu-01.log").touch()  # this is the second run in one job
-    program = start_programs(site, **array_task(0, (0,)), CUDA_VISIBLE_DEVICES="0,1", **edge(site, BUG))
+    program = start_programs(site, **array_task(0, (0,)), CUDA_VISIBLE_DEVICES="0,1", **beginning_with(site, BUG))
     if end == "a bug":
         (site.folder / "bug").touch()
     else:
@@ -280,9 +274,9 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
 
 
 def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_again(tmp_path):
-    python, killed = tmp_path / "python", tmp_path / "killed"
-    python.write_text(f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    killed = tmp_path / "killed"
+    text = f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n'
+    python = install(tmp_path / "python", text)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
     version, problem = query_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
     assert (version, killed.exists()) == ("2.3.0", True), problem

@@ -112,27 +112,23 @@ def scenarios(tmp_path_factory):
             "nested": nested(sites["nested"], 4),
             "template": template(sites["template"], 6),
         }
-        run_all(found)
+        begun = {name: scenario.start() for name, scenario in found.items()}
+        for name in ("stopped", "killed"):
+            wait_for((sites[name].folder / "hangs").exists, f"a chunk of {name} hangs", 120)
+        begun["stopped"].send(signal.SIGINT)
+        begun["killed"].kill()
+        killed, stopped = found["killed"], found["stopped"]
+        killed.ends = [killed.start().wait()]  # while the task of the killed emulation still ends
+        (killed.site.folder / "finish").touch()
+        wait_for(lambda: not killed.site.processes(), "the task of the killed emulation has ended", 100)
+        killed.ends.append(killed.finish())
+        stopped.ends = [begun["stopped"].wait(), stopped.finish()]
+        found["nested"].ends = [begun["nested"].wait()]
+        for name in ("misfortunes", "template"):
+            first = begun[name].wait()
+            (command,) = first.json["summary"]["completeness"]["finish"]
+            found[name].ends = [first, found[name].finish("submit", "--json", *shlex.split(command)[2:])]
         yield found
-
-
-def run_all(found):
-    begun = {name: scenario.start() for name, scenario in found.items()}
-    for name in ("stopped", "killed"):
-        wait_for((found[name].site.folder / "hangs").exists, f"a chunk of {name} hangs", 120)
-    begun["stopped"].send(signal.SIGINT)
-    begun["killed"].kill()
-    killed, stopped = found["killed"], found["stopped"]
-    killed.ends = [killed.start().wait()]  # while the task of the killed emulation still ends
-    (killed.site.folder / "finish").touch()
-    wait_for(lambda: not killed.site.processes(), "the task of the killed emulation has ended", 100)
-    killed.ends.append(killed.finish())
-    stopped.ends = [begun["stopped"].wait(), stopped.finish()]
-    found["nested"].ends = [begun["nested"].wait()]
-    for name in ("misfortunes", "template"):
-        first = begun[name].wait()
-        (command,) = first.json["summary"]["completeness"]["finish"]
-        found[name].ends = [first, found[name].finish("submit", "--json", *shlex.split(command)[2:])]
 
 
 def test_a_filled_template_names_log_and_command_of_what_is_left(scenarios):

@@ -63,14 +63,12 @@ class Stage:
 
 
 def test_running_chunks_finish_and_the_next_run_does_exactly_what_is_left(site):
-    """TERM twice in the same breath is one message; a chunk that has failed is named all the same."""
     stage = Stage(site)
     stage.send(signal.SIGTERM)
-    stage.program.send(signal.SIGTERM)
+    stage.program.send(signal.SIGTERM)  # twice in the same breath is one message
     stopped = stage.finish()
     assert stopped.exit_code == 75, stopped.stderr
-    assert "run the same command again" in stopped.stdout
-    assert "bad" in stopped.stdout
+    assert "run the same command again" in stopped.stdout and "bad" in stopped.stdout
     stage.assert_left(75, [("done", 2), ("failed", 1)])
     again = site.run(site.folder / "manifest.csv", *stage.command, "--json")
     assert (again.exit_code, again.json["chunks"]) == (1, {"done": 3, "failed": 1, "skipped": 2})

@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import badcjobs
@@ -43,19 +42,14 @@ def module_name(path):
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-@cache
-def parsed(name):
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
-
-
 def room(name):
     """Return the room or ground module that a module belongs to."""
     return ".".join(name.split(".")[1:2])
 
 
-def imports(tree, name):
+def imports(name):
     """Yield what of ours a module imports, wherever in it the import stands."""
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "badcjobs")
         elif isinstance(node, ast.ImportFrom):
@@ -73,7 +67,7 @@ def test_a_room_imports_only_rooms_below_it():
 
     own = [name for name in MODULES if name not in FACADE]
     assert {room(name) for name in own} == set(FLOOR)
-    assert [(name, other) for name in own for other in imports(parsed(name), name) if not allowed(name, other)] == []
+    assert [(name, other) for name in own for other in imports(name) if not allowed(name, other)] == []
 
 
 def test_only_the_command_line_touches_the_world_and_only_the_clock_reads_the_wall_time():

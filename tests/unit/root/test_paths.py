@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rooms.cli import read_topic
 from rooms.model import TaskKey, stable_id
 from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
+from support.databases import names_in
 from support.filesystems import powerless_folder
 from support.needs import missing
 
@@ -27,10 +28,6 @@ def run(tmp_path):
     for _ in range(2):
         made.create()
     return made
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_task_is_named_after_its_job_index_restart_node_and_place_in_the_step():
