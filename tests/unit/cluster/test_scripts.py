@@ -14,7 +14,7 @@ from rooms import cluster
 from rooms.cli import app, make_parser
 from rooms.planning import PreflightFacts, check_script
 from rooms.root import BadInput, Project, SubmitSettings, folder
-from support.brief import brief, page
+from support.brief import brief, literal, page
 
 PARSE = make_parser(typer.main.get_command(app))
 DATA = Path(__file__).parents[2] / "data"
@@ -64,17 +64,11 @@ def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(
     })  # fmt: skip
 
 
-WISHES = (
-    {"gpus_per_task": 8, "cpus": 6}, {"mem": "0"}, {"sbatch": ("--time=unlimited",)}, {"tasks": 7, "parallel": 2},
-    {"account": "a", "constraint": "c", "time": "5"}, {"sbatch": ("--array=3,7%1 --gres=gpu:2",), "parallel": 4},
-)  # fmt: skip
-
-
 def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pages):
     found = {}
-    for wishes in WISHES:
-        options, known = cluster.submit_words(SubmitSettings(**wishes)), {"SBATCH_TIMELIMIT": "60"}
-        found[str(wishes)] = [options, cluster.read_script(WHOLE, "job.sbatch", known, options=options).asked]
+    for wishes in (DATA / "wishes.txt").read_text().splitlines():
+        options, known = cluster.submit_words(SubmitSettings(**literal(wishes))), {"SBATCH_TIMELIMIT": "60"}
+        found[wishes] = [options, cluster.read_script(WHOLE, "job.sbatch", known, options=options).asked]
     pages({"asked.txt": page(found)})
     assert [*filter(cluster.is_job_script, ("a.sbatch", "b.sh", "c.csv", "sbatch"))] == ["a.sbatch", "b.sh"]
     lines = ("srun -n1 x", "X=1 exec /bin/srun x", "# srun", 'echo "srun"')

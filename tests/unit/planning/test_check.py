@@ -206,8 +206,6 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
     pages({"findings.txt": without_hints("\n".join(said)).replace(str(tmp_path), "ROOT")})
 
 
-# topic → its subjects, then a line of facts each
-TOPICS = dict(block.split("\n", 1) for block in (DATA / "check_facts.txt").read_text().split("=== ")[1:])
 SITES = {
     "sockeye": planning.find_site("sockeye", Path()),
     "mine": Site("mine"),
@@ -226,12 +224,10 @@ USUAL = {  # where only a part of a fact is given
     "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")),
 }  # fmt: skip
 WRONG = (Mistake(" line 3: sbatch has no option --x", "#SBATCH --y"),)
-A100 = "n1|gpu|up|idle|infinite|0/64/0/64|Fast|gpu:a100:4|gpu:a100:4|180000|\n"
-GPUS = f"{A100}n2|short|up|idle|infinite|0/64/0/64|gpu_mem_32|gpu:v100:8|gpu:v100:8|180000|\n"
-CPU = "n3|cpu|up|idle|infinite|0/64/0/64|(null)|(null)|(null)|180000|\n"
-MANY = "".join(A100.replace("gpu|", f"p{number}|", 1) for number in range(9))
-SINFO = {"there": GPUS + CPU, "drained": GPUS + CPU.replace("idle", "drained"), "many": MANY, "cpu": CPU}
-SBATCH = dict(one.split("\n", 1) for one in (DATA / "sbatch_test_only.txt").read_text().split("=== ")[1:])
+TOPICS, SINFO, SBATCH = (  # of a topic: its subjects, then a line of facts each
+    dict(one.split("\n", 1) for one in (DATA / f"{name}.txt").read_text().split("=== ")[1:])
+    for name in ("check_facts", "sinfo_preflight", "sbatch_test_only")
+)
 
 
 def parse_call(text):

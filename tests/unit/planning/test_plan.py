@@ -256,15 +256,12 @@ def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
         write_files(files)
         before = sorted(here.rglob("*"))
         said.append(f"## {name}")
-        order = {
-            "flags": {key: float(options[key]) for key in ("chunk_length", "overlap") if key in options},
-            "rate": None if options.get("rate") == "none" else float(options.get("rate", 400)),
-            "submit": SubmitSettings(time=options.get("time")),
-            "site": options.get("site"),
-            "plan": PlanSettings(template=options["template"]) if "template" in options else PlanSettings(),
-        }
+        flags = {key: float(options[key]) for key in ("chunk_length", "overlap") if key in options}
+        rate = None if options.get("rate") == "none" else float(options.get("rate", 400))
+        settings = PlanSettings(template=options["template"]) if "template" in options else PlanSettings()
+        order = {"flags": flags, "rate": rate, "submit": SubmitSettings(time=options.get("time")), "plan": settings}
         try:
-            planned = plan(here, *sources, out=Path(options.get("out", "p")), **order)
+            planned = plan(here, *sources, out=Path(options.get("out", "p")), site=options.get("site"), **order)
         except BadInput as error:
             text = f"refused: {error.what}\n{error.why}\ntry: {error.fix}"
             assert sorted(here.rglob("*")) == before

@@ -154,9 +154,8 @@ def test_settings_name_all_their_mistakes_and_show_no_secret(pages):
     pages({"settings.txt": text})
 
 
-HOT = room.Alert(
-    "thermal", "warning", 7, 0, "GPU-7", START_MS, None, 91.5, 83.0, "device 0 is at 91.5 °C; the limit is 83 °C"
-)
+SAID = "device 0 is at 91.5 °C; the limit is 83 °C"
+HOT = room.Alert("thermal", "warning", 7, 0, "GPU-7", START_MS, None, 91.5, 83.0, SAID)
 OVER = replace(HOT, ended_at_ms=START_MS + 60_000)
 TASK = "4821_7.r0.gpu-01"
 

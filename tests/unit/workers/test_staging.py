@@ -124,21 +124,17 @@ FAR = Chunk("r", "far", "status", "/proc/self/status")  # proc: not known to be 
 
 
 def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_path, pages):
-    audio, node, proc, lines = short_path / "audio", short_path / "node", Path("/proc"), []
-    with small_disk(node), small_disk(audio):
-        near, link, loop = (Chunk("r", name, name, str(audio / name)) for name in ("near", "link", "loop"))
-        Path(link.audio_path).symlink_to("/proc/self/status")
-        Path(loop.audio_path).symlink_to("loop")
-        cut = replace(near, chunk_id="cut", is_cut=True)
-        for wanted, chunks, local in [
-            ("auto", [near, FAR], node), ("auto", [near, link], node), ("auto", [near, cut], node),
-            ("auto", [near], node), ("auto", [loop], node), ("auto", [FAR], proc), ("auto", [cut], proc),
-            ("auto", [], node), ("always", [cut], proc), ("never", [cut, FAR], node),
-        ]:  # fmt: skip
-            choice = choose_staging(wanted, chunks, local)
+    audio, lines, places = short_path / "audio", [], {"node": short_path / "node", "proc": Path("/proc")}
+    with small_disk(places["node"]), small_disk(audio):
+        chunks = {name: Chunk("r", name, name, str(audio / name)) for name in ("near", "link", "loop")}
+        chunks |= {"far": FAR, "cut": replace(chunks["near"], chunk_id="cut", is_cut=True)}
+        (audio / "link").symlink_to("/proc/self/status")
+        (audio / "loop").symlink_to("loop")
+        for case in (Path(__file__).parents[2] / "data" / "staging_choices.txt").read_text().splitlines()[1:]:
+            wanted, names, local = case.split(" | ")
+            choice = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
             what = "only cuts" if choice.only_cuts else "all" if choice.staged else "nothing"
-            names = " ".join(chunk.chunk_id for chunk in chunks)
-            lines.append(f"{wanted}: {names} to {local.name}: {what}, at most {choice.most_bytes} bytes: {choice.why}")
+            lines.append(f"{wanted}: {names} to {local}: {what}, at most {choice.most_bytes} bytes: {choice.why}")
     said = "\n".join(lines).replace(str(short_path), "/…").replace(str(os.getpid()), "self")
     pages({"choices.txt": said})
 

@@ -3,6 +3,7 @@
 import math
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given, settings
@@ -109,31 +110,23 @@ def test_what_a_queue_hands_out_in_each_story(pages):
     pages({"stories.txt": "\n".join(said)})
 
 
-class Taker(threading.Thread):
-    """Takes once, in a thread of its own, as a worker does."""
+def take_apart(queue, over=lambda: False):
+    """Take once, in a thread of its own, as a worker does; return where the answer comes."""
+    asked, answers = threading.Event(), SimpleQueue()
 
-    def __init__(self, queue, over=lambda: False):
-        super().__init__(daemon=True)
-        self.batch = None
-        self._asked = threading.Event()
-        self._take = lambda: queue.take(over=lambda: self._asked.set() or over())  # type: ignore[func-returns-value]
-        self.start()
-        assert self._asked.wait(60)
+    def take():
+        answers.put(queue.take(over=lambda: asked.set() or over()))  # type: ignore[func-returns-value]
 
-    def run(self):
-        self.batch = self._take()
-
-    def answer(self):
-        self.join(60)
-        assert not self.is_alive(), "take never returned"
-        return None if self.batch is None else self.batch.chunks
+    threading.Thread(target=take, daemon=True).start()
+    assert asked.wait(60)
+    return answers
 
 
 NEWS = {
-    "comes back": (lambda queue, first: queue.put_back(first), chunks(1)),
-    "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), chunks(1)),
-    "comes back alone": (lambda queue, first: queue.put_back(first, alone=True), chunks(1)),
-    "fresh": (lambda queue, first: queue.add(chunks(1, first=5), complete=True), chunks(1, first=5)),
+    "comes back": (lambda queue, first: queue.put_back(first), Batch(chunks(1))),
+    "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), Batch(chunks(1))),
+    "comes back alone": (lambda queue, first: queue.put_back(first, alone=True), Batch(chunks(1), alone=True)),
+    "fresh": (lambda queue, first: queue.add(chunks(1, first=5), complete=True), Batch(chunks(1, first=5))),
     "settled": (lambda queue, first: queue.finish(), None),
     "drained": (lambda queue, first: queue.drain(), None),
 }
@@ -143,21 +136,21 @@ NEWS = {
 def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name):
     queue, (news, answer) = WorkQueue(SystemClock(), workers=1, wants=1), NEWS[name]
     queue.add(chunks(1), complete=True)
-    first, taker = (queue.take() or Batch([])).chunks, Taker(queue)
-    assert taker.is_alive()
+    first, taker = queue.take().chunks, take_apart(queue)
+    assert taker.empty()
     news(queue, first)
-    assert taker.answer() == answer
+    assert taker.get(timeout=60) == answer
 
 
 def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once():
     queue, over = WorkQueue(SystemClock(), workers=2, wants=1), threading.Event()
     queue.add(chunks(2), complete=False)
     assert [queue.take(), queue.more(1, idle=1)] == [Batch(chunks(1)), chunks(1, first=1)]
-    told, *takers = Taker(queue, over.is_set), Taker(queue), Taker(queue)
+    told, *takers = take_apart(queue, over.is_set), take_apart(queue), take_apart(queue)
     over.set()
     queue.change_workers(-1)
-    assert told.answer() is None
+    assert told.get(timeout=60) is None
     queue.finish(2)
-    assert all(taker.is_alive() for taker in takers), "the source has more"
+    assert all(taker.empty() for taker in takers), "the source has more"
     queue.add([], complete=True)
-    assert [taker.answer() for taker in takers] == [None] * 2
+    assert [taker.get(timeout=60) for taker in takers] == [None] * 2
