@@ -10,6 +10,7 @@ import pytest
 from rooms import root
 from rooms.model import Device, WorkerPlan
 from rooms.root import TASK_MARK, BadcjobsError, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
+from support.stand_ins import install
 from support.waiting import is_running, wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
@@ -60,9 +61,7 @@ def test_leftovers_are_found_without_their_group_and_parent_and_those_of_others_
     start("sh", "-c", daemon).wait(60)
     orphan = int(wait_for(lambda: pid_file.exists() and pid_file.read_text(), "its number"))
     wait_for(lambda: psutil.Process(orphan).environ().get(TASK_MARK) == MARK, "its environment")
-    restless = tmp_path / "again.sh"  # becomes another program all the time
-    restless.write_text(f"#!/bin/sh\nexec {restless}\n")
-    restless.chmod(0o755)
+    restless = install(tmp_path / "again.sh", f"#!/bin/sh\nexec {tmp_path}/again.sh\n")  # another one all the time
     other = SubprocessLauncher("other").start([str(restless)], env=ENVIRON, cwd=None, stderr=tmp_path / "other.log")
     assert (end_leftovers(MARK + "x"), is_running(orphan)) == (0, True)
     assert end_leftovers(MARK) == 1
@@ -88,11 +87,8 @@ def test_output_goes_to_the_log_and_with_pipes_only_errors_do(start, tmp_path):
 
 def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(tmp_path):
     """A prefix may print, and start the engine in a session of its own."""
-    prefix = tmp_path / "prefix"
-    prefix.write_text(
-        '#!/bin/sh\necho prefix $1; shift\nsleep 60 </dev/null >/dev/null 2>&1 &\nsetsid -w "$@"\necho report\n'
-    )
-    prefix.chmod(0o755)
+    text = 'echo prefix $1; shift\nsleep 60 </dev/null >/dev/null 2>&1 &\nsetsid -w "$@"\necho report'
+    prefix = install(tmp_path / "prefix", f"#!/bin/sh\n{text}\n")
     launcher = SubprocessLauncher(MARK, (str(prefix), "{worker}"))
     assert launcher.prefix_for("3") == [str(prefix), f"{MARK}-3"]
     log = tmp_path / "log"
