@@ -32,7 +32,9 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(browser, server):
-    return browser.open(server.url + "/", ready=LIVE)
+    page = browser.open(server.url + "/", ready=LIVE)
+    yield page
+    assert page.errors == []
 
 
 def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_server(page, server):
@@ -53,7 +55,6 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
     assert sum(int(words.split()[-1]) for words in legend) == page.count("#wall i")
     colours = "[...document.querySelectorAll('#wall-words i')].map((i) => getComputedStyle(i).opacity)"
     assert page.evaluate(colours) == ["0.12", "0.3", "0.5", "0.72", "1", "1"]
-    assert page.errors == []
     assert {request.split("/")[2] for request in page.requests} == {server.url.split("/")[2]}
 
 
@@ -89,7 +90,6 @@ def test_tasks_and_devices_can_be_sorted_filtered_and_opened(page):
     page.click("#devices-ended")
     page.fill("#devices-filter", "")
     assert "owned" not in page.evaluate("document.title")
-    assert page.errors == []
 
 
 def test_pointing_at_a_chart_tells_value_unit_time_and_device_and_a_narrow_window_is_enough(page):
@@ -116,7 +116,6 @@ def test_pointing_at_a_chart_tells_value_unit_time_and_device_and_a_narrow_windo
         page.resize(width, 900)
         page.wait_for(f"document.documentElement.clientWidth === {width}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.errors == []
 
 
 def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(browser, tmp_path):

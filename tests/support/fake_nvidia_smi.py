@@ -41,6 +41,8 @@ class FakeNvidiaSmi:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._settings, self.program = folder, {**SETTINGS}, folder / "nvidia-smi"
         self.set(**settings)
+        for name in ("starts", "rounds"):
+            (folder / name).touch()
         self.program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {folder} "$@"\n')
         self.program.chmod(0o755)
 
@@ -52,22 +54,18 @@ class FakeNvidiaSmi:
 
     def starts(self) -> list[dict[str, Any]]:
         """Tell how it was started so far: pid and arguments."""
-        log = self._folder / "starts"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [json.loads(line) for line in (self._folder / "starts").read_text().splitlines()]
 
     def streams(self) -> list[dict[str, Any]]:
         return [start for start in self.starts() if "-lms" in start["arguments"]]
 
     def wait_for_rounds(self, count: int = 2) -> None:
         """Wait until what is set now can have been heard."""
-        end = self._rounds() + count
-        while self._rounds() < end:
+        rounds = self._folder / "rounds"
+        end = int(rounds.read_text() or 0) + count
+        while int(rounds.read_text() or 0) < end:
             time.sleep(0.01)
         time.sleep(0.1)  # for a reader on a busy machine
-
-    def _rounds(self) -> int:
-        rounds = self._folder / "rounds"
-        return int(rounds.read_text() or 0) if rounds.exists() else 0
 
 
 def line(settings: dict[str, Any], fields: list[str], index: int) -> str:

@@ -56,11 +56,9 @@ def test_the_files_for_badc(tmp_path, pages):
     change(quiet, "UPDATE chunk SET recording_id = 'other', chunk_id = 'a' WHERE chunk_id = 'b'")
     said["cpu/said.txt"] = say(tmp_path, ExportOrder(quiet, "badc", tmp_path / "none"))
     said |= {f"cpu/{name}": text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "none").items()}
-    pages({name: as_lines(name, text) for name, text in said.items()})
-
-
-def as_lines(name, text):
-    return json.dumps(json.loads(text), indent=1, ensure_ascii=False) if name.endswith(".json") else text
+    for name in (name for name in said if name.endswith(".json")):
+        said[name] = json.dumps(json.loads(said[name]), indent=1, ensure_ascii=False)
+    pages(said)
 
 
 EVIL = ("..", "../..", "../../evil", "/etc/passwd", "a/../../../b", "./x", "", "/", "//", ".", "x/..", "x//y", "a\0b",
