@@ -22,10 +22,10 @@ SAMPLES = "SELECT at_ms, device_id FROM sample"
 both_modes = pytest.mark.parametrize("mode", ["local", "shared"])  # the live files: on the node, or in the run folder
 
 
-def start(site, chunks=6, *, mode="local", publish_every_s=0.1):
+def start(site, chunks, *, mode="local", publish_every_s=0.1, engine=ENGINE):
     """Start a run on two devices and wait until both have a chunk and telemetry is written."""
     config = ("--config", f"run.live_mode={mode}", "--config", f"run.publish_every_s={publish_every_s}")
-    program = site.start_run(site.manifest(chunks), *ENGINE, *config)
+    program = site.start_run(site.manifest(chunks), *engine, *config)
     wait_for(lambda: live_rows(site, SAMPLES) and len(live_rows(site, RUNNING)) == 2, "all is running")
     return program
 
@@ -78,7 +78,10 @@ def test_a_killed_wrapper_is_published_by_its_recorder_and_the_next_run_does_wha
 @both_modes
 def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     """All processes at once, and the node's disk with them; what stays in the run folder is no task database."""
-    start(site, 8, mode=mode)
+    gate, heard = site.folder / "gate", 'echo start_time,end_time,label,score > "$2"'
+    text = f"while [ ${{BADCJOBS_CHUNK_ID#c}} -ge 2 ] && [ ! -e {gate} ]; do sleep 0.02; done\n{heard}"
+    engine = ("--command", f"{site.script('gated.sh', text)} {{input}} {{output}}", "--simulate", 2)
+    start(site, 8, mode=mode, engine=engine)
     wait_for(lambda: site.task_databases() and site.count("chunk", "status = 'done'") >= 2, "it is published")
     wait_for(lambda: site.count("sample"), "samples are published")
     everybody = site.processes()
@@ -98,7 +101,8 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     newest_ms = max(at_ms for at_ms, _ in known)
     assert newest_ms - min((at_ms for at_ms, _ in lost), default=newest_ms) < 5000, "published every 0.1 s"
     assert rows(site.merged(), "SELECT count(*) FROM task") == [(1,)]
-    again = site.run(site.folder / "manifest.csv", *ENGINE, "--config", f"run.live_mode={mode}")
+    gate.touch()
+    again = site.run(site.folder / "manifest.csv", *engine, "--config", f"run.live_mode={mode}")
     assert again.exit_code == 0, again.stderr
     assert rows(site.merged(), STATES) == [("done", 8)]
 

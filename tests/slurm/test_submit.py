@@ -26,8 +26,9 @@ def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75
     wait_for((job.folder / "at-first").exists, "some chunks are done", 150)
     desk.cluster.run("scontrol", "update", f"jobid={job_id}_0", "EndTime=now+90")  # the warning is 180 s before
     wait_for(lambda: "starting nothing new" in job.log, f"it is warned: {job.log}", 150)
+    desk.cluster.run("scontrol", "update", f"jobid={job_id}_0", "TimeLimit=60")
     job.open("first")
-    desk.cluster.start_again(job_id, (job.folder / "at-second").exists, "TimeLimit=60")
+    desk.cluster.start_again(job_id, (job.folder / "at-second").exists)
     desk.cluster.run("scancel", "--signal=USR2", f"{job_id}_0")  # once too often
     wait_for(lambda: job.log.count("starting nothing new") == 2, f"it is warned again: {job.log}", 150)
     job.open("second")

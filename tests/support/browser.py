@@ -166,7 +166,8 @@ class Page:
             *(("mouseMoved", across * n / 5) for n in range(1, 6)),
             ("mouseReleased", across),
         ]
-        for kind, moved in steps:
+        for kind, moved in steps:  # each in a frame of its own, or a busy page takes them for a click
+            self.evaluate("new Promise(requestAnimationFrame)")
             self.call("Input.dispatchMouseEvent", type=kind, x=x + moved, y=y, button="left", buttons=1, clickCount=1)
 
     def press(self, key: str) -> None:
