@@ -47,16 +47,20 @@ def simulated(clock, patch, folder):
     return Bench(clock, opened, lambda: clock.sleep(3600), SIMULATED)
 
 
-def nvml(clock, patch, folder):
-    """The real binding on the stand-in library."""
-    library = FakeNvml(patch, devices=COUNT)
+def steered(clock, stand_in, reader, *words):
+    """A reader of a library; the stand-in for that library is told what it does not support and whom it has lost."""
 
     def opened(*unsupported):
-        library.set(unsupported=",".join(f"{call}:1" for call in unsupported))
-        return NvmlReader(clock)
+        stand_in.set(unsupported=",".join(f"{call}:1" for call in unsupported))
+        return reader(clock)
 
+    return Bench(clock, opened, lambda: stand_in.set(lost=3), *words)
+
+
+def nvml(clock, patch, folder):
+    """The real binding on the stand-in library."""
     refusable = {"memory_used_bytes": "memory memory_v2", "power_w": "power", "energy_j": "energy"}
-    return Bench(clock, opened, lambda: library.set(lost=3), refusable)
+    return steered(clock, FakeNvml(patch, devices=COUNT), NvmlReader, refusable)
 
 
 def nvidia_smi(clock, patch, folder):
@@ -76,14 +80,9 @@ def nvidia_smi(clock, patch, folder):
 
 def amd(clock, patch, folder):
     """A stand-in package, with ROCm 7's answers."""
-    package = FakeAmdsmi(patch, devices=COUNT)
-
-    def opened(*unsupported):
-        package.set(unsupported=",".join(f"{call}:1" for call in unsupported))
-        return AmdReader(clock)
-
     refusable = {"busy_percent": "activity", "power_w": "power", "energy_j": "energy"}
-    return Bench(clock, opened, lambda: package.set(lost=3), refusable, r"GPU-[0-9a-f]{16}", "Device Not found")
+    words = (refusable, r"GPU-[0-9a-f]{16}", "Device Not found")
+    return steered(clock, FakeAmdsmi(patch, devices=COUNT), AmdReader, *words)
 
 
 def replay(clock, patch, folder):
