@@ -148,7 +148,10 @@ class SlurmCluster:
             time.sleep(0.3)
             return has_begun()
 
-        wait_for(begins, f"job {job_id} is started again", 150)
+        try:
+            wait_for(begins, f"job {job_id} is started again", 150)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.run('scontrol', 'show', 'job', job_id).stdout}") from None
 
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon as if its machine had gone dark: nobody tells its jobs, which go on."""
