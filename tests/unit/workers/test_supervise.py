@@ -140,16 +140,18 @@ def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
 
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
 def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path, error_class):
-    """Its batch has no other chunk, and no further ones are given to the engine meanwhile."""
-    beside, act = [], acting({"c1": [error_class]}, in_turn=True)
+    """Its batch has no other chunk, and no further ones are given to the engine meanwhile; others get more and more."""
+    held, act = {True: [], False: []}, acting({"c1": [error_class]}, in_turn=True)
 
     def script(session, batch):
-        if [chunk.chunk_id for chunk in batch] == ["c1"]:
-            beside.append(len(session.more(3, idle=3)))
+        batch, suspect = [*batch], [chunk.chunk_id for chunk in batch] == ["c1"]
+        for _ in range(2):
+            batch += session.more(1, idle=1)
+        held[suspect].append(len(batch))
         yield from act(session, batch)
 
     bench = Bench(tmp_path, script, chunks=40, wants=4).run()
-    assert (bench.statuses, beside) == ({"done": 40}, [0])
+    assert (bench.statuses, held[True], max(held[False])) == ({"done": 40}, [1], 6)
 
 
 def test_a_chunk_rests_before_it_is_tried_again_and_the_others_go_on(tmp_path):
