@@ -54,7 +54,7 @@ def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest
     there = job.submit("--json", *three).json
     desk.cluster.run("scancel", f"{there['job_id']}_1")
     desk.cluster.run("scontrol", "requeue", f"{there['job_id']}_2")
-    wait_for(lambda: job.log.count("SIGTERM") >= 2, "both are told to stop")
+    wait_for(lambda: job.log.count("starting nothing new") == 2, "both are told to stop")
     job.open()
     desk.cluster.start_again(there["job_id"], lambda: any("_2.r1." in path.name for path in job.databases))
     stopped = job.submit("--wait", *three, expect=75)
