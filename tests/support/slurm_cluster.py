@@ -141,7 +141,7 @@ class SlurmCluster:
     def start_again(self, job_id: int | str, has_begun: Callable[[], bool], *more: str) -> None:
         """Spare us most of the time that Slurm lets pass before it starts a requeued job again.
 
-        Not all: in the second in which its old attempt was ended, a node takes the new one for the old one.
+        Not all: a node refuses a job in the second in which it ended the job's last attempt.
         """
         changed: set[str] = set()
 

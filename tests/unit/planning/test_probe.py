@@ -6,7 +6,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import planning
@@ -179,7 +178,6 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
 
 
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages):
-    pytest.importorskip("bokeh")
     kept = "cache/probe.toml; later runs read it"
     probed = {name: probed_of(name, text) for name, text in (one.split(" | ") for one in SHOWN)}
     texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in probed.items()]

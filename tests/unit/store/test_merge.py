@@ -263,6 +263,17 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
     assert count(tmp_path, "sample") == 60 + tasks[2].samples
 
 
+def test_the_figures_of_a_file_without_a_seal_are_added_up_again(tmp_path):
+    whole, unsealed = (written(tmp_path / name, 0, "a", samples=9) for name in ("whole", "unsealed"))
+    for table in store.DERIVED:
+        change(unseal(unsealed), f"DELETE FROM {table}")
+    figures = []
+    for run in (database.parent.parent for database in (whole, unsealed)):
+        merge_run(run)
+        figures.append({table: query(run / "job.sqlite", f"SELECT * FROM {table}") for table in store.DERIVED})
+    assert figures[0] == figures[1] and any(figures[0].values())
+
+
 @pytest.mark.parametrize(("kind", "more"), [("xfs", 1), ("tmpfs", 10), ("xfs", 11), ("lustre", 1), ("shinyfs", 1)])
 def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_is_known_to_be_local(
     tmp_path, monkeypatch, kind, more

@@ -65,7 +65,7 @@ class Task:
         self.bench.start()
         if self.lost:
             self.bench.run(until=lambda: len(self.bench.tally.retired) == len(self.lost))
-            wait_for(lambda: not {*self.lost} & {*self.supervisor.slots_at_work}, "the threads of the lost have ended")
+            wait_for(lambda: not {*self.lost} & {*self.supervisor.slots_at_work}, "the lost workers have ended")
         done, supervisor = 0.0, self.supervisor
         for _ in range(int(seconds / STEP_S)):
             self.clock.sleep(STEP_S)

@@ -140,7 +140,7 @@ def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
 
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
 def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path, error_class):
-    """Its batch has no other chunk, and no further ones are given to the engine meanwhile; others get more and more."""
+    """Its batch has no other chunk, and the engine gets no further ones meanwhile; other batches get more."""
     held, act = {True: [], False: []}, acting({"c1": [error_class]}, in_turn=True)
 
     def script(session, batch):
