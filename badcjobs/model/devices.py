@@ -12,7 +12,7 @@ from typing import Any
 __all__ = [
     "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
     "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
-    "Stretches", "UsageReading"
+    "Stretches", "UsageReading", "load_word"
 ]  # fmt: skip
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
@@ -148,6 +148,14 @@ class Reading:
     faults: tuple[str, ...] = ()  # reported since the last reading: "Xid 79", …
 
 
+def load_word(utilization_percent: float | None) -> str | None:
+    """Return a word for the load of a device; None: not known."""
+    if utilization_percent is None:
+        return None
+    return next((word for most, word in _LOAD_WORDS if utilization_percent <= most), "heavy")
+
+
+_LOAD_WORDS = ((0, "idle"), (25, "light"), (75, "moderate"))  # up to this utilization
 _NO_METRICS = ("missing", "sources", "processes", "faults")
 # The metrics of a sample; the table `sample` has a column for each.
 METRICS = tuple(one.name for one in fields(Reading) if one.name not in _NO_METRICS)

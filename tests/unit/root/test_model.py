@@ -141,3 +141,8 @@ def test_a_hook_names_a_program_and_its_arguments_are_kept_secret():
     assert AlertHooks("say --token xyzzy", 60).without_secrets() == {"command": "say …", "min_interval_s": 60}
     assert AlertHooks().without_secrets()["command"] is None
     assert AlertHooks("x y", 0).problems() == model.AlertLimits(100, 100, 100, 0.1, 0.1).problems() == []
+
+
+def test_a_utilization_has_a_word():
+    words = {0: "idle", 0.4: "light", 25: "light", 25.1: "moderate", 75: "moderate", 75.5: "heavy", 100: "heavy"}
+    assert {percent: model.load_word(percent) for percent in words} == words and model.load_word(None) is None
