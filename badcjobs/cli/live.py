@@ -105,7 +105,7 @@ def serve(
     """
     from contextlib import closing
 
-    from badcjobs.live.serve import bind, check_installed, with_token
+    from badcjobs.live.serve import MIN_TOKEN, bind, check_installed, with_token
     from badcjobs.live.serve import serve as serve_view
 
     check_installed()  # before the next import
@@ -118,10 +118,10 @@ def serve(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
-    if token is not None and len(token) < 16:
-        remark(f"warning: a {_TOKEN} of fewer than 16 characters can be guessed")
     log_to_stderr(quiet=True)
     listening, place = bind(host, port, token, command)
+    if token is not None and len(token) < MIN_TOKEN:
+        remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
     with closing(listening):
         machine = _open_machine("serve", target, simulate, project)
         source = open_run(target or Path(), SystemClock()) if machine is None else LiveSource(machine)

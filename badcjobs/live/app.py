@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import h11
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
@@ -96,6 +97,7 @@ ENDPOINTS = (
     Endpoint("log", "/api/tasks/{name}/log", parameters=(Parameter("lines", int, (1, 2000), default=200),)),
     Endpoint("alerts", "/api/alerts"),
     Endpoint("events", "/api/events", EVENTS),
+    Endpoint("ws", "/ws", parameters=(Parameter("last_event_id"),)),
     Endpoint("prometheus", "/metrics", "text/plain; version=0.0.4"),
     *(Endpoint(name, f"/{name}", "text/javascript") for name in ("live.js", "words.js", "devices.js", "tasks.js")),
     Endpoint("live.css", "/live.css", "text/css"),
@@ -153,6 +155,10 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if not self.is_allowed_host(headers.get("host")):
             return error_response(403, "open this server as localhost or 127.0.0.1")
+        # Browsers let a page of any site open a WebSocket and read it.
+        origin = headers.get("origin") if scope["type"] == "websocket" else None
+        if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
+            return error_response(403, "a page of another server may not open this WebSocket")
         has_token_in_url = scope["path"] == "/" and b"token=" in scope["query_string"]  # the page checks it
         if self.is_authorized(headers) or has_token_in_url:
             return None
@@ -179,15 +185,24 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
     app.router.redirect_slashes = False
 
     async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # only HTTP connections are accepted
         try:
-            await (guard.refusal(scope) or app)(scope, receive, send)
+            answer = guard.refusal(scope) or (app if scope["type"] == "http" else _socket(hub, scope))
+            await answer(scope, receive, send)
         except Exception:
             # The response has been sent already. Do not log the query: it may contain a token.
             _LOG.exception("internal error at %s", scope["path"])
 
     return guarded_app
+
+
+def _socket(hub: Hub, scope: Scope) -> Response:
+    """Return the stream of changes for a WebSocket, or the reason for its refusal."""
+    if scope["path"] != "/ws":
+        return error_response(404, "the only WebSocket is /ws")
+    try:
+        return hub.join(QueryParams(scope["query_string"]).get("last_event_id"))
+    except HTTPException as error:
+        return error_response(error.status_code, error.detail, error.headers)
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -350,6 +365,11 @@ class Handlers:
             return _response("", EVENTS)
         return self.hub.join(request.headers.get("last-event-id"))
 
+    async def ws(self, request: Request, wanted: Mapping[str, Any]) -> Response:
+        """Refuse a plain HTTP request."""
+        words = "/ws is a WebSocket; /api/events sends the same messages over HTTP"
+        return error_response(426, words, {"upgrade": "websocket", "connection": "upgrade"})
+
     async def prometheus(self, request: Request, wanted: Mapping[str, Any]) -> str:
         """Return the metrics for Prometheus."""
         documents = await self.hub.latest()
@@ -405,12 +425,43 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 512  # with the files that are open, fewer than the usual limit of 1,024
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
 class Connection(H11Protocol):
-    """A connection that can be aborted even while data is waiting to be sent."""
+    """A connection that must send its request in time, and can be aborted even while data is waiting to be sent."""
+
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, "abort": transport.abort}
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.write(_TOO_MANY)
+            transport.close()
+        self._time_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timing()
+
+    def _time_request(self) -> None:
+        """Close the connection if a request that has begun is not complete in time, however slowly it arrives."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_timing()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.abort)
+
+    def _stop_timing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def send_400_response(self, msg: str) -> None:
         """Reject input that is not HTTP; a response in progress is abandoned."""

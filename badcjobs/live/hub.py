@@ -1,6 +1,6 @@
 """Share one snapshot, as JSON documents, between all clients: at most one is read at a time, and one per interval.
 
-A client of /api/events receives a snapshot first, then changes; after a reconnect, the changes that it missed."""
+A client of /api/events or /ws gets a snapshot first, then changes; after a reconnect, the changes that it missed."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ class Hub:
 
 
 class EventStream(StreamingResponse):
-    """One connection to /api/events, and the events still to be sent."""
+    """One connection to /api/events or /ws, and the events still to be sent."""
 
     def __init__(self, first: list[bytes], on_close: Callable[[EventStream], None]) -> None:
         super().__init__(self._events(), headers={**HEADERS, "content-type": EVENTS, "x-accel-buffering": "no"})
@@ -388,9 +388,32 @@ class EventStream(StreamingResponse):
         """Send events until the listener disconnects, is too slow, or the server ends."""
         self._abort = scope.get("state", {}).get("abort", self._abort)
         try:
-            await super().__call__(scope, receive, send)
+            await (
+                self._push(receive, send) if scope["type"] == "websocket" else super().__call__(scope, receive, send)
+            )
         finally:
             self._on_close(self)
+
+    async def _push(self, receive: Receive, send: Send) -> None:
+        """Send the events over a WebSocket; what the client sends is ignored."""
+
+        async def send_all() -> None:
+            async for event in self._events():
+                if event != _OPENING:
+                    await send({"type": "websocket.send", "text": message_text(event)})
+            await send({"type": "websocket.close", "code": 1001})  # the server ends
+
+        async def wait_for_end() -> None:
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+
+        await receive()  # the request for a connection
+        await send({"type": "websocket.accept"})
+        work = [asyncio.ensure_future(one()) for one in (send_all, wait_for_end)]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -400,6 +423,12 @@ def event_text(name: str, data: str, event_id: str | None = None) -> bytes:
     """Return one server-sent event; ``data`` is JSON without line breaks."""
     head = "" if event_id is None else f"id: {event_id}\n"
     return f"{head}event: {name}\ndata: {data}\n\n".encode("utf-8", "replace")
+
+
+def message_text(event: bytes) -> str:
+    """Return a server-sent event as one JSON text, for a WebSocket."""
+    lines = dict(line.split(": ", 1) for line in event.decode().strip().split("\n"))
+    return f'{{"event":"{lines["event"]}","id":{json_text(lines.get("id"))},"data":{lines["data"]}}}'
 
 
 def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Item], devices: Mapping[str, Item]) -> str:

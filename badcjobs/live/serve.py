@@ -24,6 +24,7 @@ _DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "20
 _SEND_BUFFER_BYTES = 512 * 1024  # kernel buffer for a listener that does not read
 _BACKLOG = 128
 _LOCALHOST = "127.0.0.1"
+MIN_TOKEN = 16  # characters
 
 
 def with_token(command: str) -> str:
@@ -60,10 +61,11 @@ def bind(
         raise BadInput(f"--host {host} is not an address of this machine", why=str(error), fix=only_here) from error
     family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)  # for localhost, 127.0.0.1
     address = _address(str(where[0]))
-    if not address.is_loopback and not token:
+    if not address.is_loopback and len(token or "") < MIN_TOKEN:
+        short = f"with a BADCJOBS_TOKEN of fewer than {MIN_TOKEN} characters" if token else "without BADCJOBS_TOKEN"
         raise BadInput(
-            f"--host {host} without BADCJOBS_TOKEN",
-            why="everyone who can reach this machine could read the page",
+            f"--host {host} {short}",
+            why=f"everyone who can reach this machine could {'guess it' if token else 'read the page'}",
             fix=f"{with_token(command)} --host {shlex.quote(host)} --port {port}",
         )
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -115,6 +117,7 @@ def check_installed() -> None:
     try:
         import starlette.applications  # noqa: F401
         import uvicorn  # noqa: F401
+        import wsproto  # noqa: F401
     except ImportError as error:
         raise NotHere(
             "badcjobs serve needs packages that are not installed", why=str(error), fix="pip install 'badcjobs[serve]'"
@@ -141,7 +144,8 @@ def serve(
     config = uvicorn.Config(
         make_app(hub, source, Guard(token, address.loopback, address.port)),
         http=Connection,
-        ws="none",
+        ws="wsproto",
+        ws_max_size=4096,  # clients have nothing to say
         lifespan="off",
         log_config=None,
         log_level="critical",  # uvicorn would log URLs that contain the token

@@ -1,5 +1,6 @@
 """``badcjobs monitor``, the bars of ``badcjobs run`` and ``badcjobs serve``, each in a process of its own."""
 
+import json
 import os
 import re
 import signal
@@ -8,11 +9,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import wsproto
 from rooms.report import METRIC_BY_NAME
 from support.badcjobs_program import ON_CPU, QUICK, assert_refused
 from support.live_run import LiveServer, write_live_run
@@ -191,6 +194,63 @@ def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run):
     assert {re.split("[{ ]", line)[0] for line in lines} <= METRIC_BY_NAME.keys()
 
 
+def websocket(wire, path="/ws", **headers):
+    """Open a WebSocket and yield what the server says: the status of its answer, then each message."""
+    line, text = wsproto.WSConnection(wsproto.ConnectionType.CLIENT), ""
+    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+    wire.sendall(line.send(wsproto.events.Request(host="localhost", target=path, extra_headers=extra)))
+    while data := wire.recv(65536):
+        line.receive_data(data)
+        for event in line.events():
+            if isinstance(event, wsproto.events.TextMessage):
+                text += event.data
+                if event.message_finished:
+                    yield json.loads(text)
+                    text = ""
+            else:
+                yield (
+                    101 if isinstance(event, wsproto.events.AcceptConnection) else getattr(event, "status_code", event)
+                )
+
+
+def test_a_websocket_gets_the_messages_of_the_event_stream_and_slow_or_too_many_connections_are_closed(run):
+    with LiveServer(run.parent, run, interval_s=0.1) as server, ExitStack() as stack:
+
+        def dial(data=b""):
+            wire = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), timeout=60))
+            wire.sendall(data)
+            return wire
+
+        began_s = time.monotonic()
+        slow = [
+            dial(),
+            dial(b"GET / HTTP/1.1\r\nHost: lo"),
+            dial(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"),
+        ]
+        status, first = islice(websocket(dial(), origin="http://LOCALHOST"), 2)
+        event_id, name, data = next(server.events())
+        assert (status, first["event"], first["data"].keys(), len(first["data"]["tasks"])) == (
+            101,
+            name,
+            data.keys(),
+            24,
+        )
+        status, beat = islice(websocket(dial(), f"/ws?last_event_id={event_id}"), 2)
+        assert (status, beat["event"]) in ((101, "beat"), (101, "change")), "it has the snapshot already"
+        refused = [("/ws", {"origin": "http://evil.example"}), ("/ws", {"origin": "null"}), ("/other", {})]
+        assert [next(websocket(dial(), path, **headers)) for path, headers in refused] == [403, 403, 404]
+        assert server.get("/ws").status_code == 426
+        for wire in slow:
+            while wire.recv(65536):
+                pass
+        assert 9 < time.monotonic() - began_s < 25
+        lines = [dial() for _ in range(520)]
+        assert lines[-1].recv(65536).startswith(b"HTTP/1.1 503 ") and server.stderr == ""
+        for line in lines:
+            line.close()
+        wait_for(lambda: server.get("/api/health").status_code == 200, "it answers again")
+
+
 def test_a_token_opens_the_page_for_people_and_is_never_written_down(run):
     """On all addresses: it prints one that a browser can open, and how to get there from outside."""
 
@@ -216,7 +276,7 @@ def test_a_token_opens_the_page_for_people_and_is_never_written_down(run):
     assert "every user of this machine can open it" in said["127.0.0.1"]
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "starlette"])
+@pytest.mark.parametrize("package", ["uvicorn", "starlette", "wsproto"])
 def test_without_the_extra_it_says_what_to_install(site, package):
     (site.folder / package).mkdir()
     (site.folder / package / "__init__.py").write_text(f"raise ImportError('No module named {package}')")

@@ -120,7 +120,7 @@ def test_a_wrong_question_is_answered_with_what_would_be_right(world, pages):
     assert found[-1].headers["allow"] == "GET, HEAD"
     found += world.ask("/api/tasks", "/api/events", "/", method="HEAD")
     headers = [f"{name}: {value}" for name, value in found[-1].headers.items() if name != "content-length"]
-    found += world.ask(*(one.path for one in live.ENDPOINTS if "{" not in one.path and "events" not in one.path))
+    found += world.ask(*(one.path for one in live.ENDPOINTS if "{" not in one.path and one.name != "events"))
     said = []
     for one in found:
         what = one.json()["error"] if one.status_code >= 400 else one.headers["content-type"]
@@ -345,7 +345,8 @@ def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_
         address = urlsplit(place.url)
         assert (address.port, place.loopback, "0.0.0.0" in place.url) == (place.port, False, False)
         socket.create_connection((address.hostname, place.port), timeout=60).close()
-        wrong = [("127.0.0.1", place.port, None), ("0.0.0.0", 0, None), ("192.0.2.1", 0, TOKEN), ("no host", 0, TOKEN)]
+        wrong = [("127.0.0.1", place.port, None), ("0.0.0.0", 0, None), ("0.0.0.0", 0, TOKEN[:15]),
+                 ("192.0.2.1", 0, TOKEN), ("no host", 0, TOKEN)]  # fmt: skip
         said = []
         for host, port, token in wrong:
             with pytest.raises(BadInput) as refused:
