@@ -1,8 +1,8 @@
 """Read from its path where and when a recording was made: by the patterns of the config, or by a built-in rule.
 
-The rule: the study area is the first folder below the root of the source, the location is the last one; the file name
-has the date as YYYYMMDD and, after it, the time as HHMMSS. What is not certain is left out: a single folder is the
-location, for example if the source is the folder of one study area."""
+The rule: the location is the folder of the file, if its name begins or ends with it; the file name has the date as
+YYYYMMDD and, after it, the time as HHMMSS. What is not certain is left out: only a pattern can tell the study area, and
+the folder of a recording that was cut into chunks is not a location."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NameReader:
             fields = pattern.read(audio_path, below)
             if fields is None:
                 continue
-            plain = read_path(recording_id, source_path, below)
+            plain = read_path(recording_id, source_path, audio_path)
             date = fields.get("date")
             return RecordingName(
                 fields.get("study_area", plain.study_area),
@@ -51,16 +51,29 @@ class NameReader:
                 plain.recorded_at if date is None else moment(date, fields.get("time")),
                 pattern.text,
             )
-        return read_path(recording_id, source_path, below)
+        return read_path(recording_id, source_path, audio_path)
 
 
-def read_path(recording_id: str, source_path: str, below: str | None) -> RecordingName:
-    """Apply the built-in rule to a path."""
-    folders = [] if below is None else normalize("NFC", below).split("/")[:-1]
+def read_path(recording_id: str, source_path: str, audio_path: str) -> RecordingName:
+    """Apply the built-in rule to a path; the study area stays unknown."""
+    folder = normalize("NFC", posixpath.basename(posixpath.dirname(posixpath.normpath(audio_path))))
     # Files that were cut earlier may have other names; then the id of the recording may have the date.
     recorded_at = find_moment(posixpath.basename(source_path)) or find_moment(posixpath.basename(recording_id))
-    study_area = folders[0] if len(folders) > 1 else None
-    return RecordingName(study_area, folders[-1] if folders else None, recorded_at)
+    stem = normalize("NFC", posixpath.splitext(posixpath.basename(source_path))[0])
+    is_location = folder and _carries(stem, folder) and not _is_recording(folder, recording_id)
+    return RecordingName(None, folder if is_location else None, recorded_at)
+
+
+def _carries(stem: str, location: str) -> bool:
+    """Return whether a file name begins or ends with a location, as a word of its own."""
+    word = re.escape(location)
+    return re.search(rf"^{word}(?![^\W_])|(?<![^\W_]){word}$", stem, re.IGNORECASE) is not None
+
+
+def _is_recording(folder: str, recording_id: str) -> bool:
+    """Return whether a folder is named after one recording, as that of its chunks is, or after a day."""
+    has_date = _STAMP.search(folder) or _DATE.search(folder)
+    return has_date is not None or folder == normalize("NFC", posixpath.basename(recording_id))
 
 
 def path_below_root(recording_id: str, source_path: str, audio_path: str, roots: Sequence[str]) -> str | None:

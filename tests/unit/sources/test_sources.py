@@ -190,9 +190,10 @@ def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_g
 
 
 def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path):
-    chunk = Chunk("x", "x", f"{tmp_path}/Gameti/G-07/x.wav", f"{tmp_path}/Gameti/G-07/x.wav")
+    chunk = Chunk("x", "x", *[f"{tmp_path}/Gameti/G-07/G-07_x.wav"] * 2)
+    patterns = {"recordings": {"patterns": ["{study_area}/{location}/*"]}}
     for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
-        made = Project().make(RunSettings, {"source": ["list.txt"], **options}, "run")
+        made = Project.parse(patterns).make(RunSettings, {"source": ["list.txt"], **options}, "run")
         found = room.name_reader(made, tmp_path).of(chunk)
         assert (found.study_area, found.location) == (study_area, "G-07")
 
