@@ -1,19 +1,19 @@
 """badcjobs: run bird-sound detectors inside Slurm, keep every GPU busy, record what happened.
 
-The Python interface: ``Recorder``, ``list_devices``, ``open_job`` (`badcjobs guide export`).
+The Python interface: ``Recorder``, ``list_devices``, ``pick_devices``, ``open_job`` (`badcjobs guide export`).
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing it takes longer than the rest of this module
 if TYPE_CHECKING:
-    from badcjobs.api.python import Recorder, list_devices, open_job
+    from badcjobs.api.python import Recorder, list_devices, open_job, pick_devices
     from badcjobs.model import AlertLimits
     from badcjobs.telemetry.alerts import Alert
 
 __version__ = "0.1.0"
 
-__all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "open_job"]
+__all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "open_job", "pick_devices"]
 
 _HOMES = {
     "Alert": "badcjobs.telemetry.alerts",
@@ -21,6 +21,7 @@ _HOMES = {
     "Recorder": "badcjobs.api.python",
     "list_devices": "badcjobs.api.python",
     "open_job": "badcjobs.api.python",
+    "pick_devices": "badcjobs.api.python",
 }
 
 

@@ -1,9 +1,10 @@
-"""The Python API: ``list_devices``, ``open_job``, and ``Recorder`` for your own code."""
+"""The Python API: ``list_devices``, ``pick_devices``, ``open_job``, and ``Recorder`` for your own code."""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sqlite3
 import threading
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from badcjobs.clock import SystemClock
+from badcjobs.devices.free import DeviceLocks, DeviceRequest, NotFree, Waiting, describe_holder, list_free, lock_folder
 from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_S, _LONGEST_S = 0.01, 86_400.0
 _LOOK_EVERY_S = 0.2
 _MIB = 2**20
 
@@ -43,7 +44,7 @@ class BadArgument(BadInput, ValueError):
     """An invalid argument; also a ``ValueError``, as Python programs expect."""
 
 
-def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
+def list_devices(all: bool = False, simulate: int | None = None, max_age_s: float = 0.0) -> list[DeviceNow]:
     """Return the devices that this process may use, each with its current state.
 
     These are the devices of ``badcjobs gpus``: in a job those that Slurm granted, outside a job all devices; always
@@ -61,15 +62,94 @@ def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceN
         Every GPU of the machine, granted or not (see ``device.granted``).
     simulate
         Simulate this many devices; a number below 1 is a ``ValueError``.
+    max_age_s
+        Answer from the last reading of this process if it is not older than this; by default, read the devices.
     """
-    found = list_granted(dict(os.environ), SystemClock(), stand_in=_checked_simulate(simulate), everything=all)
-    return list(found.devices)
+    global _last_reading
+    stand_in, environ, clock = _checked_simulate(simulate), dict(os.environ), SystemClock()
+    _check_number("max_age_s", max_age_s, least=0)
+    question = (all, simulate, environ)  # the same question gets the same answer
+    if _last_reading is None or _last_reading[0] != question or clock.monotonic_s() - _last_reading[1] > max_age_s:
+        found = list_granted(environ, clock, stand_in=stand_in, everything=all)
+        _last_reading = question, clock.monotonic_s(), found.devices
+    return list(_last_reading[2])
 
 
-def _checked_simulate(simulate: object) -> StandIn:
-    if simulate is not None and (type(simulate) is not int or simulate < 1):
-        why = "it must be a whole number, at least 1, or None for the real devices"
-        raise BadArgument(f"simulate={simulate!r} is not valid", why=why)
+_last_reading: tuple[object, float, tuple[DeviceNow, ...]] | None = None  # question, time, answer
+
+
+class PickedDevices(list[DeviceNow]):
+    """Devices locked for this process, until ``release`` or the end of the process; ``with`` releases them too."""
+
+    def __init__(self, devices: Sequence[DeviceNow], locks: DeviceLocks) -> None:
+        super().__init__(devices)
+        self.release = locks.release
+
+    def __enter__(self) -> PickedDevices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def pick_devices(
+    count: int = 1,
+    *,
+    min_memory_mib: int | None = None,
+    max_utilization: float | None = None,
+    wait_s: float = 0.0,
+    check_every_s: float = 2.0,
+    simulate: int | None = None,
+) -> PickedDevices:
+    """Return the ``count`` devices that ``badcjobs gpus --free`` picks, best first, locked for this process.
+
+    No other ``pick_devices`` and no ``badcjobs run --max-gpus`` takes them until this process ends, or ``release()``.
+
+        >>> from badcjobs import pick_devices
+        >>> with pick_devices(2, min_memory_mib=8000, simulate=4) as devices:         # doctest: +SKIP
+        ...     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device.pin for device in devices)
+
+    Parameters
+    ----------
+    min_memory_mib, max_utilization
+        The free memory and the utilization in percent that each device must have.
+    wait_s, check_every_s
+        How long to wait until enough devices are free, and how often to look.
+    simulate
+        Simulate this many devices.
+
+    Raises ``badcjobs.errors.NotHere`` with the reason for each device if too few are free when the time is over.
+    """
+    stand_in, environ, clock = _checked_simulate(simulate), dict(os.environ), SystemClock()
+    _check_number("count", count, least=1, whole=True)
+    _check_number("min_memory_mib", min_memory_mib, least=1, whole=True, optional=True)
+    _check_number("max_utilization", max_utilization, least=0, most=100, optional=True)
+    _check_number("wait_s", wait_s, least=0)
+    _check_number("check_every_s", check_every_s, least=0.01)
+    request = DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s)
+    locks = DeviceLocks(lock_folder(environ), clock, describe_holder(os.getpid(), Path.cwd()))
+    try:
+        found = list_free(environ, stand_in, request, locks, Waiting(clock, log.info))
+    except NotFree as error:
+        error.fix = f"pick_devices({count}, wait_s=600)   (or fewer devices, or weaker limits)"
+        raise
+    return PickedDevices(found.devices, locks)
+
+
+def _check_number(
+    name: str, value: object, *, least: float, most: float = math.inf, whole: bool = False, optional: bool = False
+) -> None:
+    if value is None and optional:
+        return
+    is_number = type(value) is int or (type(value) is float and not whole)
+    if not is_number or not least <= value <= most or value == math.inf:  # type: ignore[operator]
+        limits = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+        why = f"it must be a {'whole ' if whole else ''}number, {limits}{', or None' if optional else ''}"
+        raise BadArgument(f"{name}={value!r} is not valid", why=why)
+
+
+def _checked_simulate(simulate: int | None) -> StandIn:
+    _check_number("simulate", simulate, least=1, whole=True, optional=True)
     return StandIn(simulate)
 
 
@@ -169,10 +249,7 @@ class Recorder:
         self.path = Path(path)
         self._overwrite = overwrite
         self._on_alert = on_alert
-        is_number = isinstance(interval_s, int | float) and not isinstance(interval_s, bool)
-        if not is_number or not _SHORTEST_S <= interval_s <= _LONGEST_S:
-            why = f"it must be from {_SHORTEST_S} to {_LONGEST_S:.0f} seconds (one day)"
-            raise BadArgument(f"interval_s={interval_s!r} is not valid", why=why)
+        _check_number("interval_s", interval_s, least=0.01, most=86_400)
         limits = AlertLimits() if limits is None else limits
         if not isinstance(limits, AlertLimits):
             raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")

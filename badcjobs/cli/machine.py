@@ -165,6 +165,7 @@ _LONGEST_MODEL = 28
 
 def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_take: bool = False) -> str:
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
+    from badcjobs.devices.allocation import VISIBLE
     from badcjobs.report.tables import Table, columns, table_text
     from badcjobs.report.words import UNKNOWN, memory, percent, plain
 
@@ -172,11 +173,12 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_tak
     rows = [
         (UNKNOWN if d["index"] is None else str(d["index"]), d["uuid"] or f"token {d['token']}",
          (d["name"] or UNKNOWN)[:_LONGEST_MODEL], memory(d["memory_free_bytes"]), memory(d["memory_total_bytes"]),
-         percent(d["utilization_percent"]), UNKNOWN if d["temperature_c"] is None else f"{d['temperature_c']} °C",
+         percent(d["utilization_percent"]), d["load"] or UNKNOWN,
+         UNKNOWN if d["temperature_c"] is None else f"{d['temperature_c']} °C",
          UNKNOWN if d["score"] is None else f"{d['score']:.2f}", d["backend"])
         for d in devices
     ]  # fmt: skip
-    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "temp", "score", "backend")
+    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "<load", "temp", "score", "backend")
     lines = table_text(Table("devices", "Devices", heads, rows))
     lines += ["", *(f"  {_device_name(d)}: {d['why']}" for d in devices)]
     lines += [f"  {_device_name(d)}: no reading: {d['trouble']}" for d in devices if d["trouble"]]
@@ -195,9 +197,8 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_tak
         found = table_text(Table("processes", "Processes", heads, running))
         found = found if running else ["  no process is on these devices"]
         lines += ["", *(found if len(silent) < len(devices) else []), *silent]
-    if to_take:
-        variable = "ROCR_VISIBLE_DEVICES" if devices[0]["vendor"] == "amd" else "CUDA_VISIBLE_DEVICES"
-        lines += ["", f"  export {variable}={','.join(device['pin'] for device in devices)}"]
+    if to_take and devices[0]["vendor"] in VISIBLE:
+        lines += ["", f"  export {VISIBLE[devices[0]['vendor']]}={','.join(device['pin'] for device in devices)}"]
     return "\n".join(plain(line) for line in lines)
 
 

@@ -130,7 +130,8 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
     if count == 0:
         return DevicePool((), share=share)
     with open_devices(world.environ, world.clock, stand_in) as sight:
-        devices, why = sight.grant.devices, "\n".join(filter(None, [sight.grant.why, sight.trouble]))
+        grant = sight.grant.for_work()
+        devices, why = grant.devices, "\n".join(filter(None, [grant.why, sight.trouble]))
     if count > (most := len(devices)):
         fewer = f"--gpus-per-task {most}" if most else "--gpus-per-task 0 -- --cpu-workers 2"
         raise NotHere(

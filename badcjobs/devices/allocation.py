@@ -212,6 +212,7 @@ def end_time_command(allocation: Allocation) -> list[str]:
 
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+VISIBLE = {"nvidia": CUDA, "amd": ROCR}  # vendor → the variable that selects its devices
 _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the step's list first
 _NONE = ("", "-1", "NoDevFiles")  # values that mean: no device
 
@@ -222,6 +223,13 @@ class Grant:
 
     devices: tuple[Device, ...]
     why: str
+
+    def for_work(self) -> Grant:
+        """Return the devices that a detector can use; those of other vendors can only be recorded."""
+        usable = tuple(device for device in self.devices if device.vendor in VISIBLE)
+        others = [f"; {device.name} can be recorded, but detectors use only NVIDIA and AMD GPUs"
+                  for device in self.devices if device not in usable]  # fmt: skip
+        return Grant(usable, self.why + "".join(others))
 
 
 def as_device(token: str, found: InventoryDevice, why: str) -> Device:
@@ -241,7 +249,8 @@ def resolve_devices(
     variable = ROCR if amd else CUDA
     grant: Grant | None = None
     if not amd and CUDA in environ:
-        grant = _read_cuda_list(environ[CUDA], inventory)
+        # Devices of other vendors have no number in CUDA's list.
+        grant = _read_cuda_list(environ[CUDA], inventory if not inventory or inventory[0].vendor in VISIBLE else None)
     if amd:
         hip = HIP if HIP in environ else CUDA
         pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]

@@ -1,7 +1,7 @@
 """Choose the reader: a recording or simulated devices if requested, else the first reader that works on this machine.
 
-The order is NVML, then ``nvidia-smi`` if NVML's library cannot be used, then AMD's ``amdsmi``. Intel GPUs are not
-supported: no detector that we start runs on them. A machine without a GPU is not an error here: ``inventory`` fails.
+The order is NVML, then ``nvidia-smi`` if NVML's library cannot be used, then AMD's ``amdsmi``, then what the Linux
+kernel reports. A machine without a GPU is not an error here: ``inventory`` fails.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> G
     amd = AmdReader(clock, machine=machine, why="; ".join([*tried, "amdsmi works"]))
     if (no_amd := _why_not(amd)) is None:
         return amd
-    return NoReader("; ".join([*tried, no_amd]))
+    from badcjobs.devices.sysfs import SysfsReader
+
+    kernel = SysfsReader(machine, why="; ".join([*tried, no_amd, "the kernel lists a GPU"]))
+    if (no_kernel := _why_not(kernel)) is None:
+        return kernel
+    return NoReader("; ".join([*tried, no_amd, no_kernel]))
 
 
 def _why_not(reader: GpuReader) -> str | None:

@@ -201,7 +201,6 @@ def describe_holder(pid: int, run: Path) -> str:
 # --- free devices ---------------------------------------------------------------------------------------------------
 
 _BETWEEN_READINGS_S = 0.5
-_POLL_S = 2.0
 _PROGRESS_EVERY_S = 10.0
 _NAP_S = 0.2  # the longest delay before a signal ends the wait
 
@@ -214,6 +213,7 @@ class DeviceRequest:
     min_memory_mib: int | None = None
     max_utilization_percent: float | None = None
     wait_s: float = 0.0
+    check_every_s: float = 2.0
 
 
 class NotFree(NotHere):
@@ -279,7 +279,7 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
         if waiting.clock.monotonic_s() >= progress_at_s:
             progress_at_s = waiting.clock.monotonic_s() + _PROGRESS_EVERY_S
             waiting.report(f"waiting for {_gpus(request.count)}: {'; '.join(refused)}; {left_s:.0f} s left")
-        waiting.sleep(min(_POLL_S, left_s))
+        waiting.sleep(min(request.check_every_s, left_s))
 
 
 def check_request(request: DeviceRequest) -> None:

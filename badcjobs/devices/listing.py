@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from badcjobs.devices.allocation import Grant, as_device, is_in_slurm, resolve_devices
+from badcjobs.devices.allocation import VISIBLE, Grant, as_device, is_in_slurm, resolve_devices
 from badcjobs.devices.choose import open_reader
-from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
+from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn, load_word
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
@@ -52,6 +52,11 @@ class DeviceNow:
     missing: Mapping[str, str] = field(default_factory=dict)  # metric → why it has no value
     processes: tuple[ProcessFacts, ...] | None = None  # None: not requested, or not available
 
+    @property
+    def load(self) -> str | None:
+        """The utilization in a word: idle, light, moderate or heavy."""
+        return load_word(self.utilization_percent)
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -63,8 +68,24 @@ class Listing:
     backend_why: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON document of ``badcjobs gpus --json``."""
-        return asdict(self)
+        """Return the JSON document of ``badcjobs gpus --json``; docker and apptainer select its granted devices."""
+        devices = [{**asdict(device), "load": device.load} for device in self.devices]
+        granted = [device for device in self.devices if device.granted]
+        return {**asdict(self), "devices": devices, **container_options(granted)}
+
+
+def container_options(devices: Sequence[DeviceNow]) -> dict[str, str | None]:
+    """Return what shows a container only these devices, ready for a shell; None: it cannot select them.
+
+    ``docker`` is its option; ``apptainer`` is a variable for ``apptainer exec --nv`` (AMD: ``--rocm``).
+    """
+    pins = ",".join(device.pin or "" for device in devices)
+    vendor = devices[0].vendor if devices else "none"  # a reader lists the devices of one vendor
+    return {
+        # Docker splits the option at commas, unless its value has quotes of its own.
+        "docker": f"--gpus '\"device={pins}\"'" if vendor == "nvidia" else None,
+        "apptainer": f"APPTAINERENV_{VISIBLE[vendor]}={pins}" if vendor in VISIBLE else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class SimulatedDevice:
     unsupported: tuple[str, ...] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
+    temperature_c: tuple[tuple[float, float], ...] | None = None  # (from_s, °C), in order; None: follows the load
+    fan_percent: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: no fan
     slowdown_c: int | None = None
     processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: not listed
     fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
@@ -103,14 +105,21 @@ def _are_pairs(value: Any, first: Callable[[Any], bool], second: Callable[[Any],
     return pairs and all(first(one) and second(other) for one, other in value)
 
 
-def _is_load(value: Any) -> bool:
-    pairs = _are_pairs(value, _is_number, lambda percent: _is_number(percent, 0, 100))
-    return pairs and all(earlier[0] < later[0] for earlier, later in pairwise(value))
+def _course(unit: str, low: float, high: float) -> tuple[Callable[[Any], bool], str]:
+    """Return the check of a list of steps, and its description."""
+
+    def is_course(value: Any) -> bool:
+        pairs = _are_pairs(value, _is_number, lambda number: _is_number(number, low, high))
+        return pairs and all(earlier[0] < later[0] for earlier, later in pairwise(value))
+
+    return is_course, f"a list of [from_s, {unit}] in order of time, with {unit} from {low:g} to {high:g}"
 
 
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "index": (_is_count, "a whole number from 0"),
-    "load": (_is_load, "a list of [from_s, percent] in order of time, with percent from 0 to 100"),
+    "load": _course("percent", 0, 100),
+    "temperature_c": _course("°C", 0, 150),
+    "fan_percent": _course("percent", 0, 100),
     "lost_at_s": (_is_number, "a number of seconds"),
     "back_at_s": (_is_number, "a number of seconds"),
     "unsupported": (
@@ -229,13 +238,14 @@ def simulated_uuid(index: int) -> str:
 def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
     """Return a reading with all metrics derived from the load; unsupported ones are None."""
     load = load_at(device, at_s)
+    celsius, fan = step_at(device.temperature_c or (), at_s), step_at(device.fan_percent or (), at_s)
     listed = device.processes
     processes = None if listed is None else tuple(ProcessReading(pid, mib * 2**20) for pid, mib in listed)
     reading = Reading(
         utilization_percent=round(load),
         memory_utilization_percent=round(load / 2),
         memory_used_bytes=round(device.memory_total_mib * 2**20 * (0.05 + 0.005 * load)),
-        temperature_c=round(35 + 0.45 * load),
+        temperature_c=round(35 + 0.45 * load if celsius is None else celsius),
         power_w=IDLE_W + (FULL_W - IDLE_W) * load / 100,
         energy_j=IDLE_W * at_s + (FULL_W - IDLE_W) * load_integral(device, at_s) / 100,
         sm_clock_mhz=round(345 + 16 * load),
@@ -246,6 +256,7 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
         busy_percent=float(load),
         pcie_rx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 100),
         pcie_tx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 1000),
+        fan_percent=None if fan is None else round(fan),
         sources={"busy_percent": "simulated"},
         processes=processes,
     )
@@ -258,7 +269,12 @@ def load_at(device: SimulatedDevice, at_s: float) -> float:
     """Return the load in percent: a step of the script, or the sine wave."""
     if device.load is None:
         return _WAVE_MEAN + _WAVE_SWING * sin(_WAVE_RAD_PER_S * at_s + device.index)
-    return next((percent for from_s, percent in reversed(device.load) if from_s <= at_s), 0.0)
+    return step_at(device.load, at_s) or 0.0
+
+
+def step_at(course: Sequence[tuple[float, float]], at_s: float) -> float | None:
+    """Return the value of the last step that has begun; None: none has."""
+    return next((value for from_s, value in reversed(course) if from_s <= at_s), None)
 
 
 def load_integral(device: SimulatedDevice, at_s: float) -> float:

@@ -19,7 +19,7 @@ from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
 from badcjobs.cluster.slurm import ask
-from badcjobs.devices.allocation import is_in_slurm
+from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import NO_CUTTING, Cutting, StandIn
@@ -229,8 +229,8 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
     """Read the devices of this machine, or those that replace them."""
     in_job = is_in_slurm(environ)
     with open_devices(environ, clock, stand_in) as sight:
-        granted = sight.grant.devices if in_job else ()
-        names = [device.name or "GPU" for device in granted or (() if in_job else sight.inventory)]
+        listed = sight.grant.devices if in_job else sight.inventory
+        names = [device.name or "GPU" for device in listed if device.vendor in VISIBLE]
         backend = "none" if sight.trouble else sight.reader.backend
         return GpuFacts(tuple(names), backend, sight.trouble or sight.grant.why, in_job)
 

@@ -121,7 +121,7 @@ def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]
 
 def find_grant(settings: RunSettings, world: World) -> Grant:
     """Return the devices that are probed; without any, the CPU has to be asked for."""
-    grant = find_devices(world, settings.stand_in(world.cwd))
+    grant = find_devices(world, settings.stand_in(world.cwd)).for_work()
     if not grant.devices and settings.cpu_workers == 0:
         raise NotHere(
             "there is no GPU here to probe",

@@ -117,7 +117,7 @@ _OWN = (
         Column("backend", "TEXT NOT NULL", "what read it: nvml, nvidia-smi, amd, simulated, replay or none"),
         Column("why", "TEXT NOT NULL", "why it was chosen"),
         Column("slowdown_c", "INTEGER", "temperature at which it starts to slow down"),
-        Column("vendor", "TEXT", "nvidia or amd"),
+        Column("vendor", "TEXT", "nvidia, amd, intel or other"),
         Column("parent_uuid", "TEXT", "the card of this MIG slice; NULL: it is not a slice"),
     ),
     define_table(

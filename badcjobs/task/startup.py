@@ -159,7 +159,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
             why="each array task takes one line of the list; the last lines would never be analysed",
             fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
         )
-    grant = find_devices(world, settings.stand_in(world.cwd))
+    grant = find_devices(world, settings.stand_in(world.cwd)).for_work()
     if not grant.devices and settings.cpu_workers == 0:
         # Inside a job without GPUs --simulate gives no devices either.
         try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"

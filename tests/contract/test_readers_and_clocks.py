@@ -6,12 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
-from rooms.devices import AmdReader, NvidiaSmiReader, NvmlReader, ReplayReader, SimulatedDevice, SimulatedReader
+from rooms.devices import (
+    AmdReader,
+    NvidiaSmiReader,
+    NvmlReader,
+    ReplayReader,
+    SimulatedDevice,
+    SimulatedReader,
+    SysfsReader,
+)
 from rooms.model import METRICS, Reading
 from rooms.root import DeviceUnreadable, GpuReader, SystemClock
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml
+from support.fake_sysfs import amd_card
 from support.hand_clock import HandClock
 from support.recorded_tape import write_recording
 
@@ -106,7 +115,21 @@ def replay(clock, patch, folder):
     return Bench(clock, opened, lambda: clock.sleep(240), SIMULATED)
 
 
-@pytest.fixture(params=[simulated, nvml, nvidia_smi, amd, replay])
+def sysfs(clock, patch, folder):
+    """The files of the kernel's amdgpu driver."""
+    cards = [amd_card(folder, number) for number in range(COUNT)]
+
+    def opened(*unsupported):
+        for file in unsupported:
+            (cards[1] / "device" / file).unlink(missing_ok=True)
+        return SysfsReader(folder)
+
+    refusable = {"busy_percent": "gpu_busy_percent", "power_w": "hwmon/hwmon7/power1_average"}
+    lost = "the kernel no longer lists this device"
+    return Bench(clock, opened, lambda: (cards[3] / "device").unlink(), refusable, r"GPU-[0-9a-f]{16}", lost)
+
+
+@pytest.fixture(params=[simulated, nvml, nvidia_smi, amd, replay, sysfs])
 def bench(request, monkeypatch, tmp_path):
     return request.param(HandClock(), monkeypatch, tmp_path)
 
@@ -136,7 +159,10 @@ def test_every_device_is_listed_and_read_with_numbers_of_their_kind(bench):
     for device in devices:
         assert re.fullmatch(bench.uuid, device.uuid) and device.name
         assert (device.memory_total_bytes, device.power_limit_w) == (16 * 2**30, 300)
-        assert (device.backend, device.vendor) == (reader.backend, "amd" if reader.backend == "amd" else "nvidia")
+        assert (device.backend, device.vendor) == (
+            reader.backend,
+            "amd" if reader.backend in ("amd", "sysfs") else "nvidia",
+        )
         check_reading(reader, reader.read(device.uuid))
     assert devices == reader.inventory() == other.inventory()
     assert re.search(r"\w", reader.why)

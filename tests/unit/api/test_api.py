@@ -5,8 +5,9 @@ import sqlite3
 
 import pytest
 from rooms.api import read_stats
-from rooms.model import Device, HostReading, Reading
-from rooms.root import BadInput, DatabaseProblem
+from rooms.devices import DeviceLocks, DeviceRequest, Waiting, list_free
+from rooms.model import Device, HostReading, Reading, StandIn
+from rooms.root import BadInput, DatabaseProblem, NotHere, SystemClock
 from rooms.store import read_only_uri
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import pretty
@@ -18,11 +19,35 @@ MIB = 2**20
 
 
 def test_the_promised_names_are_there():
-    assert {"Recorder", "list_devices", "open_job", "AlertLimits"} <= set(badcjobs.__all__) <= set(dir(badcjobs))
+    assert (
+        {"Recorder", "list_devices", "pick_devices", "open_job", "AlertLimits"}
+        <= set(badcjobs.__all__)
+        <= set(dir(badcjobs))
+    )
     assert [device.index for device in badcjobs.list_devices(simulate=2)] == [0, 1]
     assert all(getattr(badcjobs, name) for name in badcjobs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Recoder'"):
         badcjobs.Recoder  # noqa: B018
+
+
+def test_devices_are_picked_under_the_lock_of_gpus_free_and_read_again_when_they_are_old(tmp_path, monkeypatch):
+    monkeypatch.setenv("BADCJOBS_LOCK_DIR", str(tmp_path))
+    with badcjobs.pick_devices(2, min_memory_mib=100, max_utilization=100, check_every_s=0.1, simulate=3) as mine:
+        scores = {device.uuid: device.score for device in badcjobs.list_devices(simulate=3)}
+        assert [device.uuid for device in mine] == sorted(scores, key=scores.get, reverse=True)[:2]
+        clock = SystemClock()
+        looking = (StandIn(3), DeviceRequest(1), DeviceLocks(tmp_path, clock, None), Waiting(clock, print))
+        (other,) = list_free({}, *looking).devices
+        assert other.uuid not in [device.uuid for device in mine]
+        with pytest.raises(NotHere, match=r"(?s)is locked by run of .*try: pick_devices\(2, wait_s=600\)"):
+            badcjobs.pick_devices(2, simulate=3, wait_s=0.2, check_every_s=0.1)
+    badcjobs.pick_devices(3, simulate=3).release()
+    once = badcjobs.list_devices(simulate=2, max_age_s=0)
+    assert badcjobs.list_devices(simulate=2, max_age_s=60)[0] is once[0]
+    assert badcjobs.list_devices(simulate=1, max_age_s=60)[0] is not once[0], "another question"
+    for wrong in ({"count": 0}, {"count": True}, {"max_utilization": 101}, {"wait_s": float("inf")}, {"wait_s": -1}):
+        with pytest.raises(ValueError, match="not valid"):
+            badcjobs.pick_devices(simulate=1, **wrong)
 
 
 def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path, pages):

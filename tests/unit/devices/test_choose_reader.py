@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from rooms.devices import AmdReader, open_devices, open_reader
-from rooms.model import StandIn
+from rooms.devices import AmdReader, open_devices, open_reader, resolve_devices
+from rooms.model import METRICS, StandIn
 from rooms.root import DeviceUnreadable, ReaderUnavailable
 from support.device_stories import FACTS, facts_of, story_file, tell
 from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml, fake_uuid
+from support.fake_sysfs import make_card
 from support.hand_clock import HandClock
 from support.stand_ins import install
 from support.waiting import wait_for
 
 NO_DRIVER = "the NVIDIA driver is not loaded on this machine"
+NO_GPU = "the kernel lists no GPU"
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
     starts, start = [], pynvml.nvmlInit
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: (starts.append(1), start()))
     reader = opened()
-    assert (reader.backend, reader.why) == ("none", f"{NO_DRIVER}; no nvidia-smi on PATH; no AMD GPU")
+    assert (reader.backend, reader.why) == ("none", f"{NO_DRIVER}; no nvidia-smi on PATH; no AMD GPU; {NO_GPU}")
     with pytest.raises(ReaderUnavailable, match=reader.why):
         reader.inventory()
     with pytest.raises(DeviceUnreadable, match=reader.why):
@@ -84,9 +86,37 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
         card.mkdir(parents=True)
         (card / "vendor").write_bytes(vendor)
         assert ("amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why) is is_amd
-        assert opened().why.endswith("; no AMD GPU") is not is_amd
+        assert ("; no AMD GPU; " in opened().why) is not is_amd
+        assert opened().backend == "none", "the kernel does not know NVIDIA's state, nor a card without a driver"
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: int("libnvidia-ml.so.1: file too short"))
     assert "nvml does not work: ValueError" in opened().why
+
+
+INTEL = {"/gt_act_freq_mhz": "1150", "hwmon/hwmon2/temp1_input": "N/A", "hwmon/hwmon2/energy1_input": "5000000"}
+
+
+def test_without_a_library_the_kernel_is_asked_and_what_it_does_not_say_is_unknown(monkeypatch, tmp_path, opened):
+    FakeNvml(monkeypatch, devices=2, init_error=9)
+    make_card(tmp_path, 0, "virtio-pci", "0x1af4", {})
+    assert opened().backend == "none", "the display of a virtual machine"
+    make_card(tmp_path, 1, "xe", "0x8086", INTEL)
+    (tmp_path / "sys/class/drm/card1-DP-1").mkdir()
+    reader = opened()
+    (device,) = reader.inventory()
+    assert (device.index, device.uuid, device.name) == (0, "PCI-0000:01:00.0", "Intel GPU 8086:744a")
+    assert (reader.backend, device.memory_total_bytes, device.power_limit_w) == ("sysfs", None, None)
+    reading = reader.read(device.uuid)
+    given = {metric: value for metric in METRICS if (value := getattr(reading, metric)) is not None}
+    assert given == {"sm_clock_mhz": 1150, "energy_j": 5.0}
+    assert reading.missing["temperature_c"] == "temp1_input: not a number"
+    assert reading.missing.keys() == set(METRICS) - given.keys()
+    for environ, tokens in (({}, ["0"]), ({"CUDA_VISIBLE_DEVICES": "1"}, ["1"])):
+        grant = resolve_devices(environ, [device], in_slurm=False)
+        assert [one.token for one in grant.devices] == tokens, "CUDA's numbers do not mean this device"
+    usable = resolve_devices({}, [device], in_slurm=False).for_work()
+    assert usable.devices == () and "Intel GPU 8086:744a can be recorded, but" in usable.why
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    assert opened().why.endswith("the kernel does not report the state of NVIDIA GPUs")
 
 
 def read(package, clock, reader, now):

@@ -1,0 +1,139 @@
+"""Read GPUs through the Linux kernel's files in /sys/class/drm, where no vendor's library works (Intel and others).
+
+The kernel reports less than a library: often only clocks and a temperature. Everything else is unknown. NVIDIA's driver
+has no such files, so a machine with an NVIDIA card is not read here: its devices must keep the numbers of CUDA.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from badcjobs.devices.reading_builder import ReadingBuilder, or_none
+from badcjobs.model import METRICS, InventoryDevice, Reading
+from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
+
+_VENDORS = {"0x8086": "Intel", "0x1002": "AMD"}
+_NVIDIA = "0x10de"
+# Displays of virtual machines and of server boards: these are no GPUs.
+_DISPLAYS = {"ast", "bochs-drm", "cirrus", "hibmc-drm", "hyperv_drm", "mgag200", "qxl", "simple-framebuffer",
+             "simpledrm", "vboxvideo", "virtio-pci", "virtio_gpu", "vkms", "vmwgfx"}  # fmt: skip
+
+_HWMON = "device/hwmon/hwmon*"
+# Metric → the files that may hold it, below the folder of the card, and the factor to its unit.
+_FILES: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "utilization_percent": (("device/gpu_busy_percent", 1),),
+    "memory_utilization_percent": (("device/mem_busy_percent", 1),),
+    "memory_used_bytes": (("device/mem_info_vram_used", 1),),
+    "temperature_c": ((f"{_HWMON}/temp[0-9]_input", 1e-3),),
+    "power_w": ((f"{_HWMON}/power1_average", 1e-6), (f"{_HWMON}/power1_input", 1e-6)),
+    "energy_j": ((f"{_HWMON}/energy1_input", 1e-6),),
+    "sm_clock_mhz": (
+        ("gt_act_freq_mhz", 1), ("gt/gt0/rps_act_freq_mhz", 1), ("device/tile0/gt0/freq0/act_freq", 1),
+        (f"{_HWMON}/freq1_input", 1e-6),
+    ),
+    "memory_clock_mhz": ((f"{_HWMON}/freq2_input", 1e-6),),
+    "fan_percent": ((f"{_HWMON}/pwm1", 100 / 255),),
+}  # fmt: skip
+_FRACTIONS = ("power_w", "energy_j")
+_NOT_REPORTED = dict.fromkeys(METRICS, "not reported by the kernel's driver")
+
+
+class SysfsReader(GpuReader):
+    """Reads every GPU that the kernel lists; ``machine`` is the folder that contains /sys."""
+
+    backend = "sysfs"
+
+    def __init__(self, machine: Path = Path("/"), *, why: str = "requested") -> None:
+        self.why = why
+        self._machine = machine
+        self._cards: dict[str, tuple[Path, ReadingBuilder]] = {}
+
+    def inventory(self) -> Sequence[InventoryDevice]:
+        """List the cards in the kernel's order."""
+        cards = sorted((self._machine / "sys/class/drm").glob("card[0-9]*"), key=lambda card: (len(card.name), card))
+        cards = [card for card in cards if re.fullmatch(r"card[0-9]+", card.name)]  # card0-DP-1 is a socket
+        if (self._machine / "proc/driver/nvidia").exists() or any(_vendor(card) == _NVIDIA for card in cards):
+            raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
+        found = [_describe(index, card) for index, card in enumerate(filter(_is_gpu, cards))]
+        if not found:
+            raise ReaderUnavailable("the kernel lists no GPU")
+        for device, card in zip(found, filter(_is_gpu, cards), strict=True):
+            self._cards.setdefault(device.uuid, (card, ReadingBuilder(_NOT_REPORTED)))
+        return found
+
+    def read(self, uuid: str) -> Reading:
+        """Read every file that the driver has."""
+        if uuid not in self._cards:
+            raise DeviceUnreadable(f"the kernel lists no device {uuid!r}")
+        card, builder = self._cards[uuid]
+        if not (card / "device").exists():
+            raise DeviceUnreadable("the kernel no longer lists this device")
+        builder.begin()
+        for metric in _FILES:
+            value, trouble = _number(card, metric)
+            if value is not None:
+                builder.add(metric, value if metric in _FRACTIONS else round(value))
+            elif trouble:
+                builder.add_missing([metric], trouble)
+        builder.raise_if_empty()
+        builder.use_utilization()
+        return builder.finish()
+
+
+def _is_gpu(card: Path) -> bool:
+    try:
+        driver = (card / "device/driver").resolve(strict=True).name
+    except OSError:
+        return False  # no driver: a display of the firmware
+    return driver not in _DISPLAYS
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _vendor(card: Path) -> str | None:
+    return _text(card / "device/vendor")
+
+
+def _number(card: Path, metric: str) -> tuple[float | None, str | None]:
+    """Return the value of the first file that has a number, and why an existing file has none."""
+    trouble = None
+    for file, factor in _existing(card, metric):
+        try:
+            return float(file.read_text(encoding="ascii")) * factor, None
+        except (OSError, ValueError) as error:  # some sensors fail while the card sleeps
+            trouble = trouble or f"{file.name}: {getattr(error, 'strerror', None) or 'not a number'}"
+    return None, trouble
+
+
+def _existing(card: Path, metric: str) -> Iterator[tuple[Path, float]]:
+    for pattern, factor in _FILES[metric]:
+        yield from ((file, factor) for file in sorted(card.glob(pattern)))
+
+
+def _describe(index: int, card: Path) -> InventoryDevice:
+    address = (card / "device").resolve().name
+    vendor = _VENDORS.get(_vendor(card) or "", "")
+    ids = ":".join((_text(card / f"device/{name}") or "?").removeprefix("0x") for name in ("vendor", "device"))
+    unique = _text(card / "device/unique_id")  # AMD: the number that ROCm's names are made of
+    total, limit = (_text(next(iter(card.glob(file)), card / file)) for file in _FACTS)
+    return InventoryDevice(
+        index=index,
+        uuid=f"GPU-{unique:0>16}" if unique else f"PCI-{address}",
+        name=_text(card / "device/product_name") or f"{vendor or 'Unknown'} GPU {ids}",
+        backend=SysfsReader.backend,
+        memory_total_bytes=or_none("memory_total_bytes", int(total)) if total and total.isdecimal() else None,
+        power_limit_w=or_none("power_limit_w", int(limit) / 1e6) if limit and limit.isdecimal() else None,
+        pci_bus_id=address if ":" in address else None,
+        driver=(card / "device/driver").resolve().name,
+        vendor=vendor.lower() or "other",
+    )
+
+
+_FACTS = ("device/mem_info_vram_total", f"{_HWMON}/power1_cap")
