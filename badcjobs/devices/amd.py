@@ -150,14 +150,14 @@ class AmdDevice:
 
 
 class AmdReader(GpuReader):
-    """Reads every AMD GPU that this process may see; ``machine`` is the folder that contains /sys."""
+    """Reads every AMD GPU that this process may see; ``sysfs`` is the folder /sys."""
 
     backend = "amd"
 
-    def __init__(self, clock: Clock, *, machine: Path = Path("/"), why: str = "requested") -> None:
+    def __init__(self, clock: Clock, *, sysfs: Path = Path("/sys"), why: str = "requested") -> None:
         self.why = why
         self._clock = clock
-        self._machine = machine
+        self._sysfs = sysfs
         self._smi: Any = None
         self._devices: dict[str, AmdDevice] = {}
 
@@ -205,7 +205,7 @@ class AmdReader(GpuReader):
         if importlib.util.find_spec("amdsmi") is None:
             raise ReaderUnavailable(
                 "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
-                if has_amd_gpu(self._machine)
+                if has_amd_gpu(self._sysfs)
                 else "no AMD GPU"
             )
         try:
@@ -217,9 +217,9 @@ class AmdReader(GpuReader):
         return smi
 
 
-def has_amd_gpu(machine: Path) -> bool:
+def has_amd_gpu(sysfs: Path) -> bool:
     """Return whether the kernel lists an AMD GPU."""
-    for file in machine.glob("sys/class/drm/card*/device/vendor"):
+    for file in sysfs.glob("class/drm/card*/device/vendor"):
         try:
             if file.read_text(encoding="ascii").strip() == _AMD:
                 return True

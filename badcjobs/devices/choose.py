@@ -34,12 +34,12 @@ class NoReader(GpuReader):
 
 
 def open_reader(
-    stand_in: StandIn, clock: Clock, started_at_ms: int, search_path: str | None, *, machine: Path = Path("/")
+    stand_in: StandIn, clock: Clock, started_at_ms: int, search_path: str | None, sysfs: str | None = None
 ) -> GpuReader:
     """Return the reader for this run; its ``why`` is the reason for the choice.
 
-    ``search_path`` is the PATH for programs such as nvidia-smi, ``machine`` the folder that contains /sys. Raises only
-    BadInput, for a stand-in that cannot be used; starts NVML at most once.
+    ``search_path`` is the PATH for programs such as nvidia-smi, ``sysfs`` replaces /sys. Raises only BadInput, for a
+    stand-in that cannot be used; starts NVML at most once.
     """
     if stand_in.replay is not None:
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
@@ -47,10 +47,10 @@ def open_reader(
         count, script = (stand_in.simulate or 0, ()) if stand_in.script is None else load_script(Path(stand_in.script))
         ledger = None if stand_in.ledger is None else Path(stand_in.ledger)
         return SimulatedReader(count, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
-    return _first_that_works(clock, search_path, machine)
+    return _first_that_works(clock, search_path, Path(sysfs or "/sys"))
 
 
-def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> GpuReader:
+def _first_that_works(clock: Clock, search_path: str | None, sysfs: Path) -> GpuReader:
     from badcjobs.devices.nvml import DcgmActivity, NvmlReader
     from badcjobs.devices.programs import find_program
 
@@ -71,12 +71,12 @@ def _first_that_works(clock: Clock, search_path: str | None, machine: Path) -> G
         tried.append(no_smi)
     from badcjobs.devices.amd import AmdReader
 
-    amd = AmdReader(clock, machine=machine, why="; ".join([*tried, "amdsmi works"]))
+    amd = AmdReader(clock, sysfs=sysfs, why="; ".join([*tried, "amdsmi works"]))
     if (no_amd := _why_not(amd)) is None:
         return amd
     from badcjobs.devices.sysfs import SysfsReader
 
-    kernel = SysfsReader(machine, why="; ".join([*tried, no_amd, "the kernel lists a GPU"]))
+    kernel = SysfsReader(sysfs, why="; ".join([*tried, no_amd, "the kernel lists a GPU"]))
     if (no_kernel := _why_not(kernel)) is None:
         return kernel
     return NoReader("; ".join([*tried, no_amd, no_kernel]))

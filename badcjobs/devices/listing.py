@@ -118,7 +118,7 @@ def open_devices(
 ) -> Iterator[OpenedDevices]:
     """Open a reader and find the granted devices; a simulation starts at ``started_at_ms``, by default now."""
     start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
-    reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"))
+    reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"), environ.get("SYSFS_PATH"))
     inventory: tuple[InventoryDevice, ...] | None = None
     trouble = None
     try:

@@ -37,34 +37,39 @@ _FILES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "fan_percent": ((f"{_HWMON}/pwm1", 100 / 255),),
 }  # fmt: skip
 _FRACTIONS = ("power_w", "energy_j")
-_NOT_REPORTED = dict.fromkeys(METRICS, "not reported by the kernel's driver")
+_NOT_SUPPORTED = "not supported by the kernel's driver"
 
 
 class SysfsReader(GpuReader):
-    """Reads every GPU that the kernel lists; ``machine`` is the folder that contains /sys."""
+    """Reads every GPU that the kernel lists; ``sysfs`` is the folder /sys."""
 
     backend = "sysfs"
 
-    def __init__(self, machine: Path = Path("/"), *, why: str = "requested") -> None:
+    def __init__(self, sysfs: Path = Path("/sys"), *, why: str = "requested") -> None:
         self.why = why
-        self._machine = machine
+        self._sysfs = sysfs
         self._cards: dict[str, tuple[Path, ReadingBuilder]] = {}
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List the cards in the kernel's order."""
-        cards = sorted((self._machine / "sys/class/drm").glob("card[0-9]*"), key=lambda card: (len(card.name), card))
+        cards = sorted((self._sysfs / "class/drm").glob("card[0-9]*"), key=lambda card: (len(card.name), card))
         cards = [card for card in cards if re.fullmatch(r"card[0-9]+", card.name)]  # card0-DP-1 is a socket
-        if (self._machine / "proc/driver/nvidia").exists() or any(_vendor(card) == _NVIDIA for card in cards):
+        if (self._sysfs / "module/nvidia").exists() or any(_vendor(card) == _NVIDIA for card in cards):
             raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
         found = [_describe(index, card) for index, card in enumerate(filter(_is_gpu, cards))]
         if not found:
             raise ReaderUnavailable("the kernel lists no GPU")
         for device, card in zip(found, filter(_is_gpu, cards), strict=True):
-            self._cards.setdefault(device.uuid, (card, ReadingBuilder(_NOT_REPORTED)))
+            self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
         return found
 
     def read(self, uuid: str) -> Reading:
         """Read every file that the driver has."""
+        try:
+            if uuid not in self._cards:
+                self.inventory()
+        except ReaderUnavailable as error:
+            raise DeviceUnreadable(str(error)) from error
         if uuid not in self._cards:
             raise DeviceUnreadable(f"the kernel lists no device {uuid!r}")
         card, builder = self._cards[uuid]
@@ -75,10 +80,11 @@ class SysfsReader(GpuReader):
             value, trouble = _number(card, metric)
             if value is not None:
                 builder.add(metric, value if metric in _FRACTIONS else round(value))
-            elif trouble:
-                builder.add_missing([metric], trouble)
+            else:
+                builder.add_missing([metric], trouble or _NOT_SUPPORTED)
         builder.raise_if_empty()
         builder.use_utilization()
+        builder.add_missing(set(METRICS) - builder.values.keys() - builder.missing.keys(), _NOT_SUPPORTED)
         return builder.finish()
 
 

@@ -131,6 +131,7 @@ class Records:
             interval_s=how.interval_s,
             stand_in=how.stand_in,
             search_path=world.environ.get("PATH"),
+            sysfs=world.environ.get("SYSFS_PATH"),
             started_at_ms=self.started_at_ms,
             asked_at_ms=world.clock.now_ms(),
             recorder_file=str(self.local.recorder_file),

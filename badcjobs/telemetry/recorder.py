@@ -116,6 +116,7 @@ class SidecarOrder:
     interval_s: float
     stand_in: StandIn
     search_path: str | None
+    sysfs: str | None  # instead of /sys
     started_at_ms: int
     asked_at_ms: int
     recorder_file: str

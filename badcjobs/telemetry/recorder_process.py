@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
     pipe = LinePipe(sys.stdin.fileno(), sys.stdout.fileno(), parent=os.getppid())
     order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
-    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path)
+    reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path, order.sysfs)
     run_recorder(order, reader, pipe, clock, again=protocol.AGAIN in args)
 
 

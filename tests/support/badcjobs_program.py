@@ -114,6 +114,7 @@ class Site:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         # What runs learn from each other stays within a test.
         places = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.local), MARK: self._mark}
+        places["SYSFS_PATH"] = "/nowhere"  # a GPU of this machine changes nothing
         python_path = without_charts(kept.get("PYTHONPATH"))
         return {**kept, "PYTHONPATH": python_path, "LANG": "C.UTF-8", **places, **(changes or {})}
 

@@ -1,4 +1,4 @@
-"""A folder that looks like /sys/class/drm: the cards of a machine, as the kernel's drivers show them."""
+"""A folder that looks like /sys: the cards of a machine, as the kernel's drivers show them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AMDGPU = {
 }  # fmt: skip
 
 
-def make_card(machine: Path, number: int, driver: str, vendor: str, files: Mapping[str, str]) -> Path:
+def make_card(sysfs: Path, number: int, driver: str, vendor: str, files: Mapping[str, str]) -> Path:
     """Make a card as a real machine has it, with links; names that begin with / belong to the card, not its device."""
-    device = machine / f"sys/devices/pci0000:00/0000:0{number}:00.0"
-    card, driver_folder = machine / f"sys/class/drm/card{number}", machine / f"sys/bus/pci/drivers/{driver}"
+    device = sysfs / f"devices/pci0000:00/0000:0{number}:00.0"
+    card, driver_folder = sysfs / f"class/drm/card{number}", sysfs / f"bus/pci/drivers/{driver}"
     for folder in (device, card, driver_folder):
         folder.mkdir(parents=True, exist_ok=True)
     (card / "device").symlink_to(device)
@@ -29,7 +29,7 @@ def make_card(machine: Path, number: int, driver: str, vendor: str, files: Mappi
     return card
 
 
-def amd_card(machine: Path, number: int) -> Path:
+def amd_card(sysfs: Path, number: int) -> Path:
     """Make a card of AMD, of 16 GiB and 300 W."""
     files = {name: text.format(number) for name, text in AMDGPU.items()}
-    return make_card(machine, number, "amdgpu", "0x1002", files)
+    return make_card(sysfs, number, "amdgpu", "0x1002", files)

@@ -28,7 +28,7 @@ NO_GPU = "the kernel lists no GPU"
 def opened(monkeypatch, tmp_path):
     """Open a reader on a machine whose programs are in ``tmp_path``, without an AMD GPU."""
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-    return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, machine=tmp_path)
+    return lambda path=str(tmp_path): open_reader(StandIn(), HandClock(), 0, path, str(tmp_path))
 
 
 def test_the_first_reader_that_works_is_used_and_why(monkeypatch, tmp_path, opened):
@@ -82,7 +82,7 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
         assert "nvidia-smi lists no device" in str(found.trouble)
         assert (found.backend, found.backend_why, found.inventory) == ("none", found.trouble, ())
     for number, vendor, is_amd in ((0, b"\xff", False), (1, b"0x10de\n", False), (2, b"0x1002\n", True)):
-        card = tmp_path / f"sys/class/drm/card{number}/device"
+        card = tmp_path / f"class/drm/card{number}/device"
         card.mkdir(parents=True)
         (card / "vendor").write_bytes(vendor)
         assert ("amdsmi is not installed (pip install 'badcjobs[amd]')" in opened().why) is is_amd
@@ -100,7 +100,7 @@ def test_without_a_library_the_kernel_is_asked_and_what_it_does_not_say_is_unkno
     make_card(tmp_path, 0, "virtio-pci", "0x1af4", {})
     assert opened().backend == "none", "the display of a virtual machine"
     make_card(tmp_path, 1, "xe", "0x8086", INTEL)
-    (tmp_path / "sys/class/drm/card1-DP-1").mkdir()
+    (tmp_path / "class/drm/card1-DP-1").mkdir()
     reader = opened()
     (device,) = reader.inventory()
     assert (device.index, device.uuid, device.name) == (0, "PCI-0000:01:00.0", "Intel GPU 8086:744a")
@@ -115,7 +115,7 @@ def test_without_a_library_the_kernel_is_asked_and_what_it_does_not_say_is_unkno
         assert [one.token for one in grant.devices] == tokens, "CUDA's numbers do not mean this device"
     usable = resolve_devices({}, [device], in_slurm=False).for_work()
     assert usable.devices == () and "Intel GPU 8086:744a can be recorded, but" in usable.why
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "module/nvidia").mkdir(parents=True)
     assert opened().why.endswith("the kernel does not report the state of NVIDIA GPUs")
 
 
