@@ -50,9 +50,11 @@ class RunFolder:
             self.tasks.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             elsewhere = "use a folder that compute nodes can write to, on Sockeye: --out /scratch/<alloc>/…"
-            raise self._unusable(error, elsewhere) from error
+            raise self.unusable(error, elsewhere) from error
 
-    def _unusable(self, error: OSError, fix: str) -> BadInput:
+    def unusable(self, error: OSError, fix: str | None = None) -> BadInput:
+        """Return the error for a folder in which files cannot be created."""
+        fix = fix or f"{shlex.join(['ls', '-ld', str(self.tasks)])}   (or another --out)"
         return BadInput(f"--out {self.path} cannot be used", why=f"{error.strerror}: {error.filename}", fix=fix)
 
     def claim(self, key: TaskKey) -> TaskKey:
@@ -68,8 +70,7 @@ class RunFolder:
             except FileExistsError:
                 pass
             except OSError as error:
-                look = shlex.join(["ls", "-ld", str(self.tasks)])
-                raise self._unusable(error, f"{look}   (or another --out)") from error
+                raise self.unusable(error) from error
             candidate = replace(candidate, restart=candidate.restart + 1)
 
     def give_back(self, key: TaskKey) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from badcjobs.errors import ExitCode
-from badcjobs.task.startup import ENDINGS
+from badcjobs.task.startup import ENDINGS, NO_RESTART_VARIABLE
 
 _SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # Python raises an exception for SIGINT
 _LOOK_EVERY_S = 0.2
@@ -74,7 +74,7 @@ class DelayedSignals:
 
 
 class BatchTask:
-    """One array task: runs ``badcjobs run`` as a child, exits with its code, and is requeued if work is left.
+    """One array task: runs ``badcjobs run`` as a child, exits with its code, and is requeued if work is left for it.
 
     submitit pickles it, calls it, and calls ``checkpoint`` at Slurm's warning. Slurm sends its signals to every process
     of the step, so the child receives them itself.
@@ -84,6 +84,7 @@ class BatchTask:
         self._argv = argv
         self._requeues = requeues
         self._child: int | None = None
+        self._said: int | None = None  # a file in memory: the child writes here if another task has its work
         self._ended = False
 
     def __call__(self) -> None:
@@ -92,8 +93,10 @@ class BatchTask:
         # The child ignores Slurm's warnings until it installs its handlers; otherwise they would end it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # a warning that comes now waits for our handler
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
+        self._said = os.memfd_create("no-restart")
+        environ = {**os.environ, NO_RESTART_VARIABLE: f"/proc/{os.getpid()}/fd/{self._said}"}
         try:
-            self._child = os.posix_spawn(self._argv[0], self._argv, os.environ, setsigmask=mask)
+            self._child = os.posix_spawn(self._argv[0], self._argv, environ, setsigmask=mask)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -120,8 +123,9 @@ class BatchTask:
         code: int = ExitCode.RUN_ME_AGAIN
         if self._child is not None:
             code = self._wait(tell=signal.SIGUSR1)
-        if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1:
-            raise SystemExit(code)  # done, failed, cancelled, or no requeue is left
+        refused = self._said is not None and os.fstat(self._said).st_size > 0
+        if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1 or refused:
+            raise SystemExit(code)  # done, failed, cancelled, no requeue is left, or another task has its work
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
     def _wait(self, tell: signal.Signals | None = None) -> int:

@@ -280,6 +280,8 @@ class LocalArray:
             return "[submit] requeues = 0"
         if row.restarts >= self._settings.max_requeues:
             return f"already restarted {count_of(row.restarts, 'time')}"
+        if not self.job.may_restart(row.index, row.restarts):
+            return "another task has its part of the source"
         made = made_progress(self._tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")
         return "no chunk was done" if made is False else None
 

@@ -25,14 +25,13 @@ from badcjobs.cluster.local_watch import MARK, processes_of, send
 from badcjobs.model import Device
 from badcjobs.processes import die_with_parent
 from badcjobs.seams import Clock, Process
-from badcjobs.task.startup import World
+from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
 COMPLETED, FAILED, TIMEOUT, CANCELLED, REQUEUED = "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "REQUEUED"
 
 # Variables of an outer job or of the submitting shell, which are wrong inside the task.
 _FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$")
 _LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
-_NOTES = "BADCJOBS_SLURM_NOTES"  # badcjobs run appends the path of its task database to this file
 _SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few milliseconds
 
 
@@ -88,6 +87,10 @@ class LocalJob:
         """Return the folder of one attempt."""
         return self.folder / f"{self.task_name(index)}.r{restart}"
 
+    def may_restart(self, index: int | None, restart: int) -> bool:
+        """Return whether another attempt is useful: no other task has the work of this one."""
+        return not (self.attempt_folder(index, restart) / NO_RESTART_VARIABLE).exists()
+
     def _notes(self, index: int | None, restart: int) -> Path:
         # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
@@ -103,7 +106,8 @@ class LocalJob:
         notes = self._notes(index, restart)
         notes.touch()
         env = self.variables(index, restart, devices) | {
-            "SLURM_TMPDIR": str(folder / "tmp"), MARK: mark, _NOTES: str(notes),
+            "SLURM_TMPDIR": str(folder / "tmp"), MARK: mark, NOTES_VARIABLE: str(notes),
+            NO_RESTART_VARIABLE: str(folder / NO_RESTART_VARIABLE),
         }  # fmt: skip
         mode = "ab" if request.given.get("open-mode", "").startswith("a") else "wb"
         with ExitStack() as logs:

@@ -115,11 +115,11 @@ class Owner:
     @classmethod
     def of(cls, publish_to: Path, mark: str, *, shared: bool, hostname: str) -> Owner:
         """Describe a task of this machine."""
-        return cls(str(publish_to), mark, shared, hostname, _read_boot_id())
+        return cls(str(publish_to), mark, shared, hostname, read_boot_id())
 
     def is_of(self, hostname: str) -> bool:
         """Say whether a free lock means that the task has ended: it ran on this machine, possibly before a reboot."""
-        same_boot = self.boot_id != "" and self.boot_id == _read_boot_id()
+        same_boot = self.boot_id != "" and self.boot_id == read_boot_id()
         return same_boot or (hostname == self.hostname != "" and not self.shared)
 
 
@@ -232,7 +232,8 @@ def _has_attempts(uri: str) -> bool:
         return not is_empty and db.execute("SELECT count(*) FROM attempt").fetchone() != (0,)
 
 
-def _read_boot_id() -> str:
+def read_boot_id() -> str:
+    """Return the number of this boot of the machine; empty: not known."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -75,6 +75,7 @@ class Records:
         self._publisher: Publisher | None = None
         self.recorder: Sidecar | None = None  # None: it was not started
         self.telemetry_failure: str | None = None  # known after ``close``
+        self.claim_file: Path | None = None  # the recorder gives it back if we are killed
         self._calls: AlertCommand | None = None
         self._usage: UsageWatch | None = None
         self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
@@ -140,6 +141,7 @@ class Records:
             local_folder=str(self.local.path),
             shared=self._live.shared,
             limits=how.limits,
+            claim_file=None if self.claim_file is None else str(self.claim_file),
         )
         self.recorder = self._readings.recorder = Sidecar(order, pass_on)
         if wait_s > 0:

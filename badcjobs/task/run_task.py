@@ -1,7 +1,7 @@
 """The life of one array task, from its allocation to its exit code. Read this file first.
 
     resolve_task     read the allocation; find our part of the source, our devices, the engine, the end time
-    open_task        take a file name in the run folder; open the task database
+    open_task        take a file name in the run folder; claim our part; open the task database
     list_work        write one row for each chunk of our part
     skip_done        mark the chunks that earlier tasks have already done
     freeze_run       write run.toml: all tasks of a run have the same settings
@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import signal
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,14 +40,14 @@ from badcjobs.settings import RunSettings
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.recording_names import gap_lines, name_reader
-from badcjobs.sources.walk import Shard
+from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, held
 from badcjobs.store.live_files import read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import ResolvedTask, World, announce, raise_if_stopped, resolve_task
+from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.command import CommandEngine
@@ -92,6 +93,7 @@ class Task:
     resolved: ResolvedTask  # allocation, place in the array, sources, devices, engine
     out: RunFolder
     key: TaskKey  # our name: job, array index, restart, node
+    claim: Claim  # no other live task has our part of the source
     records: Records  # the task database, its publication, and the recorder
     time: TimeBudget  # the time until Slurm ends the job
     learned: Learned  # limits that earlier tasks found for these devices
@@ -126,18 +128,22 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     database = out.task_database(key)
     records = None
     try:
-        records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
-        world.log_to(out.task_log(key))
-        records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
-        records.writer.write_meta({"settings": settings.to_json(world.cwd)})
-        records.writer.write_meta(announce(world.environ, key, database))
-        time = TimeBudget(resolved.end, world.clock)
-        learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
-        yield Task(settings, world, resolved, out, key, records, time, learned)
+        with held(make_claim(resolved, settings, world, key), lambda: raise_if_stopped(world.stop)) as claim:
+            records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
+            records.claim_file = claim.path
+            world.log_to(out.task_log(key))
+            records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
+            records.writer.write_meta({"settings": settings.to_json(world.cwd)})
+            records.writer.write_meta(announce(world.environ, key, database))
+            time = TimeBudget(resolved.end, world.clock)
+            learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
+            yield Task(settings, world, resolved, out, key, claim, records, time, learned)
     except (BadcjobsError, sqlite3.Error) as error:
         if records is not None and not database.exists():  # after a publication, the live files may have more rows
             records.local.remove()
         out.give_back(key)
+        if isinstance(error, PartTaken):
+            forbid_restart(world.environ)
         if isinstance(error, BadcjobsError):
             raise
         raise DatabaseProblem(
@@ -150,9 +156,19 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.writer.close()
 
 
+def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, key: TaskKey) -> Claim:
+    """Return the claim on our part of the source, which two live tasks never have at the same time."""
+    run, shard = resolved.run.settings, resolved.shard
+    source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
+    line = resolved.place.position if resolved.sources.picked_by_position else None
+    beat_s = min(LONGEST_BEAT_S, settings.heartbeat_every_s)
+    me = Holder.here(key, resolved.allocation.restart, world.pid, beat_s, world.clock.now_ms())
+    return Claim(RunFolder(settings.out.absolute()), Part(source, line, shard.index, shard.count), me, world.clock)
+
+
 def list_work(task: Task) -> None:
     """Write one pending row for each chunk of our part of the source."""
-    place, sources = task.resolved.place, task.resolved.sources
+    shard, sources = task.resolved.shard, task.resolved.sources
     log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
     if (end := task.resolved.end) is None:
         log.info("time: no time limit is known; working until all chunks are done")
@@ -160,9 +176,6 @@ def list_work(task: Task) -> None:
         at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
         log.info("time: until %s, %s from now (%s)", at, left, end.source)
-    shard = Shard(place.index, place.count)
-    if sources.picked_by_position:  # our line of a list of manifests: shared only by the tasks of a step
-        shard = Shard(place.step_index, place.step_count)
 
     def keep_going(rows: int) -> None:
         raise_if_stopped(task.world.stop)
@@ -243,7 +256,7 @@ def start_recorder(task: Task) -> None:
 
 def run_workers(task: Task, workers: Autoscaler) -> Tally:
     """Give chunks to the workers until the work or the time is over; the loop runs about five times a second."""
-    if task.world.stop.requested or task.time.over:
+    if task.world.stop.requested or task.time.over or task.claim.lost:
         return Tally()  # the signal arrived, or the time ended, while the work was listed
     setup = set_up_engine(task, workers)
     supervisor = Supervisor(
@@ -256,6 +269,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         timetable=task.time.fit_test,
         audio=setup.audio,
         device_state=task.records.device_state,
+        is_taken_over=lambda: task.claim.lost,
     )
     pending = task.writer.count_by_status().get("pending", 0)
     heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
@@ -270,6 +284,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             supervisor.handle_events(timeout_s=0.2)
             left = pending - supervisor.tally.done - supervisor.tally.failed
             handle_signals(task, supervisor)
+            check_claim(task, supervisor)
             check_deadline(task, supervisor)
             work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
             task.records.check_recorder(work_waits=work_waits)
@@ -325,6 +340,13 @@ def handle_signals(task: Task, supervisor: Supervisor) -> None:
         supervisor.kill()
 
 
+def check_claim(task: Task, supervisor: Supervisor) -> None:
+    """End the work if another attempt has taken over our part: Slurm gave up this node, or we were suspended."""
+    if task.claim.lost and not supervisor.killed:
+        log.warning("another task has taken over this part of the source: ending what is running")
+        supervisor.kill()
+
+
 def check_deadline(task: Task, supervisor: Supervisor) -> None:
     """Start no chunk that would not finish before Slurm ends the job."""
     task.time.learn(task.writer.recent_work)
@@ -351,6 +373,9 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
         early = len(tally.retired)
         note = f"workers that stopped early: {early}; the last one: {tally.retired[-1]}" if early else None
         return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
+    if task.claim.lost:
+        forbid_restart(task.world.environ)
+        return ExitCode.RUN_ME_AGAIN, "stopped", "another task has taken over this part of the source, and continues it"
     if stop.requested:
         by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
         return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again

@@ -27,7 +27,7 @@ from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.sources.walk import parse_shard
+from badcjobs.sources.walk import Shard, parse_shard
 from badcjobs.store.slurm_ends import SPOOL_KEY
 from badcjobs.task.progress import TaskProgress, find_end
 from badcjobs.workers.engines import choose_engine
@@ -35,6 +35,8 @@ from badcjobs.workers.engines import choose_engine
 log = logging.getLogger(__name__)
 
 NOTES_VARIABLE = "BADCJOBS_SLURM_NOTES"  # a file on this node in which the task epilog finds the path of our database
+# A file in which a task writes that it must not be started again, although it exits with 75: another one has its work.
+NO_RESTART_VARIABLE = "BADCJOBS_NO_RESTART"
 SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder on a shared filesystem, for requests for the end state of a job
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -132,6 +134,14 @@ class ResolvedTask:
     engine: Engine
     end: EndTime | None  # the end of our time; None: no time limit, or not known
     locks: AbstractContextManager[object]  # of the devices that --max-gpus chose outside Slurm; released on exit
+
+    @property
+    def shard(self) -> Shard:
+        """Our part of the source, or of our line of a list of manifests: only the tasks of a step share a line."""
+        place = self.place
+        if self.sources.picked_by_position:
+            return Shard(place.step_index, place.step_count)
+        return Shard(place.index, place.count)
 
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
@@ -234,7 +244,13 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
     return engine
 
 
-# --- for Slurm's hooks ------------------------------------------------------------------------------------------------
+# --- for Slurm's hooks and for the program that started us -----------------------------------------------------------
+
+
+def forbid_restart(environ: Mapping[str, str]) -> None:
+    """Tell the program that started this task, if it wants to know, not to start the task again."""
+    with suppress(OSError), open(environ.get(NO_RESTART_VARIABLE, ""), "w") as file:  # noqa: PTH123 - it may be empty
+        file.write("another task has its part of the source\n")
 
 
 def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[str, str]:

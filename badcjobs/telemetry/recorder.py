@@ -126,6 +126,7 @@ class SidecarOrder:
     shared: bool = False  # the files are on a shared filesystem: the safe mode
     limits: AlertLimits = field(default_factory=AlertLimits)
     own_marks: list[str] = field(default_factory=list)  # NAME=VALUE in the environment of the task's own processes
+    claim_file: str | None = None  # the task's claim on its part of the source
 
     def write(self, path: Path) -> None:
         """Write the order for the recorder's process."""

@@ -189,6 +189,8 @@ def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten)
             time.sleep(1)
         else:
             shutil.rmtree(order.local_folder, ignore_errors=True)
+            if order.claim_file is not None:
+                Path(order.claim_file).unlink(missing_ok=True)
             return
     log.error("the last publication failed; the files stay in %s", order.local_folder)
 

@@ -54,6 +54,7 @@ class Supervisor:
     listen: Callable[[Event], None] = lambda event: None
     # (device_id, at_ms) → the last reading of a device before that moment, as text
     device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None
+    is_taken_over: Callable[[], bool] = lambda: False  # another task does these chunks now: ours do not count any more
     tally: Tally = field(default_factory=Tally)
     finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
     audio_done_s: float = 0.0
@@ -184,7 +185,7 @@ class Supervisor:
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
         died = result.charged and result.error_class == retry.WORKER_DIED
-        if self.killed and not result.ok:
+        if (self.killed and not result.ok) or self.is_taken_over():
             self._queue.put_back([result.chunk])  # we killed its process: it stays pending
         elif died and self._retries.is_excused(result.chunk, retry.WORKER_DIED):
             self._settle(plan, replace(result, charged=False))

@@ -65,6 +65,8 @@ def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys):
     again = pickle.loads(pickle.dumps(delayed.function))  # what is kept for after the requeue
     assert vars(again) == vars(BatchTask((sys.executable, "program.py", "a b.csv"), 1))
     assert run(stop, requeues=0) == (75, [])
+    twin = f"open(os.environ['BADCJOBS_NO_RESTART'], 'w').write('another task has its work')\n{stop}"
+    assert run(twin) == (75, [])
     assert run("import sys; open('called', 'w').write(repr(sys.argv[1:]))")[0] is None
     assert Path("called").read_text() == "['a b.csv']"
 

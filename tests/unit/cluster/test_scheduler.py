@@ -158,6 +158,7 @@ case $SLURM_ARRAY_TASK_ID in
 3) [ $r -ge 2 ] || exit 75 ;;
 4) exit 75 ;;
 5) mv FOLDER/db-$r RUN/${SLURM_ARRAY_JOB_ID}_5.r$r.here.sqlite; exit 75 ;;
+7) echo twin > $BADCJOBS_NO_RESTART; exit 75 ;;
 6) setsid sleep 300 & env -i setsid sleep 300 & sleep 0.2; env -i sleep 300 & exit 0 ;;
 esac
 """
@@ -173,11 +174,11 @@ def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_hel
         TaskFile(place.folder / f"{restart}", states={"c0": status}).write().rename(place.folder / f"db-{restart}")
     tasks.mkdir(parents=True)
     way = WAYS.replace("FOLDER", str(place.folder)).replace("RUN", str(tasks))
-    rows = place.run("#SBATCH --array=0-6 --open-mode=append", way, max_requeues=3)
+    rows = place.run("#SBATCH --array=0-7 --open-mode=append", way, max_requeues=3)
     attempts = [f"  {row.index}: {[(end['state'], end['slurm_exit_code']) for end in row.ends]}" for row in rows]
     logs = [f"  {row.index}: {row.log.read_text().split(chr(10))}" for row in rows]
     said = [place.plain("\n".join([*map(end_of, rows), *attempts, *logs]))]
-    assert place.said[-1].endswith("; 7 of 7 ended (3 completed, 4 failed), 0 running, 0 waiting")
+    assert place.said[-1].endswith("; 8 of 8 ended (3 completed, 5 failed), 0 running, 0 waiting")
     for name, line, settings in (("never", "", {"max_requeues": 0}), ("not wanted", "#SBATCH --no-requeue", {})):
         (row,) = place.run(line, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", **settings)
         said.append(f"{name}: {place.plain(end_of(row))}")
