@@ -189,10 +189,14 @@ def export(
         project.patterns,
     )
     pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
+
+    def tell(table: str, rows: int, of: int | None) -> None:
+        if of is not None and not rows:
+            remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
+        pace(rows, of, what=f"rows of {table} written" if of is None else "chunk files written")
+
     try:
-        written, notes = carry_out(
-            order, sys.stdout.buffer, lambda table, rows: pace(rows, what=f"rows of {table} written")
-        )
+        written, notes = carry_out(order, sys.stdout.buffer, tell)
         sys.stdout.flush()
         for file in () if to_stdout else written:
             say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")

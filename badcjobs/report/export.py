@@ -17,7 +17,13 @@ from badcjobs.report.completeness import find_news
 from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_badc import area_names, write_chunks, write_resume_summary, write_telemetry
+from badcjobs.store.export_badc import (
+    area_names,
+    count_finished,
+    write_chunks,
+    write_resume_summary,
+    write_telemetry,
+)
 from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
@@ -33,7 +39,7 @@ from badcjobs.store.export_tables import (
     rows_written_to,
 )
 
-Progress = Callable[[str, int], None]  # table, rows so far
+Progress = Callable[[str, int, int | None], None]  # table, rows so far, of how many if that is known
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
 ALL, NAMELESS = "all_study_areas", "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
@@ -86,7 +92,7 @@ class ExportedFile:
 Exported = tuple[list[ExportedFile], list[str]]  # also notes
 
 
-def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows: None) -> Exported:
+def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda table, rows, of: None) -> Exported:
     """Write the files of an export; the database is only read."""
     database = find_job_database(order.source)
     _check(order, database)
@@ -97,17 +103,24 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
         if order.of_detections:
             return _export_heard(db, order, database, news, stdout, progress)
         if order.form == "badc":
-            assert order.output is not None  # see _check
-            make_folder(order.output)
-            telemetry = order.output / "telemetry.jsonl"
-            chunks = write_chunks(db, order.output, lambda rows: progress("chunk", rows))
-            lines = write_telemetry(db, order.output, telemetry, lambda rows: progress("attempt", rows))
-            summary, jobs = write_resume_summary(db, order.output, telemetry)
-            written = ((order.output, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
-            files = [ExportedFile(str(path), table, rows) for path, table, rows in written]
+            files = _export_badc(db, order, progress)
         else:
             files = _export_tables(db, order, database, stdout, progress)
         return files, [news] if news else []
+
+
+def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+    """Write a folder that BADC reads; every .json file in it is a chunk, as `badc infer aggregate` expects."""
+    assert order.output is not None  # see _check
+    folder, telemetry = order.output / "chunks", order.output / "telemetry.jsonl"
+    make_folder(folder)
+    many = count_finished(db)
+    progress("chunk", 0, many)
+    chunks = write_chunks(db, folder, lambda rows: progress("chunk", rows, many))
+    lines = write_telemetry(db, folder, telemetry, lambda rows: progress("attempt", rows, None))
+    summary, jobs = write_resume_summary(db, folder, telemetry)
+    written = ((folder, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
+    return [ExportedFile(str(path), table, rows) for path, table, rows in written]
 
 
 def _check(order: ExportOrder, database: Path) -> None:
@@ -160,7 +173,7 @@ def _write_file(
         for batch in batches:
             write(batch)
             rows += len(batch)
-            progress(table, rows)
+            progress(table, rows, None)
     return ExportedFile(str(target or "-"), table, rows)
 
 
@@ -239,7 +252,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
                     write(batch)
                     write_all(batch)
                     rows, total = rows + len(batch), total + len(batch)
-                    progress(VIEW, total)
+                    progress(VIEW, total, None)
                     area, batch = next(batches, (None, None))
             files.append(ExportedFile(str(targets[current]), VIEW, rows))
     return [ExportedFile(str(all_of_them), VIEW, total), *files]

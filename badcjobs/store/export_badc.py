@@ -70,6 +70,11 @@ _DETECTIONS = """
     FROM detection ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
 
 
+def count_finished(db: sqlite3.Connection) -> int:
+    """Return the number of chunks that are done or failed: each of them becomes a file."""
+    return int(db.execute(f"SELECT count(*) FROM chunk c WHERE {_FINISHED}").fetchone()[0])
+
+
 def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int], None]) -> int:
     """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return the number of files.
 
@@ -127,12 +132,17 @@ def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[s
 
 # --- the telemetry log ------------------------------------------------------------------------------------------------
 # One line when an attempt starts and one when it ends, in time order. BADC reads each device once before and once
-# after an attempt; we use the samples nearest to those times.
+# after an attempt: the last sample at or before the start, and the first one at or after the end.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEAR_MS = 15_000  # as in the energy of the summary: a longer step counts as a gap
 _ERROR_CHARACTERS = 500  # BADC keeps as many
-_MetricsNear = Callable[[sqlite3.Row, int], dict[str, object] | None]
+_Metrics = Callable[[sqlite3.Row, str], dict[str, object] | None]
+# At the start of an attempt: the samples that may be "before"; at its end: "after".
+_SIDES = {
+    "started_at_ms": f"BETWEEN :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC",
+    "ended_at_ms": f"BETWEEN :at AND :at + {_NEAR_MS} ORDER BY at_ms",
+}
 
 _EVENTS = """
     SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id, a.attempt_id AS attempt_id,
@@ -156,15 +166,15 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
     events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
-    metrics_near, lines = _nearest_samples(db), 0
+    metrics_at, lines = _find_samples(db), 0
     with fresh_file(target) as out, as_text(out) as text:
         for lines, event in enumerate(events, 1):
-            text.write(json.dumps(_line(event, metrics_near, folder)) + "\n")
+            text.write(json.dumps(_line(event, metrics_at, folder)) + "\n")
             progress(lines)
     return lines
 
 
-def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[str, object]:
+def _line(event: sqlite3.Row, metrics_at: _Metrics, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
     details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
     if ended and event["outcome"] == "done":
@@ -172,8 +182,8 @@ def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[
     elif ended:
         details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
     details["gpu_metrics"] = {
-        "before": metrics_near(event, event["started_at_ms"]),
-        "after": metrics_near(event, event["ended_at_ms"]) if ended else None,
+        "before": metrics_at(event, "started_at_ms"),
+        "after": metrics_at(event, "ended_at_ms") if ended else None,
     }
     return {
         "chunk_id": event["chunk_id"],
@@ -187,25 +197,21 @@ def _line(event: sqlite3.Row, metrics_near: _MetricsNear, folder: Path) -> dict[
     }
 
 
-def _nearest_samples(db: sqlite3.Connection) -> _MetricsNear:
-    """Return a function that finds the sample nearest to a time, in the form of BADC's own GPU readings."""
+def _find_samples(db: sqlite3.Connection) -> _Metrics:
+    """Return a function that finds the sample before or after an attempt, in the form of BADC's own GPU readings."""
     table = "sample"
     if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
         db.executescript(_SAMPLES_BY_TIME)
         table = "sample_by_time"
-    side = f"""SELECT at_ms, utilization_percent, memory_used_bytes FROM {table}
-               WHERE task_id = :task AND device_id = :device AND at_ms BETWEEN"""
-    sql = f"""
-        SELECT utilization_percent, memory_used_bytes FROM (
-            SELECT * FROM ({side} :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC LIMIT 1) UNION ALL
-            SELECT * FROM ({side} :at + 1 AND :at + {_NEAR_MS} ORDER BY at_ms LIMIT 1))
-        ORDER BY abs(at_ms - :at), at_ms LIMIT 1"""
 
-    def metrics_near(event: sqlite3.Row, at_ms: int) -> dict[str, object] | None:
+    def metrics_at(event: sqlite3.Row, moment: str) -> dict[str, object] | None:
         if event["device_id"] is None:
             return None
-        asked = {"task": event["task_id"], "device": event["device_id"], "at": at_ms}
-        found = db.execute(sql, asked).fetchone()  # None: no sample within _NEAR_MS
+        found = db.execute(
+            f"""SELECT utilization_percent, memory_used_bytes FROM {table}
+                WHERE task_id = :task AND device_id = :device AND at_ms {_SIDES[moment]} LIMIT 1""",
+            {"task": event["task_id"], "device": event["device_id"], "at": event[moment]},
+        ).fetchone()  # None: no sample within _NEAR_MS on that side
         return found and {
             "index": event["device_index"],
             "utilization": found[0],
@@ -213,7 +219,7 @@ def _nearest_samples(db: sqlite3.Connection) -> _MetricsNear:
             "memory_total_mb": _mib(event["memory_total_bytes"]),
         }
 
-    return metrics_near
+    return metrics_at
 
 
 def _iso(at_ms: int) -> str:
@@ -236,7 +242,8 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
 
     BADC identifies a chunk by its chunk id alone, so each id has one entry.
     """
-    target = telemetry.with_name(telemetry.name + ".summary.json")  # BADC derives this name from the log's
+    # BADC's own name has .json at the end: `badc infer aggregate` would read the file as a chunk.
+    target = telemetry.with_name(telemetry.name + ".summary")
     counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
                    sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))

@@ -183,6 +183,7 @@ class JobDetections:
 
 Write = Callable[[Iterable[Sequence[object]]], None]
 _ROW_GROUP, _TEXT_BATCH = 65_536, 5_000
+_FORMULA = frozenset("=+-@\t\r\n")  # the first characters of what a spreadsheet may run
 _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 
 # ASCII only: safe for readers that split lines at every Unicode line break, or decode with the locale's encoding.
@@ -193,7 +194,8 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Iterator[Write]:
     """Give a function that writes rows as csv (RFC 4180), json (an array), jsonl (one object per line) or parquet.
 
-    ``types`` maps each column to its SQL type, in order. NULL becomes an empty field or null.
+    ``types`` maps each column to its SQL type, in order. NULL becomes an empty field or null. In csv, a text that a
+    spreadsheet would run as a formula gets an apostrophe.
     """
     if form == "parquet":
         arrow, parquet = load_pyarrow()
@@ -212,13 +214,17 @@ def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Itera
         if form == "csv":
             writer = csv.writer(text)
             writer.writerow(names)
-            yield writer.writerows
+            yield lambda rows: writer.writerows(map(_without_formulas, rows))
         elif form == "jsonl":
             yield lambda rows: text.writelines(json_object(names, row) + "\n" for row in rows)
         else:
             befores = chain(["[\n"], repeat(",\n"))
             yield lambda rows: text.writelines(next(befores) + json_object(names, row) for row in rows)
             text.write("[]\n" if next(befores) == "[\n" else "\n]\n")
+
+
+def _without_formulas(row: Sequence[object]) -> list[object]:
+    return [f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value for value in row]
 
 
 def json_object(names: Sequence[str], row: Sequence[object]) -> str:

@@ -26,7 +26,7 @@ NASTY = "q\"'<script>\n\u2028"
 def say(folder, order):
     """Export; return the files, the notes and the progress as text."""
     stdout, heard = io.BytesIO(), []
-    files, notes = export(order, stdout, lambda table, rows: heard.append((table, rows)))
+    files, notes = export(order, stdout, lambda *told: heard.append(told[: 2 if told[2] is None else 3]))
     lines = [f"{file.path}: {file.rows} rows of {file.table}" for file in files]
     lines += [f"note: {note}" for note in notes] + [f"progress: {heard}"]
     shown = stdout.getvalue().decode()
@@ -43,7 +43,7 @@ def test_the_files_for_badc(tmp_path, pages):
         *on_device, f"UPDATE sample SET utilization_percent = (at_ms - {START_MS}) / 1000",
         f"UPDATE attempt SET started_at_ms = {at} 1400, ended_at_ms = {at} 3600 WHERE chunk_id = 'a'",
         f"UPDATE attempt SET started_at_ms = {at} 20000, ended_at_ms = {at} 20001 WHERE chunk_id = 'b'",  # 15 s later
-        f"UPDATE attempt SET started_at_ms = {at} 900, ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'd'",
+        f"UPDATE attempt SET started_at_ms = {at} -1, ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'd'",
         "UPDATE chunk SET attempts = 3 WHERE chunk_id IN ('d', 'e')",
         "INSERT INTO detection SELECT task_id, 'rec', 'd', 5, 6, 'EARLY', NULL, NULL FROM task",
         "INSERT INTO detection SELECT task_id, 'rec', 'nobody', 1, 2, 'X', NULL, 0.5 FROM task",
@@ -56,8 +56,10 @@ def test_the_files_for_badc(tmp_path, pages):
     change(quiet, "UPDATE chunk SET recording_id = 'other', chunk_id = 'a' WHERE chunk_id = 'b'")
     said["cpu/said.txt"] = say(tmp_path, ExportOrder(quiet, "badc", tmp_path / "none"))
     said |= {f"cpu/{name}": text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "none").items()}
-    for name in (name for name in said if name.endswith(".json")):
+    for name in (name for name in said if name.endswith((".json", ".summary"))):
         said[name] = json.dumps(json.loads(said[name]), indent=1, ensure_ascii=False)
+    read_by_badc = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("*.json")]  # as it walks a folder
+    assert sorted(one["chunk_id"] for one in read_by_badc) == ["a", "b", "d", "e"]
     pages(said)
 
 

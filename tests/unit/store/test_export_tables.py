@@ -20,6 +20,7 @@ from support.task_files import TaskFile, add_host_samples, make_job
 from badcjobs import __version__
 
 NASTY = 'a"b,c\r\nd <script>é\u2028漢'
+FORMULAS = ("=1+2", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "a=1", "'=1")  # two of them are none
 FORMS = ("csv", "json", "jsonl", "parquet")
 ARROW = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
 COLUMNS = {table.name: {column.name: ARROW[column.sql.split()[0]] for column in table.columns} for table in TABLES}
@@ -30,7 +31,11 @@ def task(tmp_path):
     """A task database with odd words, and a number that JSON has no word for."""
     reading = Reading(utilization_percent=80, power_w=250.5)  # what else there is to know was not given
     path = TaskFile(tmp_path / "run", states={"a": "done", "b": "failed", "c": "pending"}, reading=reading).write()
-    return change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999", NASTY)
+    change(path, "UPDATE detection SET recording_id = ?, label_name = '', score = 9e999, start_ms = -5", NASTY)
+    insert = "INSERT INTO detection SELECT task_id, '@', ?, 1, 2, ?, ?, -0.5 FROM task"
+    for number, text in enumerate(FORMULAS):
+        change(path, insert, number, text, f" {text}")
+    return path
 
 
 def write(database, form, output, *tables, **more):
@@ -45,6 +50,12 @@ def read(path):
         return list(pyarrow.parquet.read_table(path).to_pylist())
     text = path.read_text(encoding="ascii")
     return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+
+
+def as_csv(value):
+    """Return a cell: a text that a spreadsheet would run has an apostrophe, a number never."""
+    harmful = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+    return "" if value is None else f"'{value}" if harmful else str(value)
 
 
 def types_of(path):
@@ -66,7 +77,7 @@ def test_every_form_gives_back_the_rows_of_every_table_and_what_is_unknown_is_un
         assert write(task, form, output, table)[0] == [ExportedFile(str(output), table, len(wanted))]
         wanted = [{n: infinite if v == float("inf") else v for n, v in row.items()} for row in wanted]
         if form == "csv":
-            wanted = [{n: "" if v is None else str(v) for n, v in row.items()} for row in wanted]
+            wanted = [{n: as_csv(v) for n, v in row.items()} for row in wanted]
         assert read(output) == wanted
         assert form != "parquet" or types_of(output) == COLUMNS[table]
     empty = {"csv": ",".join(COLUMNS["alert"]) + "\r\n", "json": "[]\n", "jsonl": ""}
