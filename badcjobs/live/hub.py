@@ -21,14 +21,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from badcjobs import __version__
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.run_files import resolves_outside
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
 from badcjobs.paths import FileVersion, file_version
-from badcjobs.report.prometheus import HOST, READING, Sample, device_samples, prometheus_text, run_samples, samples_of
+from badcjobs.report.prometheus import (
+    HOST,
+    READING,
+    Sample,
+    device_samples,
+    info_samples,
+    prometheus_text,
+    run_samples,
+    samples_of,
+)
 from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.store.read_tasks import read_processes
@@ -122,15 +130,16 @@ class LiveSource:
 
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; for a run, its totals too."""
-        samples: list[Sample] = [("badcjobs_info", 1, {"version": __version__})]
+        run = self.home.name if self.home else ""
+        samples: list[Sample] = [*info_samples(run)]
         for device in documents.snapshot.devices:
             if device.alive:  # the last reading of an ended task is not current
-                samples += device_samples(READING, device)
+                samples += device_samples(READING, device, run)
         for task in documents.snapshot.tasks:
             if task.state == "running":  # the same for a silent task
-                samples += samples_of(HOST, task, task.name)
-        if isinstance(self.view, RunView) and self.home is not None:
-            samples += run_samples(summarize_run(self.view.files, documents.snapshot), self.home.name)
+                samples += samples_of(HOST, task, run, task.name)
+        if isinstance(self.view, RunView):
+            samples += run_samples(summarize_run(self.view.files, documents.snapshot), run)
         return prometheus_text(samples)
 
     def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:

@@ -289,6 +289,7 @@ class MachineView:
             token="",
             name=device.name,
             backend=device.backend,
+            driver=device.driver,
             memory_total_bytes=device.memory_total_bytes,
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,

@@ -22,8 +22,8 @@ BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
 READING, DEVICE, HOST, TASK, RUN, REPORT = "reading", "device", "host", "task", "run", "report"
 _INFO = "info"
 _LABELS = {
-    READING: ("device", "uuid", "task"), DEVICE: ("device", "uuid", "task"), HOST: ("task",), TASK: ("task",),
-    RUN: ("run",), REPORT: ("run",), _INFO: ("version",),
+    READING: ("run", "task", "device", "uuid"), DEVICE: ("run", "task", "device", "uuid"), HOST: ("run", "task"),
+    TASK: ("run", "task"), RUN: ("run",), REPORT: ("run",), _INFO: ("run", "version"),
 }  # fmt: skip
 Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not known, left out), labels
 
@@ -95,6 +95,19 @@ METRICS = (
            "clock of the memory", lambda d: _times(d.reading.memory_clock_mhz, 1e6)),
     Metric("badcjobs_gpu_last_reading_timestamp_seconds", GAUGE, "s since 1970", READING,
            "when the device was last read", lambda d: _times(d.read_at_ms, 1e-3)),
+    Metric("badcjobs_gpu_sm_activity_percent", GAUGE, "percent", READING,
+           "share of the multiprocessors that had work, over time", lambda d: d.reading.sm_activity_percent),
+    Metric("badcjobs_gpu_sm_occupancy_percent", GAUGE, "percent", READING,
+           "share of the warps that the multiprocessors can hold, over time",
+           lambda d: d.reading.sm_occupancy_percent),
+    Metric("badcjobs_gpu_encoder_percent", GAUGE, "percent", READING,
+           "utilization of the video encoder", lambda d: d.reading.encoder_percent),
+    Metric("badcjobs_gpu_decoder_percent", GAUGE, "percent", READING,
+           "utilization of the video decoder", lambda d: d.reading.decoder_percent),
+    Metric("badcjobs_gpu_fan_percent", GAUGE, "percent", READING,
+           "fan speed, of its maximum", lambda d: d.reading.fan_percent),
+    Metric("badcjobs_gpu_info", GAUGE, "1", READING, "always 1; the model, node and driver of the device",
+           lambda d: {(d.name or "", d.node, d.driver or ""): 1}, ("name", "node", "driver")),
     # What a device did and used so far.
     Metric("badcjobs_gpu_samples_total", COUNTER, "readings", DEVICE,
            "readings of the device so far", lambda d: d.samples),
@@ -186,16 +199,21 @@ def samples_of(of: str, thing: object, *first: str) -> Iterator[Sample]:
                 yield metric.name, value, dict(zip(metric.labels, (*first, *others), strict=True))
 
 
-def device_samples(of: str, device: DeviceFacts) -> Iterator[Sample]:
+def info_samples(run: str) -> Iterator[Sample]:
+    """Yield the version of badcjobs."""
+    return samples_of(_INFO, None, run, __version__)
+
+
+def device_samples(of: str, device: DeviceFacts, run: str) -> Iterator[Sample]:
     """Yield the last reading of a device, or what it did and used so far."""
-    return samples_of(of, device, device.label, device.uuid or "", device.task)
+    return samples_of(of, device, run, device.task, device.label, device.uuid or "")
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
     """Yield every sample of a job; ``run`` names it."""
-    yield from samples_of(_INFO, None, __version__)
+    yield from info_samples(run)
     for device in summary.devices:
-        yield from device_samples(READING, device)
+        yield from device_samples(READING, device, run)
     yield from run_samples(summary, run)
     yield from samples_of(REPORT, summary, run)
 
@@ -203,9 +221,9 @@ def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
 def run_samples(summary: Summary, run: str) -> Iterator[Sample]:
     """Yield the samples of a run, its tasks and its devices; also while it is running."""
     for device in summary.devices:
-        yield from device_samples(DEVICE, device)
+        yield from device_samples(DEVICE, device, run)
     for task in summary.facts.tasks:
-        yield from samples_of(TASK, task, task.name)
+        yield from samples_of(TASK, task, run, task.name)
     yield from samples_of(RUN, summary, run)
 
 

@@ -136,6 +136,7 @@ class DeviceFacts:
     device_id: int = 0
     power_limit_w: float | None = None
     slowdown_c: int | None = None
+    driver: str | None = None
     states: Mapping[str, StateTime] = field(default_factory=dict)
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)
     throttled: Mapping[str, int] = field(default_factory=dict)  # reason → number of samples; gpu_idle is not a slowdown

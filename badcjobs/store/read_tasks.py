@@ -53,7 +53,7 @@ _SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a 
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICES_NOW = """
     SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-           d.memory_total_bytes, d.power_limit_w
+           d.memory_total_bytes, d.power_limit_w, d.driver
     FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
 _DONE = """
     SELECT device_id, count(*), total(audio_s) FROM chunk
@@ -264,9 +264,10 @@ _Value = TypeVar("_Value")
 
 _DEVICES = """
     SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-           d.memory_total_bytes, d.power_limit_w, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c,
-           s.power_mean_w, s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.span_s,
-           coalesce(s.gap_s, 0.0) AS gap_s, s.energy_integrated_j, s.busy_mean_percent
+           d.memory_total_bytes, d.power_limit_w, d.slowdown_c, d.driver, s.samples, s.memory_peak_bytes,
+           s.temperature_max_c, s.power_mean_w, s.energy_j AS energy_counter_j,
+           s.energy_span_s AS energy_counter_span_s, s.span_s, coalesce(s.gap_s, 0.0) AS gap_s,
+           s.energy_integrated_j, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
     ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
 

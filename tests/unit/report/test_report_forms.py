@@ -407,6 +407,7 @@ def test_promtool_is_content_with_every_metric_and_each_is_in_the_guide_and_said
     text = prometheus_text(job_samples(summarize(replace(JOB, devices=(*slices, *unread))), "july"))
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series)) > 100
+    assert all('run="july"' in one for one in series), "files of two runs can lie in one folder of node_exporter"
 
 
 def test_a_value_that_is_not_known_is_left_out_with_its_head():
