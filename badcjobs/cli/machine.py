@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_project
-from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, read_world, remark, say
+from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
 from badcjobs.cli.targets import Target, is_stdout, refuse_data
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
@@ -90,7 +90,9 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
 
 def record(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File: .sqlite, .csv or .jsonl.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="File: .sqlite, .csv or .jsonl; - is stdout.")
+    ],
     command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
     interval: Annotated[
         float | None, typer.Option(min=0.01, max=86_400, metavar="S", help="Seconds between samples [1].")
@@ -105,7 +107,7 @@ def record(
       badcjobs record --out training.sqlite -- python train.py
     """
     from badcjobs.report.words import count
-    from badcjobs.task.records import RecordingOptions, run_record
+    from badcjobs.task.records import RecordingOptions, run_record, stream_samples
 
     log_to_stderr(quiet=True)
     if force:
@@ -118,6 +120,8 @@ def record(
         lambda alert: remark(alert.text) if alert.over else None,  # the log has only warnings, not the end of an alert
         project.hooks,
     )
+    if is_stdout(out):
+        return stream_samples(print_line, options, world, command=command or (), duration_s=duration)
     end = run_record(
         out,
         options,
@@ -129,7 +133,7 @@ def record(
     )
     trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
     said = f"{count(end['devices'], 'device')} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
-    if command or is_stdout(out):
+    if command:
         remark(said)  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")

@@ -86,6 +86,17 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
 
 
+def print_line(line: str) -> None:
+    """Print a line of a stream; raise BrokenPipeError from the cause when that is no longer possible."""
+    try:
+        print(safe_json(line), flush=True)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            remark(f"warning: stdout cannot be written: {error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
+        raise BrokenPipeError from error
+
+
 def print_json(document: object) -> None:
     """Print one JSON document, and nothing else."""
     _print(safe_json(json.dumps(document, indent=2, ensure_ascii=False)))

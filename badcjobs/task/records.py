@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import math
 import signal
@@ -11,15 +12,18 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import EndTime, requested_memory_bytes
+from badcjobs.devices.listing import OpenedDevices, open_devices
 from badcjobs.errors import BadInput, ExitCode, NotHere
-from badcjobs.model import AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
+from badcjobs.model import METRICS, AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.paths import LocalFolder
 from badcjobs.processes import TASK_MARK
+from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.store.atomic_write import try_to_write
 from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
@@ -308,7 +312,7 @@ def run_record(
     end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
     if command:
         records.start_usage()
-        exit_code = _follow_command(command, end_s, world, records)
+        exit_code = _follow_command(command, end_s, world, records.mark, records.check_recorder)
     else:
         exit_code = 0
         while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are a normal end
@@ -326,6 +330,67 @@ def run_record(
         "wall_s": (records.ended_at_ms - records.started_at_ms) / 1000,
         "telemetry": records.telemetry_failure or kept,
     }
+
+
+@dataclass(slots=True)
+class SampleStream:
+    """Emits a JSON line for each device at each interval; nothing is stored."""
+
+    sight: OpenedDevices
+    clock: Clock
+    interval_s: float
+    emit: Callable[[str], None]  # raises BrokenPipeError when its reader is gone
+    due_s: float = -math.inf
+    _troubles: dict[str, str] = field(default_factory=dict)
+
+    def tick(self) -> None:
+        """Emit a sample if it is time."""
+        now_s, now_ms = self.clock.monotonic_s(), self.clock.now_ms()
+        if now_s < self.due_s:
+            return
+        self.due_s = self.due_s + self.interval_s if now_s - self.due_s < self.interval_s else now_s + self.interval_s
+        at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
+        for device in self.sight.grant.devices:
+            row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
+            try:
+                reading = self.sight.reader.read(device.uuid or "")
+            except DeviceUnreadable as error:
+                if self._troubles.get(device.token) != str(error):
+                    log.warning("%s cannot be read: %s", device.uuid or device.token, error)
+                self._troubles[device.token] = str(error)
+                continue
+            self.emit(json.dumps({**row, **{metric: getattr(reading, metric) for metric in METRICS}}))
+
+
+def stream_samples(
+    emit: Callable[[str], None],
+    options: RecordingOptions,
+    world: World,
+    *,
+    command: Sequence[str] = (),
+    duration_s: float | None = None,
+) -> int:
+    """Emit samples until the command ends, the time is over, a signal arrives or no reader is left.
+
+    Return the exit code of the command, whose own output goes to stderr.
+    """
+    _check_options(options, duration_s, Path("-"))
+    end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
+    with open_devices(world.environ, world.clock, options.stand_in) as sight:
+        if not sight.grant.devices:
+            fix = "badcjobs record --out - --simulate 2"
+            raise NotHere("there is no GPU to record", why=sight.trouble or sight.grant.why, fix=fix)
+        stream = SampleStream(sight, world.clock, options.interval_s, emit)
+        if command:
+            mark = task_mark(read_allocation(world), world)
+            return _follow_command(command, end_s, world, mark, stream.tick, stdout=2)
+        try:
+            while not world.stop.requested and (now_s := world.clock.monotonic_s()) < end_s:
+                stream.tick()
+                world.clock.sleep(max(0.0, min(0.1, end_s - now_s, stream.due_s - now_s)))
+        except BrokenPipeError as error:
+            return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
+    return 0
 
 
 def start_recording(
@@ -350,17 +415,20 @@ def start_recording(
     return records, grant.devices
 
 
-def _follow_command(command: Sequence[str], end_s: float, world: World, records: Records) -> int:
-    """Run the command, forward our signals to it, and return its exit code."""
+def _follow_command(
+    command: Sequence[str], end_s: float, world: World, mark: str, tick: Callable[[], None], stdout: int | None = None
+) -> int:
+    """Run the command, forward our signals to it, call ``tick`` often, and return its exit code."""
     try:
-        child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: records.mark})
+        child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: mark}, stdout=stdout)
     except OSError as error:
         log.error("%s could not be started: %s", command[0], error)
         return 127 if isinstance(error, FileNotFoundError) else 126
     stop = world.stop
     forwarded: set[object] = {None, signal.SIGINT}  # a Ctrl-C reaches it directly: it is in our process group
     while child.poll() is None:
-        records.check_recorder()
+        with suppress(BrokenPipeError):  # the reader of a stream is gone; the command continues
+            tick()
         for number in (stop.warned_by, stop.ended_by, stop.cut_short_by):
             if number is not None and number not in forwarded:
                 forwarded.add(number)

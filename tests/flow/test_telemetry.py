@@ -92,6 +92,30 @@ def test_text_has_a_line_per_device_and_instant(site):
     assert_refused(site.badcjobs("report", files[0]), 4, "recording.csv cannot be read", "badcjobs record --out ")
 
 
+def test_samples_are_streamed_until_their_reader_is_gone_the_command_ends_or_the_disk_is_full(site):
+    around, timed = site.badcjobs_each([
+        ("record", "--out", "-", "--simulate", 2, *OFTEN, "--", "sh", "-c", "echo its own; sleep 0.3; exit 7"),
+        ("record", "--out", "-", "--simulate", 1, "--duration", 0.5, "--interval", 0.1),
+    ])  # fmt: skip
+    lines = [json.loads(line) for line in around.stdout.splitlines()]
+    assert ({line["device_index"] for line in lines}, around.exit_code, "its own" in around.stderr) == ({0, 1}, 7, True)
+    times_ms = [json.loads(line)["at_ms"] for line in timed.stdout.splitlines()]
+    assert (timed.exit_code, 2 <= len(times_ms) <= 6) == (0, True)
+    assert all(later - earlier >= 50 for earlier, later in pairwise(times_ms))
+    argv = [sys.executable, "-m", "badcjobs", "record", "--out", "-", "--simulate", "1", "--interval", "0.05"]
+    pipes = {"stderr": subprocess.PIPE, "env": site.environ(), "cwd": site.folder}
+    for ends, code in (("reader", 0), ("signal", 0), ("disk", 4)):
+        with (
+            Path("/dev/full").open("wb") as full,
+            subprocess.Popen(argv, stdout=full if ends == "disk" else subprocess.PIPE, **pipes) as one,
+        ):
+            if ends != "disk":
+                assert json.loads(one.stdout.readline())["uuid"]
+                one.stdout.close() if ends == "reader" else one.send_signal(signal.SIGINT)
+            assert (one.wait(60), b"Traceback" in one.stderr.read()) == (code, False), ends
+    assert_refused(site.badcjobs("record", "--out", "-"), 3, "there is no GPU to record", "--simulate 2")
+
+
 def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(site, out):
     busy = "python3 -c 'import time\nwhile time.process_time() < 1.2: pass'"
     site.script("said.sh", f"echo $*; {busy}; exit 3")
