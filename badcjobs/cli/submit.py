@@ -87,8 +87,9 @@ def submit(
     flags |= {key: value for key, value in (("source", source), ("root", root)) if value is not None}
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     sources = flags.get("source") or project.get("run", "source") or ()
+    requeues = project.get("submit", "requeues") or 0  # a script; an order has its own number
     local = LocalSettings(
-        share_gpus=options.share_gpus, max_requeues=options.requeues, kill_wait_s=options.kill_wait_s, again=again
+        share_gpus=options.share_gpus, max_requeues=requeues, kill_wait_s=options.kill_wait_s, again=again
     )
     if project.file is not None and not json_wanted:
         output.remark(f"settings: {output.shown(project.file)}")
@@ -310,13 +311,14 @@ def _submit_script(
         raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
     world = output.read_world()
     file = None if project.file == find_project_file(world.cwd) else project.file  # that one it reads by itself
-    out = flags.get("out") or project.get("run", "out")
+    out, usual_out = (None if one is None else Path(one) for one in (flags.get("out"), project.get("run", "out")))
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
     order = emulation.ScriptOrder(
         Path(script),
         words,
         source=others[0] if others else None,
-        out=None if out is None else Path(out),
+        out=out,
+        usual_out=usual_out,
         arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
     )
     if how.dry_run:

@@ -259,6 +259,13 @@ def find_srun(text: str) -> int | None:
     return None if found is None else _line_of(text, found.start())
 
 
+def uses_variable(text: str, name: str) -> bool:
+    """Say whether a script uses the value that a variable has at its start."""
+    text = re.sub(r"(?<!\S)#.*", "", text)
+    overwritten = re.search(rf"^[ \t]*(?:export[ \t]+)?{name}=(?![^;&|\n]*\$\{{?{name}\b)", text, re.M)
+    return overwritten is None and re.search(rf"\$\{{?{name}\b|[\"']{name}[\"']|\bprintenv {name}\b", text) is not None
+
+
 # --- the options of sbatch ------------------------------------------------------------------------------------------
 
 
@@ -513,6 +520,11 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         mistakes.append(f"{names} do not agree; write only --gpus-per-node")
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
+    if len(mistakes) == 1 and re.match(r"--\S+ is not |sbatch has no option", mistakes[0]):
+        what, _, why = re.sub("; |: ", "\n", mistakes[0], count=1).partition("\n")
+        raise BadInput(
+            what, why=why or "sbatch would refuse it", fix=_option_mistake(mistakes[0], script, "SCRIPT").fix
+        )
     if mistakes:
         raise BadInput(
             mistakes[0] if len(mistakes) == 1 else "options of this job are wrong",

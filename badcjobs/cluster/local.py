@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script, read_text
+from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script, read_text, uses_variable
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
@@ -47,7 +47,8 @@ class ScriptOrder:
     script: Path
     options: tuple[str, ...] = ()
     source: str | None = None  # the variable SOURCE, which our templates read; one path, any characters
-    out: Path | None = None  # the variable OUT; None: as in the environment or --export
+    out: Path | None = None  # the variable OUT; None: usual_out, or as in the environment or --export
+    usual_out: Path | None = None  # of badcjobs.toml, which the badcjobs in the script also reads
     arguments: tuple[str, ...] = ()  # options of badcjobs run, for BADCJOBS_ARGS
 
 
@@ -236,6 +237,7 @@ def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tu
         *([] if order.out is None else [f"--out={world.cwd / order.out}"]),
         *(f"--sbatch={shlex.quote(option)}" for option in order.options),  # a script's are split at spaces
         *settings.options,
+        *([f"--config=submit.requeues={settings.max_requeues}"] if settings.max_requeues else []),
         *before,
         *(["--", *of_run] if of_run else []),
     )
@@ -251,8 +253,17 @@ def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest
     """
     given = {} if order.source is None else {"SOURCE": order.source}
     given |= {} if order.out is None else {"OUT": str(world.cwd / order.out)}
-    world = replace(world, environ={**world.environ, **given})
     request = read_request(text, order.options)
+    ignored = [f"${name}" for name in given if name in request.exports or not uses_variable(text, name)]
+    if ignored:
+        raise BadInput(
+            f"{order.script} would ignore {' and '.join(given[name[1:]] for name in ignored)}",
+            why=f"it does not use {' and '.join(ignored)}, the SOURCE and --out of a job script, or sets them",
+            fix='exec badcjobs run "$SOURCE" --out "$OUT"   (in the script; or give only the script)',
+        )
+    if order.out is None and order.usual_out is not None:
+        given["OUT"] = str(world.cwd / order.usual_out)
+    world = replace(world, environ={**world.environ, **given})
     environ = {**world.environ, **request.exports}
     script = read_script(text, str(order.script), environ, str(world.cwd), options=order.options)
     named = script.start.values.get("out") if script.start else None

@@ -38,7 +38,7 @@ class LocalSettings:
 
     stand_in: StandIn = field(default_factory=StandIn)
     share_gpus: bool = False  # several tasks on one device
-    max_requeues: int = 10
+    max_requeues: int = 0  # of a task that exits with 75; Slurm itself does not start it again
     kill_wait_s: float = 30.0
     lock: bool = True  # lock the devices against other runs; not needed if they are simulated for this run only
     again: bool = False  # the user states that the Slurm job of the same folder has ended
@@ -277,7 +277,7 @@ class LocalArray:
         if "no-requeue" in self.job.request.given:
             return "--no-requeue"
         if self._settings.max_requeues == 0:
-            return "[submit] requeues = 0"
+            return "as in Slurm, unless [submit] requeues is set"
         if row.restarts >= self._settings.max_requeues:
             return f"already restarted {count_of(row.restarts, 'time')}"
         if not self.job.may_restart(row.index, row.restarts):

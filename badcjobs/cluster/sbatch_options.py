@@ -51,7 +51,12 @@ VALUES = {
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
-_SIGNAL = re.compile(r"(?:(?P<who>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)(?:@(?P<lead>\d+))?")
+_SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?", re.IGNORECASE)
+# The names that sbatch knows, and its longest lead.
+_SIGNALS = ("HUP", "INT", "QUIT", "ABRT", "KILL", "ALRM", "TERM", "USR1", "USR2", "URG", "CONT", "STOP", "TSTP", "TTIN",
+            "TTOU")  # fmt: skip
+_LONGEST_LEAD_S = 65535
+_LONGEST_LIMIT_S = 2**32 - 1  # sbatch counts seconds in 32 bits: a longer limit becomes a short one
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _GPUS = re.compile(r"(?:(?P<type>[^:,]+):)?(?P<number>[0-9]+)")
@@ -146,8 +151,8 @@ def parse_array(text: str) -> ArraySpec:
     """Parse an array specification; a repeated index counts once, as in Slurm."""
     parts, percent, limit = text.strip().partition("%")
     wrong = f"--array={text} is not an array"
-    if percent and not (limit.isascii() and limit.isdecimal()):
-        raise ValueError(f"{wrong}: after % there must be a number, not {limit!r}")
+    if percent and not (limit.isascii() and limit.isdecimal() and int(limit)):
+        raise ValueError(f"{wrong}: after % there must be a number above 0, not {limit!r}")
     indices: set[int] = set()
     step = 1
     for part in parts.split(","):
@@ -194,10 +199,10 @@ def parse_limit(text: str) -> int | None:
 
     Slurm rounds up to full minutes; 0 means no limit.
     """
-    if text.strip().lower() in _UNLIMITED:
+    if text.lower() in _UNLIMITED:
         return None
-    seconds = parse_stop_after(text.strip())
-    if seconds is None:
+    seconds = None if "." in text else parse_stop_after(text)
+    if seconds is None or seconds > _LONGEST_LIMIT_S:
         raise ValueError(f"--time={text} is not a time limit; write minutes, H:M:S or D-H:M:S")
     return math.ceil(seconds / 60) * 60 or None
 
@@ -221,13 +226,11 @@ def parse_memory(text: str, name: str = "mem") -> int:
 def parse_signal(text: str) -> EarlySignal:
     """Parse ``--signal``: ``[B:]NAME-or-number[@seconds]``; the default is 60 seconds."""
     found = _SIGNAL.fullmatch(text)
-    name = found["name"].upper().removeprefix("SIG") if found else ""
-    try:
-        number = signal.Signals(int(name)) if name.isdecimal() else signal.Signals[f"SIG{name}"]
-    except (KeyError, ValueError):
-        raise ValueError(f"--signal={text} is not a signal; write B:USR1@180") from None
-    assert found is not None
-    return EarlySignal(number, int(found["lead"] or 60), "B" in (found["who"] or ""))
+    name, lead_s = (found["name"].upper(), int(found["lead"] or 60)) if found else ("", 0)
+    numbers = {one: signal.Signals[f"SIG{one}"] for one in _SIGNALS} | {str(one.value): one for one in signal.Signals}
+    if found is None or name not in numbers or lead_s > _LONGEST_LEAD_S:
+        raise ValueError(f"--signal={text} is not a signal and its seconds, at most 65535; write B:USR1@180")
+    return EarlySignal(numbers[name], lead_s, "B" in (found["who"] or "").upper())
 
 
 def parse_export(text: str) -> tuple[list[str], dict[str, str]]:

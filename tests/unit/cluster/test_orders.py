@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.cluster import ArrayPlan, make_order, parse_array, parse_limit, parse_minutes, read_source, suggest_range
+from rooms.cluster import (
+    ArrayPlan,
+    make_order,
+    parse_array,
+    parse_limit,
+    parse_minutes,
+    parse_signal,
+    read_source,
+    suggest_range,
+)
 from rooms.model import ArrayShape
 from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
 from rooms.store import asked_of, differences, submit_command, with_words
@@ -30,13 +39,13 @@ def parts(draw):
 
 
 @settings(max_examples=60)
-@given(st.lists(parts(), min_size=1, max_size=4), st.none() | st.integers(0, 9))
+@given(st.lists(parts(), min_size=1, max_size=4), st.none() | st.integers(1, 9))
 def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its_last_range(chosen, parallel):
     text = ",".join(part for part, _, _ in chosen) + ("" if parallel is None else f"%{parallel}")
     spec = parse_array(text)
     assert spec.indices == tuple(sorted({index for _, indices, _ in chosen for index in indices}))
     assert spec.step == next((step for _, _, step in reversed(chosen) if step), 1)
-    assert spec.parallel == (parallel or None)
+    assert spec.parallel == parallel
     instead = suggest_range(spec)
     if instead is None:  # every task finds its place in what Slurm tells it
         shape = ArrayShape(spec.indices[0], spec.step, len(spec.indices))
@@ -54,7 +63,7 @@ def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d, h
     forms = {
         f"{m}": 60 * m, f"{m}:{s:02d}": 60 * m + s, f"{h}:{m}:{s}": 3600 * h + 60 * m + s,
         f"{d}-{h}": 86400 * d + 3600 * h,
-        f"{d}-{h}:{m}": 86400 * d + 3600 * h + 60 * m, f" {d}-{h}:{m}:{s} ": 86400 * d + 3600 * h + 60 * m + s,
+        f"{d}-{h}:{m}": 86400 * d + 3600 * h + 60 * m, f"{d}-{h}:{m}:{s}": 86400 * d + 3600 * h + 60 * m + s,
     }  # fmt: skip
     for text, seconds in forms.items():
         minutes = -(-seconds // 60)
@@ -63,8 +72,8 @@ def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d, h
             assert parse_minutes(text) == minutes
 
 
-ARRAYS = ("", "a", "5-2", "1-3:0", "1-", "-3", "1,,2", "0-9%x", "0-9%", "1.5", "٣", "4000002", "1%٣")
-TIMES = ("unlimited", "INFINITE", "-1", "0", "0-0", "", "1:2:3:4", "-5", "1-", "12h", "٣", "noon")
+MORE = ("array ", "array 1-", "array ٣", "array 4000002", "array 1%٣", "time ", "time ٣", "signal ", "signal USR1@٣")
+VALUES = (Path(__file__).parents[2] / "data" / "sbatch_values.txt").read_text().splitlines()[1:]
 
 
 def answer(parse, text):
@@ -74,11 +83,16 @@ def answer(parse, text):
         return f"refused: {error}"
 
 
-def test_what_is_no_array_or_no_time_is_refused_with_its_text(pages):
+def test_every_value_that_sbatch_refuses_is_refused_with_its_text(pages):
+    """The page has the others too: where sbatch makes something of a value that its author cannot have meant."""
     assert parse_array("0-4000001:4000001").indices == (0, 4_000_001)
-    arrays = {repr(text): answer(parse_array, text) for text in ARRAYS}
-    times = {repr(text): [answer(parse_limit, text), answer(parse_minutes, text)] for text in TIMES}
-    pages({"arrays.txt": page(arrays), "times.txt": page(times)})
+    said = {}
+    for option, value, sbatch in (one.split(" ") for one in (*VALUES, *(f"{one} refused" for one in MORE))):
+        parsers = {"array": [parse_array], "signal": [parse_signal], "time": [parse_limit, parse_minutes]}[option]
+        answers = [answer(parse, value.replace("␣", " ")) for parse in parsers]
+        assert sbatch == "taken" or str(answers[0]).startswith("refused: "), (option, value)
+        said[f"{option} {value} ({sbatch})"] = answers
+    pages({"values.txt": page(said)})
 
 
 def order(known="", run=RUN, out=Path("/scratch/july"), **wishes):

@@ -179,10 +179,10 @@ def test_every_task_ends_in_its_own_way_and_is_started_again_only_where_that_hel
     logs = [f"  {row.index}: {row.log.read_text().split(chr(10))}" for row in rows]
     said = [place.plain("\n".join([*map(end_of, rows), *attempts, *logs]))]
     assert place.said[-1].endswith("; 8 of 8 ended (3 completed, 5 failed), 0 running, 0 waiting")
-    for name, line, settings in (("never", "", {"max_requeues": 0}), ("not wanted", "#SBATCH --no-requeue", {})):
+    for name, line, settings in (("as Slurm", "", {}), ("not wanted", "#SBATCH --no-requeue", {"max_requeues": 3})):
         (row,) = place.run(line, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", **settings)
         said.append(f"{name}: {place.plain(end_of(row))}")
-    (over,) = place.run("echo ${SLURM_RESTART_COUNT:-0}; [ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75")
+    (over,) = place.run("echo ${SLURM_RESTART_COUNT:-0}; [ ${SLURM_RESTART_COUNT:-0} = 1 ] || exit 75", max_requeues=1)
     assert over.log.read_text() == "1\n", "without append the second attempt writes over the first log"
     pages({"ends.txt": "\n".join(said)})
 
