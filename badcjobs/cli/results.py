@@ -54,10 +54,10 @@ def merge(
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})
     else:
-        say(summary_text(job.summary, job_title(job.database), colour=colour_wanted()), painted=True)
-        say("\n" + files_text(job))
-        if job.removed is not None:
-            say(removal_text(job.removed.removed, job.removed.left))
+        more = [files_text(job)]
+        more += [] if job.removed is None else [removal_text(job.removed.removed, job.removed.left)]
+        title = job_title(job.database)
+        say(summary_text(job.summary, title, colour=colour_wanted(), more=more), painted=True)
     # A second copy of a task is no loss.
     return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
 

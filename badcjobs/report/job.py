@@ -97,6 +97,7 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
     facts = read_job(database)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
+    place = database.parent if database.name == "job.sqlite" else database
     # An interrupted submit of this run: its array may be in the queue.
     folders = [database.parent / folder for folder in facts.file_folders]
     submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
@@ -105,6 +106,7 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
         cut_short=next((submit for submit in submits if submit is not None), None),
+        place=str(place.absolute()),
     )
 
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
-from badcjobs.report.headlines import finish_words, headlines, no_findings_words, verdict_words
+from badcjobs.report.headlines import headlines
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
+from badcjobs.report.verdict import verdict_of
 from badcjobs.report.words import count, duration, number, period, share_words
 
 if TYPE_CHECKING:
@@ -76,9 +77,10 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
         about.append(period(summary.started_at_ms, summary.last_sign_ms))
     engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
     about += [f"engine {', '.join(engines)}"] if engines else []
+    verdict = verdict_of(summary)
     header = (
         f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
-        f'<p class="about"><strong class="verdict {summary.verdict}">{escape(verdict_words(summary))}</strong>'
+        f'<p class="about"><strong class="verdict {verdict.state}">{escape(verdict.outcome)}</strong>'
         f"{escape(' · '.join(about))}</p>"
     )
     sections = [section for section in _sections(summary, charts, drawn) if section is not None]
@@ -115,8 +117,8 @@ def _numbers(summary: Summary) -> Section:
     )
     words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in headlines(summary))
     finish = "".join(
-        f"{paragraph(said[0].upper() + said[1:])}<pre>{escape(command)}</pre>"
-        for said, command in finish_words(summary)
+        f"{paragraph(said[:1].upper() + said[1:])}<pre>{escape(command)}</pre>"
+        for said, command in verdict_of(summary).next
     )
     stray = tables.stray_table(summary.completeness)
     strays = f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else ""
@@ -151,7 +153,7 @@ def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
 def _findings(summary: Summary) -> Section:
     """Return the findings, worst first, or the sentence for none."""
     if not summary.findings:
-        return Section("findings", "Findings", paragraph(no_findings_words(summary), "well"), 0)
+        return Section("findings", "Findings", paragraph(verdict_of(summary).no_findings, "well"), 0)
     items = ""
     for finding in summary.findings:
         evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)

@@ -17,7 +17,7 @@ from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFac
 _LOST_S, _LOST = 60.0, 0.02  # of GPU time
 _AGAIN = 0.1  # of the chunks
 _NOTES = 3  # most notes of an emulation in the evidence
-_COMMAND = " The command is under “to finish it”."  # shown once in a report, not in each finding
+_COMMAND = " The command is under “next”."  # shown once in a report, not in each finding
 
 
 def _restart_words(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
@@ -85,7 +85,7 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
         todo = "There is nothing to do."
     elif summary.left:
         others = "{many:a later attempt continued and has|later attempts continued and have} ended, too"
-        todo = "The rest is under “to finish it”."
+        todo = "The rest is under “next”."
     rest = "; {left:count chunk} left" if left else "" if unfinished else f"; {others}"
     return {
         "many": len(tasks),

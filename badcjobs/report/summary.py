@@ -31,7 +31,7 @@ KEYS = (
     "gaps", "labels", "failed_chunks", "file_remarks", "lossy_files", "completeness", "started_at_ms", "last_sign_ms",
     "devices_at_once", "kwh_per_1000_audio_hours", "states", "chunk_s", "chunk_cost", "tries_on_cpu",
     "audio_hours_on_cpu", "outlook", "findings", "alerts", "errors", "settings", "energy_measured_percent",
-    "recording_names", "tasks_silent", "merged", "cut_short",
+    "recording_names", "tasks_silent", "merged", "cut_short", "queued", "overview",
 )  # fmt: skip
 _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
@@ -116,10 +116,14 @@ class Summary:
     tasks_silent: tuple[str, ...] = ()  # names of tasks that have not ended and no longer update their database
     merged: read_model.Freshness = field(default_factory=read_model.Freshness)  # whether task databases are newer
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
+    place: str = ""  # the run folder or the file, for commands
+    queued: int | None = None  # array tasks that wait in the queue of Slurm; None: not known
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``badcjobs merge --json``; a number that is not finite is null."""
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        from badcjobs.report.verdict import verdict_of  # which needs this module
+
+        own = {one.name: getattr(self, one.name) for one in fields(self)} | {"overview": verdict_of(self).to_dict()}
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
         document["task_list"] = [{name: getattr(task, name) for name in TASK_KEYS} for task in self.facts.tasks]
         document["devices"] = [_device(device) for device in self.devices]

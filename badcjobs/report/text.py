@@ -15,19 +15,21 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
-from badcjobs.report.headlines import finish_words, headlines, no_findings_words, verdict_words
+from badcjobs.report.headlines import headlines
 from badcjobs.report.job_tables import failure, report_parts
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import Finding, Summary
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
+from badcjobs.report.verdict import BAR, Verdict, bar, verdict_of
 from badcjobs.report.words import count, duration, moment, number, plain
 
 _MOST, _MOST_DEVICES = 10, 16  # entries of a list in text
 _NOTEBOOK_MOST, _NOTEBOOK_DEVICES = 100, 40
 _MOST_FILES = 20
 _MOST_SUBJECTS = 5
+_BAR = 60  # columns
 _SECOND = "\ue000"  # the second column of a wide character while lines are measured; never in plain text
 _COLOURS = {
-    "done": "\x1b[32m", "failed": "\x1b[31m", "stopped": "\x1b[33m",
+    "done": "\x1b[32m", "failed": "\x1b[31m", "stopped": "\x1b[33m", "running": "\x1b[36m",
     "problem": "\x1b[1;31m", "warning": "\x1b[33m", "note": "\x1b[36m",
 }  # fmt: skip
 
@@ -55,64 +57,89 @@ def fit(line: str, width: int = WIDTH) -> str:
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
-def summary_text(summary: Summary, title: str, *, colour: bool = False) -> str:
-    """Return the summary as text; ``colour`` is for terminals."""
+def summary_text(summary: Summary, title: str, *, colour: bool = False, more: Sequence[str] = ()) -> str:
+    """Return the summary as text: the verdict, details, ``more`` lines, and at the end what to do next.
 
-    def painted(text: str, kind: str) -> str:
-        return f"{_COLOURS[kind]}{text}\x1b[0m" if colour and kind in _COLOURS else text
-
-    verdict = verdict_words(summary)
-    lines = [f"{fit(title, WIDTH - len(verdict) - 2)}: {painted(verdict, summary.verdict)}", ""]
+    ``colour`` is for terminals. Tables are in the other forms.
+    """
+    verdict = verdict_of(summary)
+    word = _painted(verdict.word, verdict.state) if colour else verdict.word
+    room = WIDTH - len(verdict.outcome) - 2
+    lines = [f"{fit(title, max(8, room))}: {verdict.outcome.replace(verdict.word, word, 1)}"]
+    if verdict.chunks[0] + verdict.chunks[1]:
+        lines.append("".join(sign * many for sign, many in zip(BAR, bar(*verdict.chunks, _BAR), strict=True)))
+    lines.append("")
+    for name, words in (("cost", verdict.cost), ("result", verdict.result)):
+        lines += wrap(f"  {name:<11} {words}", indent=14) if words else []
+    lines.append("")
+    for finding in verdict.findings:
+        lines += [*_finding_lines(finding, colour=colour), ""]
+    lines += [] if verdict.findings else [*wrap(f"  {verdict.no_findings}", indent=2), ""]
     for name, words in headlines(summary):
         lines += wrap(f"  {name:<11} {words}", indent=14)
     lines.append("")
+    for finding in summary.findings[len(verdict.findings) :]:
+        lines += [*_finding_lines(finding, colour=colour), ""]
     for finding in summary.findings:
-        severity, figures = finding.severity, list(finding.evidence)
-        first, *others = wrap(f"  {severity:<8} {finding.sentence}", indent=11)
-        lines += [first.replace(severity, painted(severity, severity), 1), *others]
+        figures, more_subjects = list(finding.evidence), len(finding.subjects) - _MOST_SUBJECTS
         if finding.subjects:
-            more = len(finding.subjects) - _MOST_SUBJECTS
-            which = ", ".join(finding.subjects[:_MOST_SUBJECTS]) + (f" and {more:,} more" if more > 0 else "")
-            figures.append(f"where: {which}")
-        for figure in figures:
-            lines += wrap(f"           - {figure}", indent=13, whole_words=False)
-        lines += wrap(f"           → {finding.advice}", indent=13) if finding.advice else []
-        lines += [f"{'':13}{plain(line)}" for line in finding.lines]
-        lines.append("")
-    lines += [] if summary.findings else [*wrap(f"  {no_findings_words(summary)}", indent=2), ""]
+            which = ", ".join(finding.subjects[:_MOST_SUBJECTS])
+            figures.append(f"where: {which}" + (f" and {more_subjects:,} more" if more_subjects > 0 else ""))
+        lines += wrap(f"  {finding.kind}: {'; '.join(figures)}", indent=4, whole_words=False)
+    lines += [""] if summary.findings else []
     for _, part in report_parts(summary, _MOST, _MOST_DEVICES):
-        lines += [*_part_lines(part), ""] if part else []
-    for words, command in finish_words(summary):
-        lines += [*wrap(f"  {words}", indent=2), f"    {plain(command)}", ""]
-    return "\n".join(lines).rstrip()
+        # Lines are wrapped, not cut, because the reason is at the end; a path is not split, so that it can be copied.
+        for one in part if isinstance(part, list) else ():
+            lines += wrap(f"  {one}", indent=4, whole_words=one.startswith("file "))
+        lines += [""] if part and isinstance(part, list) else []
+    lines += [*more, ""] if more else []
+    return "\n".join([*lines, *next_lines(verdict)]).rstrip()
 
 
-def _part_lines(part: Table | list[str]) -> list[str]:
-    if isinstance(part, Table):
-        return list(map(fit, table_text(part, shorten="task")))
-    # Lines are wrapped, not cut, because the reason is at the end; a path is not split, so that it can be copied.
-    return [line for one in part for line in wrap(f"  {one}", indent=4, whole_words=one.startswith("file "))]
+def _painted(text: str, kind: str) -> str:
+    return f"{_COLOURS[kind]}{text}\x1b[0m"
+
+
+def _finding_lines(finding: Finding, *, colour: bool) -> list[str]:
+    """Return what was found and its fix; the evidence comes later."""
+    severity = finding.severity
+    first, *others = wrap(f"  {severity:<8} {finding.sentence}", indent=11)
+    lines = [first.replace(severity, _painted(severity, severity), 1) if colour else first, *others]
+    lines += wrap(f"           → {finding.advice}", indent=13) if finding.advice else []
+    return [*lines, *(f"{'':13}{plain(line)}" for line in finding.lines)]
+
+
+def next_lines(verdict: Verdict) -> list[str]:
+    """Return what to do next; a line to paste is not wrapped."""
+    lines = []
+    for number_of_step, (words, command) in enumerate(verdict.next):
+        begin = "" if number_of_step else "next: "
+        lines += [*wrap(f"{begin}{words}:", indent=2), f"  {plain(command)}"] if words else [f"{begin}{plain(command)}"]
+    return lines
 
 
 def markdown(summary: Summary, title: str) -> str:
     """Return the report as Markdown."""
-    parts = [f"# {escaped(title)}: {verdict_words(summary)}"]
+    verdict = verdict_of(summary)
+    parts = [f"# {escaped(title)}: {verdict.outcome}"]
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
         parts.append(f"From {moment(summary.started_at_ms)} to {moment(summary.last_sign_ms)}.")
-    parts += [table_markdown(Table("headlines", "", columns("<", "<"), headlines(summary))), "## Findings"]
+    rows = [(name, words) for name, words in (("cost", verdict.cost), ("result", verdict.result)) if words]
+    parts += [table_markdown(Table("headlines", "", columns("<", "<"), [*rows, *headlines(summary)])), "## Findings"]
     for finding in summary.findings:
         parts.append(f"**{escaped(finding.severity)}**: {escaped(finding.sentence)}")
         advice = [f"- *{escaped(finding.advice)}*"] if finding.advice else []
         parts.append("\n".join([*(f"- {escaped(figure)}" for figure in finding.evidence), *advice]))
         parts += [_code(finding.lines)] if finding.lines else []
-    parts += [] if summary.findings else [escaped(no_findings_words(summary))]
+    parts += [] if summary.findings else [escaped(verdict.no_findings)]
     for heading, part in report_parts(summary, _NOTEBOOK_MOST, _NOTEBOOK_DEVICES):
         parts += [f"## {heading}"] if heading and part else []
         if part:
             lines = [] if isinstance(part, Table) else [f"- {escaped(line)}" for line in part]
             parts.append(table_markdown(part) if isinstance(part, Table) else "\n".join(lines))
-    for words, command in finish_words(summary):
-        parts += [escaped(words[0].upper() + words[1:]), _code([command])]
+    parts += ["## Next"] if verdict.next else []
+    for words, command in verdict.next:
+        parts += [*([escaped(words[0].upper() + words[1:])] if words else []), _code([command])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -139,7 +166,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines += [*wrap(f"  this is {titles[0]}, other is {titles[1]}", indent=4), ""]
         head = ["this", "other"]
     for _, part in comparison_tables(comparison, head, _LONGEST_NAME):
-        lines += [*_part_lines(part), ""]
+        lines += [*map(fit, table_text(part)), ""] if isinstance(part, Table) else [f"  {part[0]}", ""]
     return "\n".join(lines).rstrip()
 
 

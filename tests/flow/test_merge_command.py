@@ -47,7 +47,8 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site):
 
     page = site.folder / "elsewhere.html"
     again = site.badcjobs("report", site.out, "--html", page)
-    assert told.stdout.startswith(again.stdout.rstrip())
+    said, _, following = again.stdout.partition("\nnext: ")
+    assert told.stdout.startswith(said.rstrip()) and told.stdout.endswith(f"\nnext: {following}")
     assert page.read_text() == (site.out / "report.html").read_text()
     files = {"files": summary["files"], "removed": None, "why_no_report": None}  # what merge alone knows
     assert {**site.badcjobs("report", job, "--json").json, **files} == summary
@@ -117,8 +118,8 @@ def paste(site, command, exit_code=0):
 def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     site.run_tasks(site.manifest(10), *ON_CPU, envs=[array_task(index, range(4)) for index in (0, 3)])
     told = site.badcjobs("merge", site.out)
-    assert "complete    no: 5 of 10 rows of the source done; 5 rows of array index 1,2 not started\n" in told.stdout
-    assert "\n    sbatch --array=1,2 …\n" in told.stdout
+    assert "run: not finished – 5 of 10 chunks done, 5 left\n" in told.stdout
+    assert "\n  sbatch --array=1,2 …\n" in told.stdout
     assert "not started" in (site.out / "report.html").read_text()
     missing, proof = answer(site, "report", "missing_indices", "tasks_missing")
     assert missing == [[1, 2], [1, 2]]
@@ -136,7 +137,7 @@ def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     manifest.unlink()
     told = site.badcjobs("report", site.out)
     assert (told.exit_code, told.stderr) == (0, "")
-    assert told.stdout.startswith("run: all done\n") and "\n  complete    unknown:" in told.stdout
+    assert told.stdout.startswith("run: all done – ") and "\n  source      not compared: " in told.stdout
 
 
 def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_command(site):

@@ -56,7 +56,7 @@ def test_every_form_of_a_real_run_is_whole_and_its_time_and_energy_add_up(july, 
     assert 'id="device-table"' in html
     assert [one.stdout for one in printed[1:]] == [path.read_text() for path in files[1:]]
     assert 'badcjobs_chunks{run="run",state="done"} 10\n' in printed[2].stdout
-    assert alone.stdout.startswith(f"{task.name}: all done\n")
+    assert alone.stdout.startswith(f"{task.name}: all done – 10 chunks\n")
     assert (compared.json["this"]["title"], compared.json["other"]["title"]) == ("run", "cpu")
     assert compared.json["settings"]["simulate"] == {"this": "2", "other": None}
     assert f"{july} is as fast as {july / 'job.sqlite'}, with " in " ".join(itself.stdout.split())

@@ -312,7 +312,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     assert heard == [10_000, 20_000]
     assert summary.completeness.expected == 20_001
     proof = Completeness(2, None, 1, 1, 0, 0, 0, 0, 1, finish=(shlex.join(["badcjobs", "run", "a b " * 60]),))
-    assert report.summary_text(replace(summary, completeness=proof), "july").endswith(f"\n    {proof.finish[0]}")
+    assert report.summary_text(replace(summary, completeness=proof), "july").endswith(f"\n  {proof.finish[0]}")
 
 
 def test_a_page_is_written_whole_or_not_at_all_and_merge_says_where_it_is(tmp_path):

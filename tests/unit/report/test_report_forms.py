@@ -33,7 +33,7 @@ EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
 def whole(job=JOB, missing=(3,), **proof):
-    return replace(summarize(job, missing, replace(PROOF, **proof)), findings=FINDINGS)
+    return replace(summarize(job, missing, replace(PROOF, **proof)), findings=FINDINGS, place="july")
 
 
 def flat(document, place=""):
@@ -125,7 +125,7 @@ def of_lines(topic, usual=JOB, findings=(), **proof):
     tasks, devices = {"task": TASK, "ended": DONE, "heard": HEARD}, {"first": device(), "second": device(1)}
     facts = Lines(tasks, devices, like(usual), PROOF, **proof)
     named = (line.partition(": ") for line in TOPICS[topic].splitlines())
-    return {name: replace(facts.read(line), findings=findings) for name, _, line in named}
+    return {name: replace(facts.read(line), findings=findings, place="july") for name, _, line in named}
 
 
 def of_texts():
@@ -249,13 +249,16 @@ def test_a_table_of_a_page_is_escaped_sorted_by_numbers_and_folded(pages):
 
 
 def test_colours_change_no_word_and_a_long_name_leaves_room_for_the_verdict():
-    for verdict, code in (("stopped", 33), ("done", 32), ("failed", 31)):
-        plain, coloured = (summary_text(replace(whole(), verdict=verdict), "july", colour=c) for c in (False, True))
+    ended = replace(JOB, tasks=(DONE,))
+    chunks = {36: {"done": 1}, 33: {"done": 1, "pending": 1}, 32: {"done": 1}, 31: {"failed": 8}}
+    for code, states in chunks.items():
+        job = summarize(replace(JOB if code == 36 else ended, chunks=states))
+        plain, coloured = (summary_text(replace(job, findings=FINDINGS), "july", colour=c) for c in (False, True))
         assert coloured.startswith(f"july: \x1b[{code}m") and "  \x1b[1;31mproblem\x1b[0m  One of" in coloured
         assert "\n  \x1b[33mwarning\x1b[0m  Starting" in coloured
         assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
     first = summary_text(whole(), "july" * 60).splitlines()[0]
-    assert len(first) == 100 and first.endswith("j…: not finished: there is work left")
+    assert len(first) == 100 and first.endswith("j…: running – 100 of 201 chunks done, 1 failed, 100 left")
 
 
 def test_the_last_lines_of_merge_and_run(pages):
