@@ -151,7 +151,8 @@ PAGES = {
     "sockeye": "rules of UBC ARC Sockeye, a complete campaign; describe another cluster",
     "settings": "every key of badcjobs.toml, with its option and its default",
     "audio": "manifests, folders and lists; cut long recordings; what paths mean",
-    "engines": "HawkEars 2 and 1, your own program, workers per GPU, retries",
+    "engines": "HawkEars 2 and 1, workers per GPU, retries, copies on the node",
+    "own-detector": "BirdNET or your own program instead of HawkEars; the tables it may write",
     "gpus": "which GPUs a task uses and why; free, simulated and recorded GPUs",
     "plan": "GPU-hours, tasks and end date of a campaign; the best chunk length",
     "local": "run a job array on one machine, without Slurm",
@@ -172,7 +173,7 @@ def guide(topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None) 
     if topic is not None:
         print_document(read_topic(topic))
         return 0
-    lines = [f"  {name:<10} {about}" for name, about in PAGES.items()]
+    lines = [f"  {name:<12} {about}" for name, about in PAGES.items()]
     print_document("\n".join(["Pages of the handbook, in reading order (badcjobs guide TOPIC):", "", *lines]))
     return 0
 

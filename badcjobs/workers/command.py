@@ -1,32 +1,34 @@
 """The command engine: any program, once per chunk or once per batch. Success is exit 0 and the output file.
 
 With ``{input} {output}`` the program runs once per chunk. With ``{inputs} {outputs}`` it runs once per batch:
-``{inputs}`` is a text file with one audio path per line, ``{outputs}`` a folder for one CSV per path, with the same
+``{inputs}`` is a text file with one audio path per line, ``{outputs}`` a folder for one table per path, with the same
 name: ``/data/a.wav`` → ``{outputs}/a.csv``. ``--engine-arg=--batch=N`` sets the largest batch. No two paths of a batch
 have the same name.
+
+A program may also make a folder of ``{output}``, or add to its name: the table is then the file that is named after
+the audio, ``a.BirdNET.results.csv``, or else the only one that can be understood.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
-import math
 import shlex
 import shutil
 import string
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, WorkerPlan
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.processes import fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import More, Process, SessionBroken, nothing_more
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import chunk_file
 from badcjobs.workers import retry
+from badcjobs.workers.detection_tables import UnknownTable, parse_detections
 from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index"
 _PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
 _PER_BATCH = ("inputs", "outputs")
 _DEFAULT_BATCH = 64
+_ENDINGS = (".csv", ".tsv", ".txt")  # of tables
 _EXAMPLE = "badcjobs run … --engine command --command 'program {input} {output}'"
 
 
@@ -96,6 +99,7 @@ class CommandEngine:
         self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
         self._batch = batch  # None: from --engine-arg
         self._cannot_keep = False
+        self.understood = False  # a table has been read
 
     @property
     def wants(self) -> int:
@@ -136,11 +140,11 @@ class CommandEngine:
         """Prepare a session; programs start with the chunks."""
         return CommandSession(self, plan, scratch)
 
-    def keep_raw(self, chunk: Chunk, content: bytes) -> None:
+    def keep_raw(self, chunk: Chunk, content: bytes, ending: str = ".csv") -> None:
         """Write a copy of an output file to the run folder, with --keep-raw; warn once if that is not possible."""
         if self.start.raw is None:
             return
-        target = self.start.raw / chunk_file(chunk.recording_id, chunk.chunk_id, ".csv")
+        target = self.start.raw / chunk_file(chunk.recording_id, chunk.chunk_id, ending)
         try:
             make_folder(target.parent)
             with fresh_file(target) as file:
@@ -179,7 +183,8 @@ class CommandSession:
             yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
             code = self._run(part)
             if code == 0:
-                yield from (self._read(chunk, started_at_ms) for chunk in part)
+                stems = [Path(chunk.audio_path).stem for chunk in part]
+                yield from (self._read(chunk, started_at_ms, stems) for chunk in part)
             elif code is not None and not (self._per_batch and self._killed):
                 yield from self._explain(part, code, started_at_ms)
 
@@ -259,17 +264,39 @@ class CommandSession:
     def _output(self, chunk: Chunk) -> Path:
         return self._outputs / (f"{Path(chunk.audio_path).stem}.csv" if self._per_batch else "detections.csv")
 
-    def _read(self, chunk: Chunk, started_at_ms: int) -> ChunkResult:
-        path = self._output(chunk)
+    def _find_output(self, chunk: Chunk, stems: Sequence[str]) -> Path:
+        """Return the table of a chunk; ``stems``: the names of all audio files of this run, without their endings."""
+        given = self._output(chunk)
+        if given.is_file():
+            return given
+        stem = Path(chunk.audio_path).stem
+        written = sorted(p for p in self._outputs.rglob("*") if p.suffix in _ENDINGS and p.is_file())
+        for path in sorted(written, key=lambda path: path.suffix):
+            # A file of rec.001 also starts like one of rec: the longest name counts.
+            if max((one for one in stems if path.name.startswith(f"{one}.")), key=len, default=None) == stem:
+                return path
+        for path in written if len(stems) == 1 else ():
+            with suppress(ValueError, OSError):  # such as BirdNET's list of its own settings
+                parse_detections(path.read_text(encoding="utf-8"), path.name)
+                return path
+        raise FileNotFoundError(f"{given.name}{', only ' if written else ''}{', '.join(p.name for p in written)}")
+
+    def _read(self, chunk: Chunk, started_at_ms: int, stems: Sequence[str]) -> ChunkResult:
         try:
+            path = self._find_output(chunk, stems)
             content = path.read_bytes()
-            self._engine.keep_raw(chunk, content)
-            detections = tuple(parse_detections_csv(content.decode()))
-        except FileNotFoundError:
-            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {{output}} ({path.name}) was not written"
+            self._engine.keep_raw(chunk, content, path.suffix)
+            detections = tuple(parse_detections(content.decode(), path.name))
+        except FileNotFoundError as missing:
+            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {{output}} was not written ({missing})"
+        except UnknownTable as problem:
+            if not self._engine.understood:  # every chunk would fail like this one
+                raise SessionBroken(retry.CONFIGURATION, f"{path.name} cannot be read: {problem}") from problem
+            error_class, error = retry.BAD_OUTPUT, f"{path.name} cannot be read: {problem}"
         except (ValueError, OSError) as problem:
             error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
         else:
+            self._engine.understood = True
             return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
         error = f"{chunk.audio_path}: {error}\n{last_lines(self._log)}".strip()
         return self._failure(chunk, started_at_ms, error_class, error)
@@ -310,58 +337,3 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
         names.add(name)
         part.append(chunk)
     return [part for _, part in parts]
-
-
-# --- the CSV files that programs write --------------------------------------------------------------------------------
-
-# The columns of our format, of HawkEars 2 and of HawkEars 1 → the columns of the label and of the species name.
-_LABELS = {
-    ("start_time", "end_time", "label", "score"): ("label", None),
-    ("recording", "start_time", "end_time", "name", "score"): ("name", None),
-    ("filename", "start_time", "end_time", "class_name", "class_code", "score"): ("class_code", "class_name"),
-}
-
-
-def parse_detections_csv(text: str) -> list[Detection]:
-    """Parse the CSV of one chunk: our four columns, or those of HawkEars 1 or 2.
-
-    Other columns are ignored; a header without rows means no detections. Any other error in the file raises ValueError
-    with the line and the column.
-    """
-    rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    found = []
-    try:
-        header = [name.strip() for name in next(rows, [])]
-        nearest = min(_LABELS, key=lambda columns: len(set(columns) - set(header)))
-        if missing := ", ".join(column for column in nearest if column not in header):
-            raise ValueError(f"line 1: column {missing} is missing; the header is {','.join(header) or 'empty'}")
-        for cells in filter(None, rows):
-            if len(cells) != len(header):
-                column = header[len(cells)] if len(cells) < len(header) else f"number {len(header) + 1}"
-                counts = f"{len(cells)} cells, the header has {len(header)}"
-                raise ValueError(f"line {rows.line_num} has {counts} (column {column})")
-            row = dict(zip(header, cells, strict=True))
-            found.append(_parse_row(row, *_LABELS[nearest], rows.line_num))
-    except csv.Error as error:
-        raise ValueError(f"line {rows.line_num}: {error}") from error
-    return found
-
-
-def _parse_row(row: Mapping[str, str], label: str, label_name: str | None, number: int) -> Detection:
-    def parse_number(column: str) -> float:
-        try:
-            value = float(row[column])
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"line {number}, column {column}: {row[column]!r} is not a number")
-        return value
-
-    start_s, end_s = parse_number("start_time"), parse_number("end_time")
-    if end_s < start_s:
-        raise ValueError(f"line {number}, column end_time: {end_s} is before the start, {start_s}")
-    if not row[label].strip():
-        raise ValueError(f"line {number}, column {label}: empty")
-    score = parse_number("score") if row["score"].strip() else None
-    name = row[label_name].strip() or None if label_name else None
-    return Detection(round(start_s * 1000), round(end_s * 1000), row[label].strip(), score, name)

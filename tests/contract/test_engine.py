@@ -415,3 +415,35 @@ def test_what_becomes_of_recordings(place, pages, caplog, topic):
             path.unlink(missing_ok=True)
     text = "\n".join(said).replace(str(place.folder), "/…")
     pages({"said.txt": re.sub(r"for \d+ s$", "for N s", text, flags=re.MULTILINE)})
+
+
+BIRDNET = f"/bin/sh {DATA}/birdnet-analyze.sh {{input}} --output {{output}} --rtype "
+
+
+@pytest.mark.parametrize("kind", ["csv", "table", "audacity", "kaleidoscope"])
+def test_what_birdnet_writes_is_found_in_its_folder_and_understood(place, kind):
+    engine, found, names = place.engine(BIRDNET + kind), {}, ("a, b", "quiet", "bad", "other")
+    for name in names:
+        found |= place.process(engine, [place.good(name)])
+    code = "rufgro" if kind == "table" else "Bonasa umbellus"
+    heard = [[(one.start_ms, one.end_ms, one.label, one.label_name, one.score) for one in found[name].detections]
+             for name in names[:2]]  # fmt: skip
+    assert heard == [[(0, 3000, code, "Ruffed Grouse", 0.8141)], []]
+    assert [found[name].error_class for name in names] == [None, None, "no_output", "bad_output"]
+    assert "was not written (detections.csv, only BirdNET_analysis_params.csv)\nError: Cannot" in found["bad"].error
+    error_class, _, why = place.broken(place.engine(BIRDNET + kind), [place.good("other")])
+    assert (error_class, why.partition(" understood")[0]) == (
+        "configuration", f"{Path(why.partition(' cannot')[0]).name} cannot be read: line 1: no column for start, end, "
+        "label, score; found: when, what;",
+    )  # fmt: skip
+
+
+def test_a_table_belongs_to_the_longest_name_it_starts_with(place):
+    """A program that adds to the name of the audio, for three recordings with alike names."""
+    program = """while read -r audio; do name=$(basename "${audio%.*}")
+        printf 'start_time,end_time,label,score\\n0,1,%s,1\\n' "$name" > "$2/$name.out.csv"; done < "$1" """
+    (place.folder / "program.sh").write_text(program)
+    names = ("r", "r.001", "r.0")
+    engine = place.engine(f"/bin/sh {place.folder}/program.sh {{inputs}} {{outputs}}")
+    found = place.process(engine, [place.good(name) for name in names])
+    assert {name: found[name].detections[0].label for name in names} == {name: name for name in names}

@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 from support.fake_hawkears import make_fake_hawkears1
 from support.pages import tree
+from support.stand_ins import install
 from support.task_files import TaskFile, add_host_samples, make_job
 from support.terminal import Terminal
 from support.waiting import wait_for
 
+DATA = Path(__file__).parents[1] / "data"
 EXPORT = (sys.executable, "-m", "badcjobs", "export")
 HOSTS = ("--table", "host_sample", "--format")
 
@@ -153,3 +156,18 @@ def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_n
     kept = tree(site.out / "raw")
     assert sorted(kept) == ["rec0/c000.csv", "rec0/c001.csv"]
     assert all(text.startswith("filename,start_time,end_time,class_name,class_code,score") for text in kept.values())
+
+
+def test_the_birdnet_example_of_the_guide_works_as_it_is_pasted(site):
+    for name in ("FS-01_20220501_060000", "quiet"):
+        make_wav(site.folder / "recordings" / "Fort Smith" / "FS-01" / f"{name}.wav", 4.0, 1000)
+    install(site.folder / "bin" / "birdnet-analyze", (DATA / "birdnet-analyze.sh").read_text())
+    install(site.folder / "bin" / "badcjobs", f'#!/bin/sh\nexec {sys.executable} -m badcjobs "$@"\n')
+    page = site.badcjobs("guide", "own-detector").stdout
+    lines = page[page.index("    badcjobs run") :].partition("\n\n")[0]
+    env = site.environ({"PATH": f"{site.folder / 'bin'}:{os.environ['PATH']}"})
+    subprocess.run(["bash", "-ec", lines], env=env, cwd=site.folder, check=True, capture_output=True)
+    [row] = csv.DictReader((site.folder / "birdnet.csv").open(newline=""))
+    wanted = {"recording_date_time": "2022-05-01T06:00:00", "start_s": "0.0", "end_s": "3.0", "score": "0.8141",
+              "species_code": "Bonasa umbellus", "species_name": "Ruffed Grouse"}  # fmt: skip
+    assert {name: row[name] for name in wanted} == wanted

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rooms.model import Chunk, ChunkResult, Detection, Device, WorkerPlan
 from rooms.root import BadInput, SessionBroken, SubprocessLauncher, SystemClock
-from rooms.workers import EngineStart, HawkEarsEngine, parse_detections_csv, python_of
+from rooms.workers import EngineStart, HawkEarsEngine, parse_detections, python_of
 from support.audio import make_wav
 from support.needs import missing
 
@@ -45,7 +45,7 @@ class Installation:
         subprocess.run(list(map(str, words)), cwd=self.root, env=env, check=True, capture_output=True, timeout=170)
         text, found = (self.folder / "own" / "scores.csv").read_text(), dict[str, set[Detection]]()
         names = [row["recording"] for row in csv.DictReader(text.splitlines())]
-        for name, detection in zip(names, parse_detections_csv(text), strict=True):
+        for name, detection in zip(names, parse_detections(text), strict=True):
             found.setdefault(name, set()).add(detection)
         return found
 

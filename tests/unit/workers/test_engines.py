@@ -102,7 +102,7 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
         text = line.encode().decode("unicode_escape")
         try:
             found = [f"{one.start_ms} to {one.end_ms} ms: {one.label}, {one.label_name}, {one.score}"
-                     for one in workers.parse_detections_csv(text)] or ["nothing"]  # fmt: skip
+                     for one in workers.parse_detections(text)] or ["nothing"]  # fmt: skip
         except ValueError as error:
             found = [f"refused: {error}"]
         lines += [ascii(text), *(f"  {one}" for one in found)]
