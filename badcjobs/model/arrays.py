@@ -55,6 +55,10 @@ class TaskKey:
         mask = (1 << _BITS_OF_START) - 1
         return (by_name & ~mask) | (stable_id(self.name, self.started_at_ms) & mask)
 
+    def may_have(self, task_id: int) -> bool:
+        """Say whether a task of this name may have this id, whenever it started."""
+        return stable_id(self.name) >> _BITS_OF_START == task_id >> _BITS_OF_START
+
     @classmethod
     def parse(cls, name: str) -> TaskKey | None:
         """Return the key of a task with this name; None: not the name of a task."""

@@ -7,14 +7,15 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from badcjobs import __version__
-from badcjobs.errors import DatabaseProblem
+from badcjobs.errors import BadcjobsError, DatabaseProblem
+from badcjobs.store.plausible import find_damage
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
 
     ``suggest_fix`` returns the command to paste for an error message.
     """
-    try:
+    with naming_damage(path, suggest_fix):
         uri = published_uri(path)
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
             if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
@@ -233,8 +234,27 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
             if problem := schema_problem(db):
                 raise sqlite3.DatabaseError(problem)
             yield db
-    except sqlite3.Error as error:
-        raise DatabaseProblem(f"{path.name} cannot be read: {error}", fix=suggest_fix(str(error))) from error
+
+
+@contextmanager
+def naming_damage(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[None]:
+    """Turn an SQLite error in the block into a DatabaseProblem, and any other error if the database is damaged.
+
+    Damaged values reach all code that uses them; only after an error is it worth reading the complete file.
+    """
+    try:
+        yield
+    except (OSError, BadcjobsError):
+        raise
+    except Exception as error:
+        damage = str(error) if isinstance(error, sqlite3.Error) else None
+        if damage is None or "no such" in damage or "UTF-8" in damage:
+            with suppress(sqlite3.Error), closing(open_sealed(path)) as db:
+                found = find_damage(db)
+                damage = damage if found is None else f"damaged: {found}"
+        if damage is None:
+            raise
+        raise DatabaseProblem(f"{path.name} cannot be read: {damage}", fix=suggest_fix(damage)) from error
 
 
 def _reading_uri(path: Path) -> str:

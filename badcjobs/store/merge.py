@@ -7,6 +7,7 @@ gone, damaged or not given stay in the job database. The other modules: source_f
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sqlite3
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.errors import DatabaseProblem
+from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
@@ -36,6 +37,7 @@ from badcjobs.store.connect import (
 )
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
+from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
 from badcjobs.store.source_files import (
@@ -50,7 +52,10 @@ from badcjobs.store.source_files import (
     full_path,
     read_source_files,
     salvage_instead,
+    skipped,
 )
+
+log = logging.getLogger(__name__)
 
 # --- one merge at a time ----------------------------------------------------------------------------------------------
 # The lock is a file that only one merge can create, on any node; shared filesystems may have no kernel locks. Its owner
@@ -171,9 +176,19 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             complaint = schema_problem(db)
             _refuse_if(complaint is not None, f"{target} has {complaint}")
             return "current", read_source_files(db)
-    except sqlite3.Error as error:
-        reason = f"the earlier job database could not be read ({error}); it was renamed, and a new one was made"
-        return "damaged", (SourceFile(damaged_name(target).name, None, "skipped", reason),)
+    except UNREADABLE as error:
+        return "damaged", _damaged(target, error)
+
+
+def _damaged(target: Path, why: object) -> tuple[SourceFile, ...]:
+    """Return the list of files of a job database that replaces a damaged one."""
+    reason = f"the earlier job database could not be read ({why}); it was renamed, and a new one was made"
+    return (SourceFile(damaged_name(target).name, None, "skipped", reason),)
+
+
+def _find_damage(target: Path) -> str | None:
+    with closing(open_job_database(target)) as db:
+        return find_damage(db)
 
 
 def _refuse_if(wrong: bool, what: str) -> None:
@@ -265,8 +280,6 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
             return _merge(order, check)
     except (OSError, sqlite3.Error) as error:
         fix = "badcjobs merge … -o /a/folder/with/space/job.sqlite"
-        if "malformed" in str(error):  # the job database: damaged task files are handled one by one
-            fix = f"mv {order.target} {damaged_name(order.target)}   (then the same command again)"
         raise DatabaseProblem(f"{order.target} cannot be written", why=str(error), fix=fix) from error
 
 
@@ -283,11 +296,18 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
     # Forget skipped files that are gone, and skipped folders that can be read now. The rows of other files that are
     # gone stay.
-    skipped = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]
-    gone = {name for name, path in skipped if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
+    unread = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]
+    gone = {name for name, path in unread if not os.path.lexists(path) or (path.is_dir() and os.access(path, os.R_OK))}
     old = {path: file for path, file in known.items() if state == "damaged" or path not in gone}
     if state != "current" or changed or len(old) < len(known) or has_new_ends(order.target, files):
-        files = _bring_up_to_date(order, state, old, changed, check)
+        try:
+            files = _bring_up_to_date(order, state, old, changed, check)
+        except UNREADABLE as error:
+            if state != "current" or not (damage := _find_damage(order.target)):
+                raise
+            log.debug("%s: %s", order.target, error)
+            old, changed = {file.path: file for file in _damaged(order.target, damage)}, found
+            files = _bring_up_to_date(order, "damaged", old, changed, check)
     return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
 
 
@@ -317,10 +337,12 @@ def _bring_up_to_date(
                 try:
                     with write_in_place(order.target, check=check) as db:
                         return _write(db, order, old, few, of=len(few))
-                except sqlite3.OperationalError as error:
-                    # Another program keeps reading it; or a file was published meanwhile and attached once more.
-                    if "locked" not in str(error) and "attached" not in str(error):
-                        raise
+                except (OSError, BadcjobsError):
+                    raise
+                except Exception as error:
+                    # Another program keeps reading it; a file was published meanwhile and attached once more; or a file
+                    # cannot be merged: only in a new job database can its rows be rolled back.
+                    log.debug("%s is not changed in place: %s", order.target, error)
             intakes = iter(few)
         aside = damaged_name(order.target) if state == "damaged" else None
         with write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
@@ -358,8 +380,10 @@ def _write(
 def _add_file(writer: JobWriter, intake: Intake) -> None:
     """Give a file to the writer; examine it again if it was published meanwhile, salvage it if damage shows only now.
 
-    An error in one file does not stop the merge: the file is salvaged or skipped.
+    An isolation boundary: an error in one file does not stop the merge. Its rows are rolled back, and the file is
+    salvaged or, if that does not help, skipped.
     """
+    is_salvaged = False
     for _ in range(_TRIES):
         try:
             writer.add_file(intake)
@@ -367,15 +391,15 @@ def _add_file(writer: JobWriter, intake: Intake) -> None:
         except FileChanged:
             found = Intake(intake.path, None, "skipped", file=intake.file)
             intake = examine(found, intake.scratch)
-        except sqlite3.DatabaseError as error:
-            is_of_file = "malformed" in str(error) and intake.checksum is None and intake.status != "salvaged"
-            if not is_of_file:
+        except OSError:  # no space for a copy
+            raise
+        except Exception as error:
+            if writer.is_cause(error, after_salvage=is_salvaged):
                 raise
-            intake = salvage_instead(intake, f"damaged: {error}")
+            demote = skipped if is_salvaged else salvage_instead
+            intake, is_salvaged = demote(intake, f"damaged: {error}"), True
     else:
-        writer.add_file(
-            replace(intake, status="skipped", reason=STILL_WRITTEN, database=None, rows=None, size_bytes=None)
-        )
+        writer.add_file(replace(skipped(intake, STILL_WRITTEN), size_bytes=None))
     shutil.rmtree(intake.scratch, ignore_errors=True)
 
 

@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from badcjobs import __version__
-from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import ROWS, SEAL
 from badcjobs.store.connect import create_tables, file_uri, read_only_uri, transaction
 from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
+from badcjobs.store.plausible import find_damage
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import HOLDING, Intake, SourceFile, describe, total, write_source_files
 
@@ -36,6 +36,9 @@ _SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_
 _PLAIN = tuple(table.name for table in TABLES if table.name not in ("meta", "chunk"))
 _OWN = tuple(table.name for table in TABLES if table.name not in ("meta", *DERIVED))
 _WHERE_ROWS_ARE = (*_PLAIN, "chunk", "rival_chunk", "rival_detection")
+
+
+_CAUSES = ("is full", "locked", "attached", "readonly")  # in messages of SQLite about the file that it writes
 
 
 def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bool) -> None:
@@ -209,6 +212,10 @@ class FileChanged(Exception):
     """A file was published again between its examination and its copying."""
 
 
+class RowsDiffer(Exception):
+    """The job database has other rows of a task than its file."""
+
+
 class JobWriter:
     """Writes the rows of each file, and records which file each task's rows come from."""
 
@@ -264,12 +271,27 @@ class JobWriter:
             create_indexes(self._db)
             settle_detections(self._db, salvaged)
             for task_id, expected in self._expected.items():
-                for table, many in count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED)).items():
-                    _check(table, task_id, expected.get(table, 0), many)
+                try:
+                    for table, many in count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED)).items():
+                        _check(table, expected.get(table, 0), many)
+                except RowsDiffer as error:
+                    name = self._holders.pop(task_id)
+                    remove_task(self._db, task_id)
+                    reason = f"its rows were left out: {error}"
+                    self._files[name] = replace(self._files[name], task_id=None, status="skipped", reason=reason)
             files = tuple(self._files[path] for path in sorted(self._files))
             write_source_files(self._db, files)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
         return files
+
+    def is_cause(self, error: Exception, *, after_salvage: bool) -> bool:
+        """Say whether the job database is the cause of an error, not the file that was being added.
+
+        In place, too: inside one transaction for all files, those of one file cannot be taken back.
+        """
+        if self._db.in_transaction or any(word in str(error) for word in _CAUSES):
+            return True
+        return after_salvage and find_damage(self._db) is not None
 
     def _is_other_task(self, intake: Intake) -> bool:
         """Say whether this is another task of the same name: it started at another time."""
@@ -301,7 +323,7 @@ class JobWriter:
                     (many,) = db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
                     if many != counts[table] and table not in DERIVED:  # two readings of one instant are one row
                         keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM {source}.{ours})"
-                        _check(table, task_id, db.execute(keys, (task_id,)).fetchone()[0], many)
+                        _check(table, db.execute(keys, (task_id,)).fetchone()[0], many)
                     counts[table] = int(many)
         finally:
             if not db.in_transaction:  # SQLite cannot detach inside a transaction
@@ -356,11 +378,7 @@ def _copy_of(file: SourceFile, holder: str) -> SourceFile:
     return replace(file, status="copy", reason=f"{how} of the task in {holder}", rows_lost=None)
 
 
-def _check(table: str, task_id: int, wanted: int, found: int) -> None:
-    """Raise DatabaseProblem if rows were lost or added on the way."""
+def _check(table: str, wanted: int, found: int) -> None:
+    """Raise RowsDiffer if rows were lost or added on the way."""
     if wanted != found:
-        raise DatabaseProblem(
-            f"the row check of task {task_id} failed: {table} rows in its file: {wanted:,}, in job.sqlite: {found:,}",
-            why="this is a bug in badcjobs, or the disk loses data; nothing was replaced",
-            fix="badcjobs merge RUN_FOLDER -o /another/disk/job.sqlite",
-        )
+        raise RowsDiffer(f"{table} rows in the file: {wanted:,}, in job.sqlite: {found:,}")

@@ -42,7 +42,7 @@ def _suggest_fix(path: Path, why: str) -> str:
         return f"{shlex.join(['badcjobs', 'record', '--out', str(path.with_suffix('.sqlite'))])} …   (not as text)"
     if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
         return f"the same command with {shlex.quote(str(job))}"
-    if "malformed" not in why:
+    if "malformed" not in why and "damaged" not in why:
         return shlex.join(["badcjobs", "merge", str(path.parent)])
     # The paths of the task databases are in the damaged file; with a folder ``tasks`` next to it, they are there.
     run = str(path.parent) if (path.parent / "tasks").is_dir() else "RUN_FOLDER"

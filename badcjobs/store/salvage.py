@@ -8,12 +8,11 @@ program ``sqlite3`` is installed, the rows that its ``.recover`` finds are added
 from __future__ import annotations
 
 import heapq
-import math
 import os
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from typing import Any
 from badcjobs.model import TaskKey
 from badcjobs.store.atomic_write import SEAL, read_sealed_rows
 from badcjobs.store.connect import create_tables, file_uri, read_only_uri
-from badcjobs.store.schema import DERIVED, TABLES, Column, columns_of
+from badcjobs.store.plausible import UNREADABLE, is_plausible, is_time
+from badcjobs.store.schema import DERIVED, TABLES, columns_of
 
 _PAGE_BYTES = 4096  # SQLite's default, which we never change
 _LEAST_ROW_BYTES = 4
@@ -29,13 +29,6 @@ _MOST_RANGES = 4000  # of row numbers, in one table; each of the remaining ones 
 _FEW_RANGES = 50
 _RANGES_WITHOUT_ROWS = 200
 _PROGRAM_LIMIT_S = 600
-_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
-_ALLOWED = {
-    "status": {"done", "failed", "poison", "pending", "skipped"},
-    "outcome": {"done", "failed", "lost"},
-    "verdict": {"done", "failed", "stopped", "killed"},
-}
-_TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
 _LOST_DEVICE = """
     INSERT INTO device (device_id, task_id, token, backend, why)
     SELECT DISTINCT device_id, task_id, '?', 'none', 'its row was lost; restored from its samples' FROM sample
@@ -60,12 +53,14 @@ def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] 
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA foreign_keys = OFF")  # keep samples whose device is lost
         create_tables(db)
-        empty, pages = clean.read_bytes(), _list_of_tables(clean)
+        empty, ours = clean.read_bytes(), _list_of_tables(clean)
         roots = {number for (number,) in db.execute("SELECT rootpage FROM sqlite_master")}
         _copy_pages(damaged, copy)
         db.execute("BEGIN")
         if not _read_tables(copy, db):
-            if _list_of_tables(copy).items() < pages.items():  # a part of our own list of tables
+            listed = _list_of_tables(copy)
+            elsewhere = sum(page != ours[name][0] for name, (page, _) in listed.items())
+            if listed != ours and elsewhere <= len(listed) // 10:  # our own list of tables, but for the damage
                 _restore_list_of_tables(copy, empty, roots)
                 _read_tables(copy, db)
             _add_recovered(copy, db)
@@ -100,13 +95,13 @@ def _copy_pages(damaged: Path, copy: Path) -> None:
             target.truncate((end - is_cut) * _PAGE_BYTES)
 
 
-def _list_of_tables(path: Path) -> dict[str, int]:
-    """Return the tables that a file lists, with their first page; SQLite reads the list up to the damage."""
+def _list_of_tables(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the tables that a file lists, with their first page and SQL; SQLite reads the list up to the damage."""
     found = {}
-    with suppress(sqlite3.DatabaseError), closing(_open(path)) as db:
-        for name, page in db.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"):
-            found[name] = page
-    return {name: page for name, page in found.items() if name in _CHECKS}
+    with suppress(*UNREADABLE), closing(_open(path)) as db:
+        for name, page, sql in db.execute("SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table'"):
+            found[name] = page, sql
+    return {name: about for name, about in found.items() if name in _NAMES}
 
 
 def _restore_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) -> None:
@@ -135,12 +130,6 @@ def _open(path: Path) -> sqlite3.Connection:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _is_plausible(table: str, values: Sequence[Any]) -> bool:
-    """Say whether every value of a row is possible in its column."""
-    checks = _CHECKS[table]
-    return len(values) == len(checks) and all(check(value) for check, value in zip(checks, values, strict=True))
-
-
 def _add_rows(clean: sqlite3.Connection, table: str, rows: Iterable[tuple[int, Sequence[Any]]]) -> None:
     """Add rows with their row numbers; in some tables the row number is the first column."""
     first = int(table in _NUMBERED)
@@ -149,45 +138,19 @@ def _add_rows(clean: sqlite3.Connection, table: str, rows: Iterable[tuple[int, S
     clean.executemany(sql, ((rowid, *values[first:]) for rowid, values in rows))
 
 
-def _value_check(column: Column) -> Callable[[Any], bool]:
-    """Return a function that says whether a value is possible in this column."""
-    name, kind = column.name, column.sql.split()[0]
-    types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
-
-    def check(value: Any) -> bool:
-        if value is None or type(value) not in types:
-            return value is None and may_be_null
-        if name in _ALLOWED:
-            return value in _ALLOWED[name]
-        if is_time(column):
-            return bool(_YEAR_2000_MS <= value < _YEAR_2100_MS)
-        if name.endswith("_percent"):
-            return bool(0 <= value <= 100)
-        if kind == "TEXT":
-            return not value.endswith("\0")  # its end was on a page that was never written
-        return math.isfinite(value) and (value >= 0 or not name.endswith(("_bytes", "_id")))
-
-    return check
-
-
-def is_time(column: Column) -> bool:
-    """Say whether a column holds a time (not a duration, or a position in a recording)."""
-    return column.name in ("at_ms", "from_ms", "to_ms") or column.name.endswith("_at_ms")
-
-
 # Derived tables are computed again from the saved rows.
 _OWN = [table for table in TABLES if table.name not in DERIVED]
-_CHECKS = {table.name: [_value_check(column) for column in table.columns] for table in _OWN}
+_NAMES = [table.name for table in _OWN]
 _NUMBERED = {table.name for table in _OWN if table.columns[0].sql.startswith("INTEGER PRIMARY KEY")}
 
 
 def _read_tables(copy: Path, clean: sqlite3.Connection) -> bool:
     """Copy the rows that SQLite can reach; return whether every table was read to its end."""
     there = _list_of_tables(copy)
-    complete = len(there) == len(_CHECKS)
+    complete = len(there) == len(_NAMES)
     highest = copy.stat().st_size // _LEAST_ROW_BYTES
     with closing(_open(copy)) as source:
-        for table in (table for table in _CHECKS if table in there):
+        for table in (table for table in _NAMES if table in there):
             published = read_sealed_rows(clean).get(table, highest)  # from meta, the first table
             if table in _NUMBERED:
                 complete &= _read_table(source, clean, table, (0, 2**63 - 1), _MOST_RANGES)
@@ -236,10 +199,10 @@ def _copy_rows(
         nonlocal reached
         sql = f"""SELECT rowid, {", ".join(columns_of(table))} FROM {table} NOT INDEXED
                   WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"""
-        with suppress(sqlite3.DatabaseError):
+        with suppress(*UNREADABLE):
             for rowid, *values in source.execute(sql, (low, high)):
                 reached = rowid
-                if _is_plausible(table, values):
+                if is_plausible(table, values):
                     yield rowid, values
             reached = None
 
@@ -269,7 +232,7 @@ def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
 
 def _copy_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> None:
     there = {name for (name,) in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for table in (table for table in _CHECKS if table in there):
+    for table in (table for table in _NAMES if table in there):
         _copy_rows(source, clean, table, (-(2**63), 2**63 - 1), "ASC")
     if "lost_and_found" not in there:
         return
@@ -277,7 +240,7 @@ def _copy_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> No
     for _, _, fields, rowid, *values in source.execute("SELECT * FROM lost_and_found"):
         row = values[:fields]
         numbered = [rowid, *row[1:]] if row and row[0] is None else row
-        fitting = [table for table in _CHECKS if _is_plausible(table, numbered if table in _NUMBERED else row)]
+        fitting = [table for table in _NAMES if is_plausible(table, numbered if table in _NUMBERED else row)]
         if len(fitting) == 1:
             _add_rows(clean, fitting[0], [(rowid, row)])
 
@@ -286,16 +249,24 @@ def _copy_recovered(source: sqlite3.Connection, clean: sqlite3.Connection) -> No
 
 
 def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
-    """Return the task of this file: the one of the same name, or else the only one in it; None: not known."""
+    """Return the task of this file: the one of the same name, or else the only one in it; None: not known.
+
+    If the task's own row has another id or name than its file and all other rows, its own row is the damaged one.
+    """
     named = dict(db.execute("SELECT name, task_id FROM task"))
+    rows_of: Counter[int] = Counter()
+    for table in (table for table in _NAMES if table not in ("meta", "task")):
+        rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {table} GROUP BY 1")))
+    # An id that less than a tenth of the rows have is a damaged byte, not another task.
+    many = {task_id for task_id, count in rows_of.items() if count * 10 >= rows_of.total()}
+    key = None if file_name.startswith(".") else TaskKey.parse(file_name)  # a hidden file is an unfinished copy
+    if len(named) == 1 and len(many) == 1 and (key is None or file_name in named or key.may_have(*many)):
+        name = file_name if key else next(iter(named))
+        db.execute("UPDATE task SET task_id = ?, name = ?", (*many, name))
+        return many.pop()
     if file_name in named:
         return int(named[file_name])
-    rows_of: Counter[int] = Counter()
-    for table in (table for table in _CHECKS if table != "meta"):
-        rows_of.update(dict(db.execute(f"SELECT task_id, count(*) FROM {table} GROUP BY 1")))
-    if TaskKey.parse(file_name) and not file_name.startswith("."):  # a hidden file is an unfinished copy
-        # An id that less than a tenth of the rows have is a damaged byte, not another task.
-        many = {task_id for task_id, count in rows_of.items() if count * 10 >= rows_of.total()}
+    if key:
         nameless = many - set(named.values())
         return nameless.pop() if len(nameless) == 1 else None
     return int(*named.values()) if len(named) == 1 else None  # several tasks: a job database
@@ -304,7 +275,7 @@ def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
 def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict[str, int], dict[str, int] | None]:
     """Keep the rows of one task, restore lost rows of tasks and devices, and count."""
     rows = {}
-    for table in _CHECKS:
+    for table in _NAMES:
         if table != "meta":
             db.execute(f"DELETE FROM {table} WHERE task_id != ?", (task_id,))
         rows[table] = int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

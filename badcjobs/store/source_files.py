@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import struct
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Literal
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
 from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
+from badcjobs.store.plausible import find_damage
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
 
@@ -155,6 +156,9 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
         closed: list[OSError] = []
         for parent, folders, names in os.walk(place, onerror=closed.append):
             folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in [name for name in folders if name.endswith(".sqlite")]:
+                add(Path(parent, name), closed="a folder, not a file")
+                folders.remove(name)
             there = set(names)
             for name in names:  # hidden files are unfinished copies and live files
                 if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
@@ -196,6 +200,10 @@ def examine(found: Intake, scratch: Path) -> Intake:
                 intake = _read(found, before)
             except DatabaseProblem as refusal:
                 intake = replace(found, reason=refusal.what)
+            except OSError:
+                raise
+            except Exception as error:  # an isolation boundary: damage has countless forms
+                intake = salvage_instead(found, f"damaged: {error}")
             intake = replace(intake, size_bytes=before.st_size, mtime_ns=before.st_mtime_ns)
             if intake.is_same(found.file.stat()):
                 return intake
@@ -205,11 +213,17 @@ def examine(found: Intake, scratch: Path) -> Intake:
 
 
 def salvage_instead(intake: Intake, damage: str) -> Intake:
-    """Salvage a file whose damage was found only while its rows were copied."""
+    """Salvage a file whose damage was found only while its rows were read or copied; skip it if that fails, too."""
+    intake.scratch.mkdir(exist_ok=True)
     try:
-        return _salvage_rows(intake, damage)
-    except DatabaseProblem as refusal:
-        return replace(intake, status="skipped", reason=refusal.what, database=None, task_id=None, rows=None)
+        return _salvage_rows(replace(intake, counts={}), damage)
+    except Exception as error:  # no damage of one file stops the merge of the others
+        return skipped(intake, error.what if isinstance(error, DatabaseProblem) else f"{damage}; {error}")
+
+
+def skipped(intake: Intake, reason: str) -> Intake:
+    """Return a file of which no row is merged."""
+    return replace(intake, status="skipped", reason=reason, database=None, task_id=None, rows=None, rows_lost=None)
 
 
 def describe(intake: Intake) -> Intake:
@@ -249,11 +263,12 @@ def total(counts: Mapping[str, int]) -> int:
 def _read(intake: Intake, status: os.stat_result) -> Intake:
     path = intake.file
     if not stat.S_ISREG(status.st_mode):  # reading a named pipe would block forever
-        raise DatabaseProblem("not a file")
+        raise DatabaseProblem("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a file")
     if status.st_size == 0:
         raise DatabaseProblem("the file is empty")
+    damage = _check_bytes(path, status.st_size)
     stated, computed = read_checksum(path)
-    damage = _check_head(path, status.st_size, believed=stated is None or stated == computed)
+    damage = damage or _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
         return describe(replace(intake, status="merged", database=path, checksum=stated))
     besides = [(ending, path.with_name(path.name + ending)) for ending in LEFTOVERS]
@@ -261,34 +276,57 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     if leftovers:
         reason = f"completed on a copy with {path.name}{leftovers[0]}"
         intake = replace(intake, status="recovered", reason=reason, database=_recover(path, leftovers, intake.scratch))
-    elif damage is not None:
-        return _salvage_rows(intake, damage)
-    elif stated is None:
-        intake = replace(intake, status="merged", database=path)
+    elif damage is not None or stated is not None:
+        return _salvage_rows(intake, damage or "damaged: its checksum is wrong")
     else:
-        reason = "damaged: its checksum is wrong"
-        intake = replace(intake, status="salvaged", reason=reason, database=path)
+        intake = replace(intake, status="merged", database=path)
     return _read_unproven(intake, intake.database or path)
 
 
 def _read_unproven(intake: Intake, database: Path) -> Intake:
-    """Read a file without a valid seal: a live one, or one that was recovered or changed."""
-    try:
-        intake = describe(intake)
-        with closing(open_sealed(database)) as db:
-            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            published = read_sealed_rows(db)
-    except sqlite3.Error as error:
-        verdict = str(error)
-    if verdict != "ok":
-        return _salvage_rows(intake, f"damaged: {verdict}")
+    """Read a file without a valid seal: a live one, or one that was recovered."""
+    intake = describe(intake)
+    with closing(open_sealed(database)) as db:
+        damage = find_damage(db, intake.task_id)
+        published = read_sealed_rows(db)
+    if damage is not None:
+        return _salvage_rows(intake, f"damaged: {damage}")
     lost = {table: many - intake.counts.get(table, 0) for table, many in published.items()}
     lost = {table: many for table, many in lost.items() if many > 0}
-    if not lost and intake.status != "salvaged":
+    if not lost:
         return intake
-    saved = _saved_text(intake.counts, lost if published else None)
-    reason = f"{intake.reason or 'damaged: rows are missing'}; {saved}"
-    return replace(intake, status="salvaged", reason=reason, rows_lost=sum(lost.values()) if published else None)
+    reason = f"{intake.reason or 'damaged: rows are missing'}; {_saved_text(intake.counts, lost)}"
+    return replace(intake, status="salvaged", reason=reason, rows_lost=sum(lost.values()))
+
+
+_LARGEST_HOLE = 1 << 30
+_HEADER = ">16xH10xI28xI4xI28x"  # size of a page, pages, user_version, application_id
+_PAGE_BYTES = 4096
+_TREE_PAGES = (2, 5, 10, 13)  # the first byte of an SQLite page that is in use
+
+
+def _check_bytes(path: Path, size_bytes: int) -> str | None:
+    """Return the damage that a few bytes show; refuse at once a file of any size that cannot be a database of ours.
+
+    A file whose first page is lost can be salvaged: the pages after it are those of our tables.
+    """
+    with path.open("rb") as file:
+        pages = [page for _ in range(20) if (page := file.read(_PAGE_BYTES))]
+        hole = end = size_bytes
+        with suppress(OSError):  # the filesystem does not say, or nothing follows the hole
+            hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+            end = os.lseek(file.fileno(), hole, os.SEEK_DATA)
+    if end - hole > _LARGEST_HOLE:
+        raise DatabaseProblem(f"a sparse file: of its {size_bytes:,} bytes, {end - hole:,} were never written")
+    head, *others = pages
+    if head.startswith(SQLITE_MAGIC) and len(head) >= 100:
+        _, _, version, application = struct.unpack_from(_HEADER, head)
+        if application != APPLICATION_ID and version != SCHEMA_VERSION:
+            raise DatabaseProblem("not a badcjobs database")
+        return None
+    if sum(page[0] in _TREE_PAGES for page in others) <= len(others) // 2:
+        raise DatabaseProblem("not a SQLite database")
+    return "damaged: its header is wrong"
 
 
 def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
@@ -297,10 +335,7 @@ def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
     Not ``believed``: the file has a seal with a wrong checksum; then an unexpected header is damage, too.
     """
     with path.open("rb") as file:
-        head = file.read(100)
-    if not head.startswith(SQLITE_MAGIC) or len(head) < 100:
-        return "not a SQLite database"
-    page_bytes, pages, version, application = struct.unpack(">16xH10xI28xI4xI28x", head)
+        page_bytes, pages, version, application = struct.unpack_from(_HEADER, file.read(100))
     if not believed and (application != APPLICATION_ID or version != SCHEMA_VERSION):
         return "damaged: its header is wrong"
     if application != APPLICATION_ID:

@@ -1,6 +1,7 @@
 """Every kind of damage, done to a real file: no healthy row is lost, and every file is named with what became of it."""
 
 import os
+import random
 import re
 import shutil
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rooms.report import summarize_database
 from rooms.root import DatabaseProblem
 from rooms.store import create_live, read_job
 from support import damage
@@ -164,6 +166,41 @@ def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_who
     assert run.counts() == WHOLE, "what an earlier merge had is not lost"
 
 
+def harm_at_random(path, chance):
+    """Flip a bit, cut the file off or fill a page with zeros."""
+    kind, at = chance.choice(("flip", "flip", "flip", "cut", "zeros")), chance.random()
+    if kind == "cut":
+        damage.truncate(path, at)
+    elif kind == "zeros":
+        damage.zero_page(path, 1 + int(at * damage.page_count(path)))
+    else:
+        at = int(at * path.stat().st_size)
+        damage.overwrite(path, at, bytes([path.read_bytes()[at] ^ 1 << chance.randrange(8)]))
+
+
+def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one(tmp_path):
+    """300 files, each damaged in one place; by hand with other places: BADCJOBS_TEST_SEED=7 pytest -k damaged_byte."""
+    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+    print(f"BADCJOBS_TEST_SEED={seed} repeats this")
+    chance = random.Random(seed)
+    files = [TaskFile(tmp_path / "start", index=n, states=dict.fromkeys("ab", "done")).write() for n in range(17)]
+    tables = ("sample", "attempt", "host_sample", "device_time")
+    rows = [(table, Counter(query(path, f"SELECT * FROM {table}"))) for table in tables for path in files[:2]]
+    for number in range(20):
+        run = shutil.copytree(tmp_path / "start", tmp_path / str(number))
+        for path in files[2:]:
+            harm_at_random(run / "tasks" / path.name, chance)
+        statuses = {Path(file.path).name: file.status for file in merge_run(run).files}
+        assert [statuses.pop(path.name) for path in files[:2]] == ["merged"] * 2
+        whole = {path.name for path in files if path.read_bytes() == (run / "tasks" / path.name).read_bytes()}
+        assert {name for name, status in statuses.items() if status == "merged"} <= whole
+        got = {table: Counter(query(run / "job.sqlite", f"SELECT * FROM {table}")) for table in tables}
+        assert all(healthy <= got[table] for table, healthy in rows)
+        assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
+        summary = summarize_database(run / "job.sqlite")
+        assert {Path(path).name for path, _ in summary.facts.file_remarks} == set(statuses) - whole
+
+
 def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right(run):
     run.merge()
     job, victim = run.folder / "job.sqlite", run.victim
@@ -198,24 +235,30 @@ def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_wh
         other = TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
         closed = TaskFile(folder, index=0, states=STATES).write()
         hidden = TaskFile(folder / "tasks" / "more", index=2, states={"z": "done"}).write().parent
-        odd = [folder / "tasks" / f"{name}.sqlite" for name in ("gone", "pipe", "empty")]
+        odd = [folder / "tasks" / f"{name}.sqlite" for name in ("gone", "pipe", "empty", "huge")]
         odd[0].symlink_to("nowhere")
         os.mkfifo(odd[1])
         with closing(create_live(odd[2])) as db:
             db.execute("PRAGMA journal_mode = DELETE")
+        odd[3].write_bytes(other.read_bytes())
+        os.truncate(odd[3], 50 << 30)  # reading it would take minutes
+        (folder / "tasks" / "folder.sqlite").mkdir()
+        never = f"a sparse file: of its 53,687,091,200 bytes, {(50 << 30) - other.stat().st_size:,} were never written"
         closed.chmod(0)
         hidden.chmod(0)
         run, denied = Run(folder, closed), "the folder cannot be read: Permission denied"
         for _ in range(2):
             assert {name: file.reason for name, file in run.merge().items() if file.lost_something} == {
                 closed.name: "Permission denied", "gone.sqlite": "No such file or directory",
-                "pipe.sqlite": "not a file", "empty.sqlite": "it contains no task",
+                "pipe.sqlite": "not a file", "empty.sqlite": "it contains no task", "huge.sqlite": never,
+                "folder.sqlite": "a folder, not a file",
                 hidden.name: f"{denied}; its files are not merged. try: ls -ld {hidden}",
             }  # fmt: skip
         closed.chmod(0o600)
         hidden.chmod(0o700)
         for path in odd:
             path.unlink()
+        (folder / "tasks" / "folder.sqlite").rmdir()
         assert {file.status for file in run.merge().values()} == {"merged"}
         assert run.counts()["chunk"] == CHUNKS
         closed.chmod(0)
