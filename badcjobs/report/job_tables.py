@@ -8,7 +8,7 @@ from typing import Any
 
 from badcjobs.model import CHARTED
 from badcjobs.report.headlines import alert_lines
-from badcjobs.report.progress import state_words
+from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices, devices_words
 from badcjobs.report.tables import Cell, Row, Table, columns
@@ -27,7 +27,7 @@ from badcjobs.report.words import (
     three,
 )
 from badcjobs.store.figures import percentile
-from badcjobs.store.read_model import Completeness, DeviceFacts
+from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 
 MOST_DEVICES = 5000  # on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
@@ -61,7 +61,7 @@ def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tup
     unwell = [
         f"task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
         f" {task.pending:,} left"
-        for task in facts.tasks
+        for task in trouble_first(summary)
         if task.verdict != "done"
     ]
     yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (report.html and --json list all)")
@@ -183,14 +183,27 @@ def _state_percent(device: DeviceFacts, state: str) -> float | None:
 
 
 def least_busy(devices: Sequence[DeviceFacts], most: int) -> Sequence[DeviceFacts]:
-    """Return all devices or, if there are too many, the least busy ones, in their order."""
+    """Return the devices with failed or lost work, then the others, the least busy first; at most so many."""
 
-    def busy(place: int) -> float:
-        one = devices[place]
-        known = one.utilization_mean_percent if one.busy_mean_percent is None else one.busy_mean_percent
-        return 101.0 if known is None else known
+    def rank(device: DeviceFacts) -> tuple[bool, float]:
+        busy = device.utilization_mean_percent if device.busy_mean_percent is None else device.busy_mean_percent
+        return not (device.work.gave_up or device.work.failed or device.work.lost), 101.0 if busy is None else busy
 
-    return [devices[place] for place in sorted(sorted(range(len(devices)), key=busy)[:most])]
+    return sorted(devices, key=rank)[:most]
+
+
+def trouble_first(summary: Summary) -> list[TaskFacts]:
+    """Return the tasks; those that need attention come first."""
+    silent = frozenset(summary.tasks_silent)
+
+    def rank(task: TaskFacts) -> tuple[int, int]:
+        state = SILENT if task.name in silent else state_of(task, None)
+        return (_ORDER.index(state) if state in _ORDER else len(_ORDER)), -task.failed
+
+    return sorted(summary.facts.tasks, key=rank)
+
+
+_ORDER = (KILLED, "failed", SILENT, "stopped", RUNNING)  # then done
 
 
 def work_table(devices: Sequence[DeviceFacts]) -> Table:
@@ -327,7 +340,7 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     rows = [
         (t.name, t.node, state_words(t, summary.tasks_silent), _cell(t.exit_code), _cell(t.devices), _cell(t.done),
          _cell(t.failed), _cell(t.pending), _duration(t.audio_s), _duration(t.wall_s))
-        for t in facts.tasks
+        for t in trouble_first(summary)
     ]  # fmt: skip
     yield "tasks", "Array tasks", Table("task-table", "Array tasks", heads, rows), "None.", ""
     many, backends = count_devices(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
@@ -338,12 +351,13 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
     rows = [
         (a.kind.replace("_", " "), a.severity, _cell(a.alerts), _cell(a.devices), _duration(a.longest_s), a.example)
-        for a in summary.alerts
+        for a in sorted(summary.alerts, key=lambda alert: alert.severity != "critical")
     ]
     yield "alerts", "Alerts", Table("alert-table", "Alerts, by kind", heads, rows), "None.", ""
     heads = columns("<reason", "<what", "gaps", "time", "tasks")
     rows = [
-        (g.reason, g.metric or "all readings", _cell(g.gaps), _duration(g.seconds), _cell(g.tasks)) for g in facts.gaps
+        (g.reason, g.metric or "all readings", _cell(g.gaps), _duration(g.seconds), _cell(g.tasks))
+        for g in sorted(facts.gaps, key=lambda gap: (gap.metric is not None, -gap.seconds))
     ]
     gaps = Table("gap-table", "Time without readings, by reason", heads, rows)
     yield "gaps", "Gaps in telemetry", gaps, "None.", ""

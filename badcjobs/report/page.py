@@ -19,16 +19,16 @@ from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
 from badcjobs.report.headlines import headlines
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, count_devices, devices_words
+from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
-from badcjobs.report.verdict import verdict_of
-from badcjobs.report.words import count, duration, number, period, share_words
+from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, verdict_of
+from badcjobs.report.words import count, number, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
 
 _CHART_NAMES = dict(zip(CHARTED, ("Utilization", "Memory in use", "Temperature", "Power"), strict=True))
-_FEW = 3  # subjects of a finding that are shown without folding
+_BAR = 200  # steps
 _MANY_ROWS = 24
 _ROWS = (
     '<label>One row per <select id="by"><option value="rows">device and array task</option>'
@@ -71,18 +71,7 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
             drawn = draw(summary, charts)
         except ImportError:  # Bokeh is not installed
             pass
-    about = [count(summary.tasks, "array task"), count(count_devices(summary.devices), "device")]
-    about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
-    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
-        about.append(period(summary.started_at_ms, summary.last_sign_ms))
-    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
-    about += [f"engine {', '.join(engines)}"] if engines else []
-    verdict = verdict_of(summary)
-    header = (
-        f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
-        f'<p class="about"><strong class="verdict {verdict.state}">{escape(verdict.outcome)}</strong>'
-        f"{escape(' · '.join(about))}</p>"
-    )
+    header = _header(summary, title, verdict_of(summary))
     sections = [section for section in _sections(summary, charts, drawn) if section is not None]
     footer = " from the job database. <code>badcjobs guide report</code> explains every number."
     skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
@@ -92,81 +81,88 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
     return whole_page(title, header, sections, footer, code=code, script=script, data=data, more=skip)
 
 
+def _header(summary: Summary, title: str, verdict: Verdict) -> str:
+    """Return the first screen: did it work, what did it cost, what is wrong, what to do next."""
+    about = [count(summary.tasks, "array task"), count(count_devices(summary.devices), "device")]
+    about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
+    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
+        about.append(period(summary.started_at_ms, summary.last_sign_ms))
+    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
+    about += [f"engine {', '.join(engines)}"] if engines else []
+    said = "".join(
+        f"<dt>{name}</dt><dd>{escape(words)}</dd>"
+        for name, words in (("Cost", verdict.cost), ("Result", verdict.result))
+        if words
+    )
+    steps = "".join(
+        f"{paragraph(words[:1].upper() + words[1:]) if words else ''}<pre>{escape(command)}</pre>"
+        for words, command in verdict.next
+    )
+    heading = "What to change" if verdict.findings else "Findings"
+    more = f'<p class="quiet"><a href="#findings">{count(verdict.more_findings, "more finding")}</a></p>'
+    return (
+        f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
+        f'<p class="outcome"><strong class="verdict {verdict.state}">{escape(verdict.word)}</strong>'
+        f"{escape(verdict.counts)}</p>{_bar(verdict)}"
+        f'<p class="about">{escape(" · ".join(about))}</p><dl class="words">{said}</dl>'
+        f'<div class="first"><section aria-label="Findings"><h2>{heading}</h2>'
+        f"{_finding_list(verdict.findings) or paragraph(verdict.no_findings, 'well')}"
+        f"{more if verdict.more_findings else ''}</section>"
+        + (f'<section aria-label="Next"><h2>Next</h2>{steps}</section>' if steps else "")
+        + "</div>"
+    )
+
+
+def _bar(verdict: Verdict) -> str:
+    """Return done, failed and left as a bar; failed is hatched, left is empty, and each has its name."""
+    if not verdict.counts:
+        return ""
+    parts = zip(("done", "failed", "left"), bar(*verdict.chunks, _BAR), strict=True)
+    spans = "".join(f'<span class="{name}" style="flex-grow:{many}"></span>' for name, many in parts if many)
+    return f'<div class="progress" role="img" aria-label="{escape(verdict.counts)}">{spans}</div>'
+
+
 def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterable[Section | None]:
     yield _numbers(summary)
-    yield _findings(summary)
+    if others := summary.findings[MOST_FINDINGS:]:
+        yield Section("findings", "More findings", _finding_list(others), len(others))
     yield _timeline(summary, data, drawn)
     yield _load(summary, drawn)
     yield _durations(summary, drawn)
     slow, compared = tables.straggler_table(summary)
     if slow is None:
-        yield Section("stragglers", "Stragglers", paragraph(compared))
+        yield Section("stragglers", "Stragglers", paragraph(compared), folded=True)
     else:
         body = paragraph(compared, "quiet") + (table_html(slow) if slow.rows else "")
-        yield Section("stragglers", "Stragglers", body, len(slow.rows))
+        yield Section("stragglers", "Stragglers", body, len(slow.rows), folded=True)
     for name, heading, table, empty, words in tables.page_tables(summary):
         body = table_html(table) if table.rows else paragraph(empty)
-        yield Section(name, heading, (paragraph(words, "quiet") if words else "") + body, len(table.rows))
+        body = (paragraph(words, "quiet") if words else "") + body
+        yield Section(name, heading, body, len(table.rows), folded=True)
     yield _settings(summary, data)
 
 
 def _numbers(summary: Summary) -> Section:
-    tiles = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(amount)} <small>{escape(unit)}</small></dd></div>"
-        for name, amount, unit in _tiles(summary)
-    )
     words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in headlines(summary))
-    finish = "".join(
-        f"{paragraph(said[:1].upper() + said[1:])}<pre>{escape(command)}</pre>"
-        for said, command in verdict_of(summary).next
-    )
     stray = tables.stray_table(summary.completeness)
     strays = f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else ""
-    body = f'<dl class="tiles">{tiles}</dl><dl class="words">{words}</dl>{finish}{strays}'
-    return Section("numbers", "Numbers", body)
+    return Section("numbers", "Numbers", f'<dl class="words">{words}</dl>{strays}', folded=True)
 
 
-def _tiles(summary: Summary) -> Iterable[tuple[str, str, str]]:
-    """Yield (name, figure, unit) of the most important numbers."""
-    yield "audio analysed", number(summary.audio_hours, 0 if summary.audio_hours >= 100 else 2), "h"
-    yield "real time", number(summary.times_real_time, 0 if (summary.times_real_time or 0) >= 100 else 1), "×"
-    yield f"of {summary.chunks:,} chunks done", f"{summary.done:,}", ""
-    if summary.devices:
-        yield "GPU time", number(summary.gpu_hours, 0 if summary.gpu_hours >= 100 else 2), "GPU-h"
-        yield "audio per GPU-hour", number(summary.audio_hours_per_gpu_hour), "h"
-        working = summary.states.get("working")
-        if working is not None and working.share_percent is not None:
-            yield "of the GPU time working", f"{working.share_percent:.0f}", "%"
-    if summary.energy_wh is not None:
-        kilo = summary.energy_wh >= 1000
-        measured = summary.energy_measured_percent
-        partly = measured is not None and measured < NEARLY_ALL
-        name = f"energy, measured for {share_words(measured)} of the GPU time" if partly else "energy"
-        yield name, number(summary.energy_wh / (1000 if kilo else 1)), "kWh" if kilo else "Wh"
-    took, unit = duration(summary.wall_s).rsplit(" ", 1)
-    yield "wall time", took, unit
-    yield "detections", f"{summary.detections:,}", ""
-    if summary.failed:
-        yield "chunks failed for good", f"{summary.failed:,}", ""
-
-
-def _findings(summary: Summary) -> Section:
-    """Return the findings, worst first, or the sentence for none."""
-    if not summary.findings:
-        return Section("findings", "Findings", paragraph(verdict_of(summary).no_findings, "well"), 0)
+def _finding_list(findings: Sequence[Finding]) -> str:
+    """Return what was found and its fix; the evidence is folded."""
     items = ""
-    for finding in summary.findings:
+    for finding in findings:
         evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
         lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
-        severity, many = escape(finding.severity), len(finding.subjects)
-        subjects = paragraph("; ".join(finding.subjects), "quiet") if many else ""
+        subjects = paragraph("; ".join(finding.subjects), "quiet") if finding.subjects else ""
         items += (
-            f'<li><article class="finding {severity}">'
-            f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
-            f"<ul>{evidence}</ul>{paragraph(finding.advice)}{lines}"
-            f"{subjects if many <= _FEW else folded(f'Show all {many:,}', subjects)}</article></li>"
+            f'<li><article class="finding {escape(finding.severity)}">'
+            f'<h3><span class="severity">{escape(finding.severity)}</span>{escape(finding.sentence)}</h3>'
+            f"{paragraph(finding.advice) if finding.advice else ''}{lines}"
+            f"{folded('Evidence', f'<ul>{evidence}</ul>{subjects}')}</article></li>"
         )
-    return Section("findings", "Findings", f'<ul class="findings">{items}</ul>', len(summary.findings))
+    return f'<ul class="findings">{items}</ul>' if items else ""
 
 
 def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
@@ -247,12 +243,12 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
 def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
     if not table.rows:
-        return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."))
+        return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."), folded=True)
     sets, versions = (0, ()) if data is None else (data.sets_of_settings, data.versions)
     same = f"the tasks of this job have {sets:,} different sets" if sets > 1 else "all tasks have the same"
     words = f"The settings of the task that started last{f'; {same}' if sets else ''}."
     words += f" The tasks ran badcjobs {', '.join(versions)}." if versions else ""
-    return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table))
+    return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table), folded=True)
 
 
 # --- the parts of every page ------------------------------------------------------------------------------------------
@@ -273,6 +269,7 @@ class Section:
     heading: str
     body: str  # HTML
     many: int | None = None  # number in the list of sections
+    folded: bool = False  # the reader opens it
 
 
 def whole_page(
@@ -301,8 +298,7 @@ def whole_page(
         + f'{more}<div class="frame">\n<header>{header}</header>\n'
         + f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
         + "\n".join(
-            f'<section id="{escape(s.name)}" aria-labelledby="{escape(s.name)}-heading">'
-            f'<h2 id="{escape(s.name)}-heading">{escape(s.heading)}</h2>{s.body}</section>'
+            f'<section id="{escape(s.name)}" aria-labelledby="{escape(s.name)}-heading">{_opened(s)}</section>'
             for s in sections
         )
         + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n"
@@ -311,6 +307,14 @@ def whole_page(
         + "</body></html>\n"
     )
     return text.encode("utf-8", "replace").decode("utf-8")  # a file name may not be valid text
+
+
+def _opened(section: Section) -> str:
+    heading = f'<h2 id="{escape(section.name)}-heading">{escape(section.heading)}</h2>'
+    if not section.folded:
+        return heading + section.body
+    many = "" if section.many is None else f'<span class="many">{section.many:,}</span>'
+    return f"<details><summary>{heading}{many}</summary>{section.body}</details>"
 
 
 def _head(title: str, scripts: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ var asOpened = () => {
   pick.value = '0';
   pick.dispatchEvent(new Event('change'));
   document.querySelector('[data-move=all]').click();
-  document.querySelectorAll('details').forEach((one) => { one.open = false; });
+  document.querySelectorAll('details').forEach((one) => { one.open = one.matches('section > details'); });
   window.scrollTo(0, 0);
 };
 

@@ -107,6 +107,7 @@ def test_text_from_files_stays_text_wherever_it_is_shown(browser, job, tmp_path)
     page = open_report(browser, hostile)
     tooltip(page, "power_w", across=0.3)
     assert "<script>window.hacked" in tooltip(page, "timeline", across=0.3)
+    page.evaluate("asOpened()")
     assert page.evaluate("document.body.innerText").count("<script>window.hacked = 1</script>") > 20
     assert (page.count("main img"), page.evaluate("window.hacked")) == (0, None)
     assert (page.errors, page.requests) == ([], [hostile])
@@ -231,6 +232,7 @@ def test_on_a_telephone_nothing_sticks_out_and_without_script_every_row_can_be_r
     bare.call("Page.navigate", url=report)
     bare.wait_for(f"document.readyState === 'complete' && window['device-table']?.rows.length === {DEVICES + 1}")
     assert bare.evaluate("document.documentElement.dataset.ready") is None  # no script has run
+    bare.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert bare.evaluate("[...document.querySelectorAll('#device-table tbody tr')].at(-1).offsetHeight") > 10
     bare.close()
 
@@ -278,6 +280,8 @@ def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(
     summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)), tasks_silent=(silent.name,))
     (tmp_path / "silent.html").write_text(make_page(summary, "june"))
     page = open_report(browser, (tmp_path / "silent.html").as_uri(), width=1280)
+    page.evaluate("location.hash = '#tasks'")  # a link opens a folded part
+    page.wait_for("document.querySelector('#tasks > details').open")
     assert "silent, last update 20" in page.texts("#task-table")[0]
     wide, room, lines = page.evaluate("taskTable()")
     assert wide <= room and lines < 2

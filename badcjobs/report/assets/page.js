@@ -303,6 +303,13 @@
   }
 
   $$("table[data-fold]").forEach(activate);
+  /* A link to a folded part opens it. */
+  const openPart = () => {
+    const part = document.getElementById(location.hash.slice(1))?.querySelector(":scope > details");
+    if (part) part.open = true;
+  };
+  addEventListener("hashchange", openPart);
+  openPart();
   addEventListener("beforeprint", () => $$("details").forEach((one) => { one.open = true; }));
   startCharts().then(() => { document.documentElement.dataset.ready = "yes"; });
 })();

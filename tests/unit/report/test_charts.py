@@ -139,7 +139,7 @@ def test_the_page_with_charts(pages):
     data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', html, re.DOTALL)
     assert "<" not in data[1] and len(json.loads(data[1])["rows"]) == 2
     sections = re.findall(r'<section id="(\w+)"', html)
-    assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 14
+    assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 13
     assert len(html.encode()) < 1_668_000
     frame = re.sub(r"<table.*?</table>", "<table>", ours[ours.index("<body>") :], flags=re.DOTALL)
     frame = re.sub(r'<script type="app.*', "", frame, flags=re.DOTALL).replace("><", ">\n<")
