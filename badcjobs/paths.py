@@ -108,6 +108,7 @@ class LocalFolder:
         self.recorder_file = path / "recorder.sqlite"
         self.recorder_snapshot = path / "recorder.snapshot.sqlite"
         self.owner_file = path / "owner.json"
+        self.latest_file = path / "latest.json"  # the last reading of each device
         self.scratch = path / "scratch"
 
     @classmethod

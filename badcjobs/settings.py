@@ -305,7 +305,7 @@ def _alerts() -> dict[str, Setting]:
         f.name: Setting(
             "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, table="alerts", name=f.name,
             default=None if f.default is MISSING else f.default,
-            example={"temperature_c": 83, "command": "notify-lab"}.get(f.name),
+            example={"temperature_c": 83, "utilization_percent": 95, "command": "notify-lab"}.get(f.name),
         )
         for kind in (AlertLimits, AlertHooks)
         for f in fields(kind)

@@ -41,7 +41,8 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
 
     if target is None:
         hostname = socket.gethostname().split(".")[0]
-        return open_machine_view(environ(), SystemClock(), find_stand_in(project, simulate), hostname=hostname)
+        stand_in = find_stand_in(project, simulate)
+        return open_machine_view(environ(), SystemClock(), stand_in, hostname=hostname, limits=project.alerts)
     if simulate is not None:
         line = shlex.join(["badcjobs", command, str(target)])
         raise BadInput(

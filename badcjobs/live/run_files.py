@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
-from badcjobs.model import CutShort
-from badcjobs.paths import FileVersion, RunFolder, file_version, version_of
+from badcjobs.model import CutShort, Reading
+from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, version_of
 from badcjobs.report.progress import means_killed
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
@@ -160,6 +161,34 @@ class RunFiles:
                     seen.accounts = None
         seen.checked_at_ms = now_ms
         self._troubles.pop(name, None)
+
+
+_MAX_LATEST_BYTES = 1_000_000
+
+
+def with_latest_readings(task: TaskFacts) -> TaskFacts:
+    """Return a running task of this machine with the latest readings of its recorder; of another one, unchanged.
+
+    They are in its live folder, whose name must contain the task's: a database could name any folder.
+    """
+    folder = Path(task.live_folder or "")
+    if task.state != "running" or not folder.name.startswith(f"badcjobs-{task.name}-"):
+        return task
+    try:
+        with LocalFolder(folder).latest_file.open("rb") as file:
+            latest = json.loads(file.read(_MAX_LATEST_BYTES))
+        at_ms, read = int(latest["at_ms"]), {int(key): Reading(**values) for key, values in latest["devices"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return task  # of another machine, or it has just ended
+    return replace(
+        task,
+        its_devices=tuple(
+            replace(device, reading=read[device.device_id], read_at_ms=at_ms)
+            if device.device_id in read and at_ms > (device.read_at_ms or 0)
+            else device
+            for device in task.its_devices
+        ),
+    )
 
 
 # --- the array --------------------------------------------------------------------------------------------------------

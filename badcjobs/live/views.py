@@ -17,9 +17,27 @@ from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
+from badcjobs.live.run_files import (
+    ArrayOfRun,
+    RunFiles,
+    files_of_array,
+    is_abandoned,
+    last_job_of,
+    read_array,
+    with_latest_readings,
+)
 from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
-from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
+from badcjobs.model import (
+    CHARTED,
+    SLOW_MS,
+    AlertLimits,
+    InventoryDevice,
+    ProcessFacts,
+    ProcessReading,
+    Reading,
+    StandIn,
+    with_slow_metrics,
+)
 from badcjobs.paths import RunFolder, file_version, is_there
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
@@ -31,6 +49,7 @@ from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
 from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.books import process_words
 from badcjobs.telemetry.recorder import Followed
 
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
@@ -86,7 +105,7 @@ class RunView:
             self._array, self._array_mark = read_array(files), mark
         every, array = files.tasks, self._array
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
-        lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
+        lines = sorted((with_latest_readings(task.at(now_ms)) for task in newest), key=_sort_key)
         tasks = list(array.as_submitted(lines))
         if not unread:
             state = "unbegun" if is_abandoned(array, files, lines) else "waiting"
@@ -213,7 +232,12 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
 
 
 def open_machine_view(
-    environ: Mapping[str, str], clock: Clock, stand_in: StandIn | None = None, *, hostname: str
+    environ: Mapping[str, str],
+    clock: Clock,
+    stand_in: StandIn | None = None,
+    *,
+    hostname: str,
+    limits: AlertLimits | None = None,
 ) -> MachineView:
     """Open every device of this machine, granted or not; raise NotHere without a GPU. The caller closes it."""
     with ExitStack() as stack:
@@ -221,13 +245,15 @@ def open_machine_view(
         if not opened.inventory:
             why, fix = opened.trouble or opened.grant.why, "give a run folder, or try --simulate 4"
             raise NotHere("this machine has no GPU", why=why, fix=fix)
-        return MachineView(opened, clock, hostname, stack.pop_all())
+        return MachineView(opened, clock, hostname, limits or AlertLimits(), stack.pop_all())
 
 
 class MachineView:
     """The devices of this machine, and their readings since it was opened."""
 
-    def __init__(self, opened: OpenedDevices, clock: Clock, hostname: str, resources: ExitStack) -> None:
+    def __init__(
+        self, opened: OpenedDevices, clock: Clock, hostname: str, limits: AlertLimits, resources: ExitStack
+    ) -> None:
         self._opened = opened
         self._resources = resources
         self._clock = clock
@@ -238,7 +264,7 @@ class MachineView:
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(opened.inventory)
         ]
-        self._book = AlertBook(None, followed, AlertLimits())
+        self._book = AlertBook(None, followed, limits, describe=_describe)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
@@ -278,6 +304,7 @@ class MachineView:
         if reading.processes is not None:
             self._processes[number] = name_processes(reading.processes)
         past = self._readings[number]
+        recent = [one for at_ms, one in reversed(past) if now_ms - at_ms <= SLOW_MS and trouble is None]
         past.append((now_ms, reading))
         columns = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
         series = [tuple(None if value is None else round(value) for value in column) for column in columns]
@@ -293,11 +320,16 @@ class MachineView:
             memory_total_bytes=device.memory_total_bytes,
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
-            reading=reading,
+            reading=with_slow_metrics(reading, recent),
             trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *series),
             processes=self._processes.get(number),
             trouble=trouble,
         )
+
+
+def _describe(pid: int) -> str:
+    (process,) = name_processes([ProcessReading(pid)])
+    return process_words(pid, process.program, process.user)
 
 
 View = RunView | MachineView

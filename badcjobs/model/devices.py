@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 __all__ = [
-    "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
-    "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
-    "Stretches", "UsageReading", "load_word"
+    "CHARTED", "COUNTERS", "METRICS", "SLOW_MS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device",
+    "Envelope", "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
+    "Stretches", "UsageReading", "load_word", "with_slow_metrics"
 ]  # fmt: skip
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
@@ -159,6 +159,18 @@ _LOAD_WORDS = ((0, "idle"), (25, "light"), (75, "moderate"))  # up to this utili
 _NO_METRICS = ("missing", "sources", "processes", "faults")
 # The metrics of a sample; the table `sample` has a column for each.
 METRICS = tuple(one.name for one in fields(Reading) if one.name not in _NO_METRICS)
+_SLOW_METRICS = (  # readers ask for them every few seconds
+    "sm_activity_percent", "sm_occupancy_percent", "fan_percent", "encoder_percent", "decoder_percent"
+)  # fmt: skip
+SLOW_MS = 10_000  # the age up to which such a metric is shown
+
+
+def with_slow_metrics(reading: Reading, before: Iterable[Reading]) -> Reading:
+    """Return a reading with the slow metrics that it lacks, from readings a few seconds before it, latest first."""
+    for earlier in before:
+        known = {metric: getattr(earlier, metric) for metric in _SLOW_METRICS if getattr(reading, metric) is None}
+        reading = replace(reading, **known)
+    return reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +258,15 @@ class AlertLimits:
     power_percent: float = _limit(95.0, "alert above this share of the power limit")
     idle_s: float = _limit(300.0, "alert when a GPU has no work for this long, while work is waiting")
     energy_percent: float = _limit(5.0, "alert when energy counter and integrated power differ by this much")
+    utilization_percent: float | None = _limit(
+        None, "alert when a GPU is above this utilization for 10 s, with its processes; default: no alert"
+    )
 
     def problems(self) -> list[str]:
         """Return the mistakes in these limits, a sentence each."""
         found = []
         for name, value in asdict(self).items():
-            if name == "temperature_c" and value is None:
+            if name in ("temperature_c", "utilization_percent") and value is None:
                 continue
             if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
                 found.append(f"{name} = {value!r} must be a number above 0")

@@ -294,6 +294,7 @@ class TaskFacts:
     before: int = 0  # chunks done before this attempt
     failed_before: int = 0  # chunks that failed permanently before this attempt
     settings: str | None = None  # its settings as JSON
+    live_folder: str | None = None  # on its node
     # Totals
     tries: int = 0
     detections: int = 0

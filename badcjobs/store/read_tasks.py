@@ -19,7 +19,18 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
 
-from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
+from badcjobs.model import (
+    CHARTED,
+    METRICS,
+    SLOW_MS,
+    ChartData,
+    Envelope,
+    ProcessFacts,
+    Reading,
+    Stretches,
+    silent_after_s,
+    with_slow_metrics,
+)
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
@@ -50,6 +61,7 @@ _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
 _SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a task database has one task
+_LIVE_FOLDER = "SELECT value FROM meta WHERE key = 'live_folder'"
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICES_NOW = """
     SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
@@ -70,6 +82,7 @@ _ALERTS = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
+_RECENT_ROWS = 10  # of a device; they may have the metrics that are not in each sample
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
@@ -93,6 +106,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     attempts = {task_id: (tries, last_ms) for task_id, tries, last_ms in db.execute(_ATTEMPTS)}
     last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
     settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
+    live_folder = None if of_job else (db.execute(_LIVE_FOLDER).fetchone() or (None,))[0]
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
     last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
     for row in rows:
@@ -108,6 +122,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
                 tries=tries,
                 last_sign_ms=row["ended_at_ms"] or max(sign for sign in signs if sign is not None),
                 settings=settings.get(task_id),
+                live_folder=live_folder,
                 alerts=tuple(alerts[row["name"]]),
             )
         )
@@ -179,18 +194,20 @@ def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
     A task database has no index, but its samples are sorted by device: the counts give the row of the last one. A job
     database is sorted otherwise and has an index.
     """
-    wanted = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE"
+    wanted = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
     totals = "SELECT device_id, task_id, samples, last_at_ms FROM device_total WHERE samples > 0 ORDER BY device_id"
     found, row_number = {}, 0
     for device_id, task_id, samples, last_ms in db.execute(totals).fetchall():
         row_number += samples
-        place = (row_number, device_id, last_ms)
-        row = db.execute(f"{wanted} rowid = ? AND device_id = ? AND at_ms = ?", place).fetchone()
-        if row is None:
-            here = (task_id, device_id, last_ms)
-            row = db.execute(f"{wanted} task_id = ? AND device_id = ? AND at_ms = ?", here).fetchone()
-        if row is not None:
-            found[device_id] = row[0], Reading(**dict(zip(METRICS, row[1:], strict=True)))
+        place = (device_id, last_ms - SLOW_MS, last_ms)
+        by_row = f"{wanted} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
+        rows = db.execute(by_row, (*place, row_number - _RECENT_ROWS, row_number)).fetchall()
+        if not rows or rows[0][0] != last_ms:
+            by_time = f"{wanted} task_id = ? ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
+            rows = db.execute(by_time, (*place, task_id)).fetchall()
+        if rows:
+            last, *before = (Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows)
+            found[device_id] = rows[0][0], with_slow_metrics(last, before)
     return found
 
 

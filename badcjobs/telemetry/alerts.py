@@ -27,13 +27,16 @@ _REASONS = {
 _LEVELS = {
     "thermal": "{device} is at {value} °C; the limit is {limit:g} °C",
     "memory": "{device} uses {value} % of its memory; above {limit:g} % it may run out of memory",
+    "utilization": "{device} is at {value} % utilization; the limit is {limit:g} %",
     "power": "{device} draws {value} % of its power limit of {power_limit_w} W",
     "energy": "{device}: energy counter and integrated power differ by {value} % of the counter;"
     " up to {limit:g} % is normal",
 }
 _HOT_C = 83.0
+_SUSTAINED_S = 10.0
 _CAPPED_S = 10.0  # a large GPU under full load often reaches its power limit
 _FLICKER_S = 10.0
+_MOST_NAMED = 3  # processes
 _STORM_S = 60.0  # errors with less time between them are one alert
 _IDLE_BELOW_PERCENT = 1.0
 _MOST_FAULTS = 50  # different texts per device: a driver that adds an address to each would fill the log
@@ -46,7 +49,7 @@ _LONGEST_STEP_MS = 15_000  # as in the summary: power is not integrated across a
 class Alert:
     """One problem of one device, from its start to its end."""
 
-    kind: str  # thermal memory power throttle_thermal throttle_power idle lost fault ecc energy
+    kind: str  # thermal memory power utilization throttle_thermal throttle_power idle lost fault ecc energy
     severity: str  # warning or critical
     device_id: int
     device_index: int | None
@@ -81,10 +84,11 @@ class AlertBook(Book):
         devices: Sequence[Followed],
         limits: AlertLimits,
         tell: Callable[[Alert], None] = lambda alert: None,
+        describe: Callable[[int], str] = str,  # pid → the process in words
     ) -> None:
         self.work_waits = False
         self._writer = writer
-        self._conditions = {device.device_id: DeviceConditions(device, limits) for device in devices}
+        self._conditions = {device.device_id: DeviceConditions(device, limits, describe) for device in devices}
         self._states: dict[tuple[int, str, str], AlertState] = {}
         self._tell = tell  # called at each start and each end
         self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
@@ -254,6 +258,8 @@ class DeviceConditions:
 
     device: Followed
     limits: AlertLimits
+    describe: Callable[[int], str] = str
+    _responsible: str = "process list not available"
     _energy: EnergyCheck = field(default_factory=EnergyCheck)
     _ecc_before: int | None = None
     _ecc_new: int = 0
@@ -274,6 +280,7 @@ class DeviceConditions:
             self._level("thermal", reading.temperature_c, hot_c, 3.0, more=why_hot),
             self._level("memory", memory_percent, limits.memory_percent, 2.0),
             self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
+            *self._utilization(reading),
             *_throttling(self.device.label, reading.throttle_reasons),
             self._idle(reading, work_waits),
             *self._reported(reading.faults),
@@ -288,8 +295,35 @@ class DeviceConditions:
         message = f"{self.device.label} can no longer be read: {reason}"
         return [_off("idle"), Condition("lost", True, message, severity=CRITICAL)]  # unknown is not idle
 
+    def _utilization(self, reading: Reading) -> list[Condition]:
+        """Return the condition of a sustained load, if a limit is set; it names the busiest processes."""
+        limit = self.limits.utilization_percent
+        if limit is None:
+            return []
+        if reading.processes is not None:  # they are in few readings
+            busiest = sorted(
+                reading.processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0), reverse=True
+            )
+            more = f" and {len(busiest) - _MOST_NAMED} more" if len(busiest) > _MOST_NAMED else ""
+            named = ", ".join(self.describe(process.pid) for process in busiest[:_MOST_NAMED])
+            self._responsible = named + more or "no process is visible"
+        return [
+            self._level(
+                "utilization", reading.utilization_percent, limit, 5.0, more=f" ({self._responsible})",
+                quiet_s=_FLICKER_S, after_s=_SUSTAINED_S,
+            )
+        ]  # fmt: skip
+
     def _level(
-        self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
+        self,
+        kind: str,
+        value: float | None,
+        limit: float,
+        back: float,
+        *,
+        more: str = "",
+        quiet_s: float = 0.0,
+        after_s: float = 0.0,
     ) -> Condition:
         """Compare a value with its limit; the problem is over only when the value is ``back`` below the limit."""
         if value is None:
@@ -298,7 +332,8 @@ class DeviceConditions:
             return _off(kind, quiet_s)
         power_limit_w = self.device.power_limit_w
         message = _LEVELS[kind].format(device=self.device.label, value=value, limit=limit, power_limit_w=power_limit_w)
-        return Condition(kind, True if value >= limit else None, message + more, value, limit, quiet_s=quiet_s)
+        on = True if value >= limit else None
+        return Condition(kind, on, message + more, value, limit, after_s=after_s, quiet_s=quiet_s)
 
     def _idle(self, reading: Reading, work_waits: bool) -> Condition:
         """Use every available number: the plain utilization is 0 at 5 % load."""

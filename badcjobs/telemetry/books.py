@@ -1,18 +1,20 @@
-"""What the recorder writes in addition to samples: processes on the devices, sources of metrics, its own cost.
+"""What the recorder writes in addition to samples: processes, sources of metrics, its cost, the latest readings.
 
 It reads /proc directly instead of importing psutil, because the recorder's process must stay small."""
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from badcjobs.model import HostReading, Reading
+from badcjobs.model import METRICS, SLOW_MS, HostReading, Reading
 from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
 
 # The inode of the machine's initial PID namespace; in any other one, the driver's process ids are not those seen here.
@@ -21,6 +23,7 @@ _GONE_MS = 60_000  # after this time, the same process id is another process
 # In the environment of a recorded command. Not the mark of workers: those are ended if their wrapper is killed.
 RECORDING_MARK = "BADCJOBS_RECORDING"
 _COST_EVERY_MS = 10_000
+_LATEST_EVERY_MS = 900  # every second, with some tolerance for an early sample
 _WORTH_A_SHARE_S = 10.0  # in a shorter time the start is nearly all of the cost
 
 
@@ -33,6 +36,11 @@ class ProcessOwner(NamedTuple):
     name: str | None = None
     user: str | None = None
     ours: bool | None = None
+
+
+def process_words(pid: int, program: str | None, user: str | None) -> str:
+    """Return a process in words, as far as it is known."""
+    return f"{program or 'process'} {pid}{f' of {user}' if user else ''}"
 
 
 class ProcessLookup:
@@ -63,6 +71,11 @@ class ProcessLookup:
         if not sees_the_host:  # in a container: the process id may belong to another process
             return ProcessOwner()
         return ProcessOwner(name, user, None if marked is None and uid == os.getuid() else False)
+
+    def describe(self, pid: int) -> str:
+        """Return a process in words."""
+        owner = self.look_up(pid)
+        return process_words(pid, owner.name, owner.user)
 
     def _status(self, pid: int) -> Mapping[str, str]:
         try:
@@ -152,6 +165,41 @@ class SourceBook(Book):
         """Remember the sources that are on disk."""
         self._written.update(self._news)
         self._news.clear()
+
+
+# --- the latest readings ----------------------------------------------------------------------------------------------
+
+
+class LatestBook(Book):
+    """Writes the last reading of each device to a small file, every second: monitor and serve on this machine read it.
+
+    A metric that was not read this time keeps its last value for a few seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
+        self._next_ms = 0
+
+    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+        """Write the file if a second has passed; on a full disk the old one stays."""
+        for device_id, reading in readings:
+            known = self._known.setdefault(device_id, {})
+            for metric in METRICS:
+                if (value := getattr(reading, metric)) is not None:
+                    known[metric] = (at_ms, value)
+        if at_ms < self._next_ms:
+            return
+        self._next_ms = at_ms + _LATEST_EVERY_MS
+        devices = {
+            device_id: {metric: value for metric, (was_ms, value) in known.items() if at_ms - was_ms <= SLOW_MS}
+            for device_id, known in self._known.items()
+            if device_id not in unreadable
+        }
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):
+            new.write_text(json.dumps({"at_ms": at_ms, "devices": devices}))
+            new.replace(self._path)
 
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------

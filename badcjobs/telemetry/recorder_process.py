@@ -21,10 +21,11 @@ from pathlib import Path
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.choose import open_reader
+from badcjobs.paths import LocalFolder
 from badcjobs.seams import Clock, GpuReader
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert, AlertBook
-from badcjobs.telemetry.books import CostBook, HostReader, ProcessBook, ProcessLookup, SourceBook
+from badcjobs.telemetry.books import CostBook, HostReader, LatestBook, ProcessBook, ProcessLookup, SourceBook
 from badcjobs.telemetry.recorder import (
     Effort,
     Gaps,
@@ -82,9 +83,10 @@ class RecorderProcess:
         self._snapshot: threading.Thread | None = None
         self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
-        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
+        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert, lookup.describe)
         self._processes = ProcessBook(writer, lookup.look_up)
+        latest = [] if order.shared else [LatestBook(LocalFolder(Path(order.local_folder)).latest_file)]
         effort = Effort()
         self._cost = CostBook(writer, effort, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
         self._recorder = Recorder(
@@ -96,7 +98,7 @@ class RecorderProcess:
             since_ms=order.asked_at_ms,
             again=again,
             refused=lambda reason: pipe.send(f"{protocol.REFUSED} {reason}"),
-            books=[self._alerts, self._processes, SourceBook(writer), self._cost],
+            books=[self._alerts, self._processes, SourceBook(writer), self._cost, *latest],
             trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
             effort=effort,
         )
@@ -158,7 +160,6 @@ def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten)
     # Imported here to save memory: few recorders need these modules.
     import shutil
 
-    from badcjobs.paths import LocalFolder
     from badcjobs.processes import end_leftovers
     from badcjobs.store.atomic_write import remove_unfinished
     from badcjobs.store.live_files import left_behind, work_left_behind

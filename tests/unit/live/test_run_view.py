@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from rooms.live import DEVICES, UiState, as_plain_text, open_machine_view, open_run, open_run_view
-from rooms.model import StandIn, Submitted
+from rooms.model import Reading, StandIn, Submitted
 from rooms.report import METRICS, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
 from rooms.root import BadcjobsError, NotHere, SystemClock
 from rooms.store import MergeOrder, Record, emulation_lock, file_in, merge, read_job, write_intent, write_record
+from rooms.telemetry import LatestBook
 from support.databases import change
 from support.facts import calls, moments
 from support.filesystems import powerless_folder
@@ -228,6 +229,24 @@ def test_what_there_was_no_time_for_comes_with_the_next_look_and_a_pipe_does_not
     looks = [view.look(patience_s=0.0) for _ in range(3)]
     assert [(len(one.tasks), one.unread, one.remarks) for one in looks] == [(1, 2, ()), (2, 1, ()), (4, 0, ())]
     assert "2 databases not read yet" in as_plain_text(looks[0])
+
+
+def test_a_task_of_this_machine_shows_the_latest_readings_of_its_recorder(tmp_path):
+    """They are found by the live folder that its database names; one not read now is seconds old."""
+    publish(running, tmp_path)
+    (device,) = open_run_view(tmp_path, HandClock(NOW_MS + 4000)).look().devices
+    for name, fresh in (("badcjobs-4821_0.r0.gpu1-x1", 77), ("badcjobs-4821_1.r0.gpu1-x1", None), ("other", None)):
+        folder = tmp_path / "local" / name
+        folder.mkdir(parents=True)
+        book = LatestBook(folder / "latest.json")
+        book.write(NOW_MS + 1000, [(device.device_id, Reading(10, fan_percent=40))], {})
+        book.write(NOW_MS + 3000, [(device.device_id, Reading(77))], {})
+        sql(tmp_path, "INSERT OR REPLACE INTO meta VALUES ('live_folder', ?)", str(folder))
+        (now,) = open_run_view(tmp_path, HandClock(NOW_MS + 4000)).look().devices
+        shown = (now.reading.utilization_percent, now.reading.fan_percent, now.read_at_ms)
+        assert shown == (77, 40, NOW_MS + 3000) if fresh else now == device, name
+    book.write(NOW_MS + 9000, [], {device.device_id: "GPU is lost"})
+    assert json.loads((folder / "latest.json").read_text())["devices"] == {}
 
 
 def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_back(pages):
