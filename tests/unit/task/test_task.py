@@ -126,7 +126,12 @@ def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pa
                 writer.attempt_ended(ChunkResult(chunk, 1, 2), status=state, try_number=1, worker_id=1, device_id=None)
         time = room.TimeBudget(EndTime(0, "run.stop_after") if is_late else None, clock)
         assert time.over == is_late
-        task = SimpleNamespace(world=SimpleNamespace(stop=received(clock, signals)), writer=writer, time=time)
+        task = SimpleNamespace(
+            world=SimpleNamespace(stop=received(clock, signals)),
+            writer=writer,
+            time=time,
+            claim=SimpleNamespace(lost=False),
+        )
         exit_code, verdict, note = room.decide_verdict(task, tally)
         writer.close()
         ended = f"{len(tally.retired)} workers ended" * bool(tally.retired)
