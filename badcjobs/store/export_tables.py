@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
 from badcjobs.store.connect import as_sqlite_utils, reading
-from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
+from badcjobs.store.task_writer import count_gaps
 
 Row = tuple[object, ...]
 _STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare; a view may have columns without a type
@@ -139,7 +139,7 @@ class JobDetections:
 
     def gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
-        return count_gaps(self._db, _RENAMED if self._renamed else RECORDINGS_ONCE)
+        return count_gaps(self._db, _RENAMED if self._renamed else "recording")
 
     def study_areas(self) -> list[str | None]:
         """Return all study areas in row order; None: recordings without one."""

@@ -196,7 +196,7 @@ VIEWS = (
         Column("start_ms", "j.start_ms", "from the recording's start"),
         Column("end_ms", "j.end_ms", "from the recording's start"),
         *_from("detection", "j", "label", "label_name", "score"),
-        source="FROM joined j LEFT JOIN recording r ON r.task_id = j.task_id AND r.recording_id = j.recording_id",
+        source="FROM joined j LEFT JOIN recording r ON r.recording_id = j.recording_id",
         before=JOINED,
     ),
     define_view(
@@ -263,6 +263,11 @@ ADDED_TABLES = (
         key="task_id, key",
     ),
     replace(
+        TABLE_BY_NAME["recording"],
+        name="task_recording",
+        help="The table `recording` of each task's own file: the history of `recording`.",
+    ),
+    replace(
         TABLE_BY_NAME["chunk"],
         name="rival_chunk",
         help="The result of another attempt of a chunk, which the merge rule did not choose: the history of `chunk`.",
@@ -275,7 +280,12 @@ ADDED_TABLES = (
         parent=_RIVAL,
     ),
 )
-JOB_TABLES = (*TABLES, *ADDED_TABLES)
+_RECORDING = replace(
+    TABLE_BY_NAME["recording"],
+    help="One recording of the job: each fact as the last task knows it that knows it.",
+    key="recording_id",
+)
+JOB_TABLES = (*(_RECORDING if table.name == "recording" else table for table in TABLES), *ADDED_TABLES)
 
 _HELP = define_view(
     "column_help",

@@ -35,7 +35,9 @@ STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_TASK_STARTED}, {{0}}.ta
 _SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
 _PLAIN = tuple(table.name for table in TABLES if table.name not in ("meta", "chunk"))
 _OWN = tuple(table.name for table in TABLES if table.name not in ("meta", *DERIVED))
-_WHERE_ROWS_ARE = (*_PLAIN, "chunk", "rival_chunk", "rival_detection")
+_HOMES = {table: "task_recording" if table == "recording" else table for table in _PLAIN}  # in the job database
+_WHERE_ROWS_ARE = (*_HOMES.values(), "chunk", "rival_chunk", "rival_detection")
+_FROM = {"task_recording": "recording", "rival_chunk": "chunk", "rival_detection": "detection"}
 
 
 _CAUSES = ("is full", "locked", "attached", "readonly")  # in messages of SQLite about the file that it writes
@@ -47,10 +49,10 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bo
     Detections of rivals stay in ``detection`` until ``settle_detections``. ``add_up``: compute the task's figures from
     its rows, because the file is not sealed.
     """
-    for table in _PLAIN:
+    for table, home in _HOMES.items():
         # With exactly this statement SQLite copies the samples page by page, without decoding them.
         verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
-        db.execute(f"{verb} INTO main.{table} SELECT * FROM {source}.{table}")
+        db.execute(f"{verb} INTO main.{home} SELECT * FROM {source}.{table}")
     ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
     inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
     if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # other tasks have some, too
@@ -85,6 +87,16 @@ def settle_detections(db: sqlite3.Connection, incomplete: Collection[int]) -> No
             db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {which})")
 
 
+def settle_recordings(db: sqlite3.Connection) -> None:
+    """Give each recording one row; each of its facts comes from the last task that knows it."""
+    known = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in columns_of("recording"))
+    db.execute("DELETE FROM recording")
+    db.execute(
+        f"""INSERT INTO recording SELECT r.* FROM task_recording r LEFT JOIN task t USING (task_id)
+            WHERE true ORDER BY t.started_at_ms, r.task_id ON CONFLICT (recording_id) DO UPDATE SET {known}"""
+    )
+
+
 def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
     index_samples(db)
@@ -112,7 +124,7 @@ def count_rows(db: sqlite3.Connection, task_id: int, leave_out: Collection[str] 
     counts: Counter[str] = Counter()
     for table in (table for table in _WHERE_ROWS_ARE if table not in leave_out):
         sql = f"SELECT count(*) FROM {table} WHERE task_id = ?"
-        counts[table.removeprefix("rival_")] += db.execute(sql, (task_id,)).fetchone()[0]
+        counts[_FROM.get(table, table)] += db.execute(sql, (task_id,)).fetchone()[0]
     return counts
 
 
@@ -151,7 +163,8 @@ def extract_task(db: sqlite3.Connection, task_id: int, path: Path) -> None:
             kept = "SELECT key, value FROM main.task_meta WHERE task_id = ?"
             db.execute(f"INSERT INTO extract.meta {kept}", (task_id,))
             for table in _OWN:
-                for origin in (table, f"rival_{table}") if table in ("chunk", "detection") else (table,):
+                homes = (table, f"rival_{table}") if table in ("chunk", "detection") else (_HOMES[table],)
+                for origin in homes:
                     rows = f"SELECT * FROM main.{origin} WHERE task_id = ?"
                     db.execute(f"INSERT INTO extract.{table} {rows}", (task_id,))
     finally:
@@ -279,6 +292,7 @@ class JobWriter:
                     remove_task(self._db, task_id)
                     reason = f"its rows were left out: {error}"
                     self._files[name] = replace(self._files[name], task_id=None, status="skipped", reason=reason)
+            settle_recordings(self._db)
             files = tuple(self._files[path] for path in sorted(self._files))
             write_source_files(self._db, files)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))

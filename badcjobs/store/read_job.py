@@ -19,7 +19,7 @@ from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
-from badcjobs.store.task_writer import RECORDINGS_ONCE, count_gaps
+from badcjobs.store.task_writer import count_gaps
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
@@ -107,7 +107,7 @@ def _read(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
         lost_gpu_s=spent_s.get("lost", 0.0),
         again_gpu_s=value(_AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
-        recording_names=names if (names := count_gaps(db, RECORDINGS_ONCE)).recordings else None,
+        recording_names=names if (names := count_gaps(db)).recordings else None,
         merged=merged,
     )
 
@@ -305,7 +305,7 @@ def known_lengths(job_database: Path) -> dict[str, float]:
 
     Recordings with two different lengths are left out.
     """
-    sql = """SELECT recording_id, min(duration_s) FROM recording WHERE duration_s IS NOT NULL
+    sql = """SELECT recording_id, min(duration_s) FROM task_recording WHERE duration_s IS NOT NULL
              GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""
     with closing(open_job_database(job_database)) as db:
         return dict(db.execute(sql))

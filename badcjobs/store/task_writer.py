@@ -37,11 +37,6 @@ _INSERT_RECORDING = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
 _GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
-_KEPT = ", ".join(f"max({name}) AS {name}" for name in ("study_area", "location", "recorded_at", "pattern"))
-# In a job database every task that has chunks of a recording has a row for it.
-RECORDINGS_ONCE = (
-    f"(SELECT recording_id, min(source_path) AS source_path, {_KEPT} FROM recording GROUP BY recording_id)"
-)
 
 
 def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:

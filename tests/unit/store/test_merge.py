@@ -26,7 +26,8 @@ from support.waiting import wait_for
 from badcjobs import __version__
 
 Rows = Counter[tuple[Any, ...]]
-TABLES = [table.name for table in store.JOB_TABLES if table.name not in ("meta", "source_file", "task_meta")]
+NOT_OF_ONE_TASK = ("meta", "source_file", "task_meta", "recording")
+TABLES = [table.name for table in store.JOB_TABLES if table.name not in NOT_OF_ONE_TASK]
 
 
 def written(run, index, *chunks, **more):
@@ -82,7 +83,7 @@ def expected(files):
     for path in files:
         ((started_ms,),) = query(path, "SELECT started_at_ms FROM task")
         for name in (name for name in TABLES if not name.startswith("rival_") and name not in ("chunk", "detection")):
-            found[name].update(query(path, f"SELECT * FROM {name}"))
+            found[name].update(query(path, f"SELECT * FROM {'recording' if name == 'task_recording' else name}"))
         detections = query(path, "SELECT * FROM detection")
         for row in query(path, "SELECT * FROM chunk"):
             one = dict(zip(columns_of("chunk"), row, strict=True))
@@ -154,6 +155,25 @@ def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_riv
         won = query(tmp_path / "job.sqlite", "SELECT label, detections FROM detection JOIN chunk USING (chunk_id)")
         rivals = query(tmp_path / "job.sqlite", "SELECT label FROM rival_detection ORDER BY 1")
         assert (won, [label for (label,) in rivals]) == ([(heard[0], 1)], heard[1:])
+
+
+def test_a_recording_has_one_row_with_what_the_last_task_knows_that_knows_it(tmp_path):
+    facts = ((60.0, "pond", None), (None, "lake", 8000), (None, None, None))
+    sql = """INSERT INTO recording (task_id, recording_id, source_path, duration_s, location, sample_rate_hz)
+             SELECT task_id, 'rec', 'rec.wav', ?, ?, ? FROM task"""
+    files = [written(tmp_path, n, f"c{n}", started_at_ms=START_MS + n) for n in range(3)]
+    for path, known in zip(files, facts, strict=True):
+        unseal(change(path, sql, *known))
+    joined = """SELECT count(*), (SELECT count(*) FROM detection), min(duration_s), min(location), min(sample_rate_hz)
+                FROM detection JOIN recording USING (recording_id)"""
+    for number, inputs in enumerate(([tmp_path / "tasks"], files, files[::-1])):
+        for one in inputs:
+            merge_run(tmp_path, one, target=f"{number}.sqlite")
+        assert query(tmp_path / f"{number}.sqlite", joined) == [(3, 3, 60.0, "lake", 8000)]
+    unseal(change(files[1], "UPDATE recording SET location = NULL"))
+    (tmp_path / "0.sqlite").unlink()
+    merge_run(tmp_path, tmp_path / "tasks", target="0.sqlite")
+    assert query(tmp_path / "0.sqlite", joined) == [(3, 3, 60.0, "pond", 8000)]
 
 
 def test_only_what_has_changed_is_read_and_every_row_is_counted_while_it_is_copied(tmp_path):
