@@ -69,11 +69,12 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
         if not filesystem.shared or not candidate.exists():
             try:
                 folder = LocalFolder.create(candidate, name)
-                _check_room(folder)
+                check_room(folder.path)
                 return LiveFolder(folder, filesystem, False, f"{candidate} is local")
             except BadInput as error:
                 why = f"there is no node-local folder {candidate} ({error.why})"
             except OSError as error:
+                folder.remove()
                 why = f"{candidate} cannot be written ({error.strerror})"
         else:
             why = f"{candidate} is not a node-local disk ({filesystem.description})"
@@ -81,18 +82,12 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
     return LiveFolder(hidden, read_filesystem(target.parent), True, why)
 
 
-def _check_room(folder: LocalFolder) -> None:
-    """Write a test file: a quota that is used up shows only when data is written."""
-    trial = folder.path / "trial"
-    try:
-        with trial.open("wb") as file:
-            file.write(bytes(_ROOM_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        trial.unlink()
-    except OSError:
-        folder.remove()
-        raise
+def check_room(folder: Path) -> None:
+    """Write a test file; raise OSError if that fails: a quota that is used up shows only when data is written."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_ROOM_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 # --- live files of killed tasks ---------------------------------------------------------------------------------------

@@ -379,6 +379,8 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     if stop.requested:
         by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
         return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again
+    if tally.node_fault is not None:
+        return ExitCode.RUN_ME_AGAIN, "stopped", f"{tally.node_fault}; {again}, on another node if possible"
     if task.time.out_of_time and tally.gave_up is None:
         return ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {again}"
     why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")

@@ -7,7 +7,6 @@ chunks fitted into device memory, and decides how a chunk is processed. Worker t
 
 from __future__ import annotations
 
-import errno
 import logging
 import queue
 import shutil
@@ -29,7 +28,6 @@ from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_CUT = ((NoDecoder, retry.NO_PROGRAM), (NotThere, retry.MISSING_AUDIO))
 
 ChunkEvent: TypeAlias = ChunkStarted | ChunkResult
@@ -224,7 +222,7 @@ class SessionFeed:
             try:
                 given = self._stager.take(chunk)
             except OSError as problem:
-                error_class = retry.NO_SPACE if problem.errno in _FULL else retry.BAD_AUDIO
+                error_class = retry.fault_of_node(problem, self._stager.folder) or retry.BAD_AUDIO
                 why = f"{describe_audio(chunk)} cannot be cut out: {problem.strerror or problem}"
                 self._unavailable.append(self._failure(chunk, started_at_ms, error_class, why))
             except CannotCut as problem:
@@ -316,12 +314,12 @@ class SessionFeed:
 
     def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[ChunkEvent]:
         """Give audio that cannot be cut to the engine in one piece; if that has failed before, the chunk fails."""
-        is_full = isinstance(problem, OSError) and problem.errno in _FULL
-        if not is_full and run.started_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
+        fault = retry.fault_of_node(problem, self._folder) if isinstance(problem, OSError) else None
+        if fault is None and run.started_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
             yield from self._process_whole([run.chunk], nothing_more)
             return
-        error_class, what = retry.NO_SPACE, "no disk space for a piece of it"
-        if not is_full:
+        error_class, what = fault, "no piece of it can be written"
+        if error_class is None:
             self._limits.note_cannot_cut(self._model, run.chunk.key)
             error_class, what = retry.OUT_OF_MEMORY, "it does not fit into device memory, and cannot be cut into pieces"
         started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms

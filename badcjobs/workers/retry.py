@@ -6,10 +6,13 @@ last output and the exit code of a program, ``Retries`` keeps the history of chu
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult
 
@@ -33,13 +36,19 @@ DEATHS = frozenset({WORKER_DIED, ENGINE_CRASH, HANG, GPU_ERROR})
 # Not caused by the chunk.
 TERMINATED = "terminated"  # SIGTERM from outside: the first few are not counted
 NO_PROGRAM = "no_program"
-NO_SPACE = "no_space"
 HOST_MEMORY = "host_memory"
 RAN_ON_CPU = "ran_on_cpu"  # this worker's device does not work for the engine
 GPU_LOST = "gpu_lost"
 CONFIGURATION = "configuration"  # this engine cannot work with these settings: the task gives up immediately
+NO_SPACE = "no_space"
+NODE_FAULT = "node_fault"  # I/O error, read-only, too many open files, no permission in our own folders
+OF_NODE = frozenset({NO_SPACE, NODE_FAULT})  # never charged: the task pauses, and at last stops with the rest pending
+# Errors of engines that cannot write to their disk; it may be too full for the message that says so.
+MAY_BE_NODE = frozenset({BAD_AUDIO, BAD_OUTPUT, NO_OUTPUT, EXIT_CODE, ENGINE_ERROR, ENGINE_CRASH})
 RETIRING = frozenset({RAN_ON_CPU, GPU_LOST})  # the worker stops and returns its chunks; the other workers continue
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_NODE = (errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ESHUTDOWN)
 _DEATHS_OF_POISON = 2
 _MOST_STEPS_DOWN = 16  # usual, lean, in 2, 4, 8, … pieces
 # Slurm sends TERM to workers too, and KILL comes from outside: the first few are not charged to a chunk.
@@ -60,6 +69,7 @@ _MACHINE = (
         r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
     ),
     (NO_SPACE, r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b|database or disk is full"),
+    (NODE_FAULT, "|".join(map(os.strerror, _OF_NODE))),
     (
         HOST_MEMORY,
         r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: (?:can't|not enough)"
@@ -102,6 +112,17 @@ def classify(text: str, exit_code: int | None = None) -> str:
     return EXIT_CODE if exit_code else NO_OUTPUT
 
 
+def fault_of_node(error: OSError, ours: Path) -> str | None:
+    """Return the class of an error that neither a chunk nor an engine causes; None: it is another error.
+
+    ``ours``: a folder of the task, where every error is one of the node.
+    """
+    if error.errno in _FULL:
+        return NO_SPACE
+    in_ours = error.filename is not None and ours in Path(error.filename).parents
+    return NODE_FAULT if in_ours or error.errno in _OF_NODE else None
+
+
 def signal_of(exit_code: int | None) -> int:
     """Return the signal that ended a program, or 0; a shell or a container in between reports 128 + n."""
     if exit_code is None:
@@ -129,6 +150,7 @@ class RetryPolicy:
     retries: int = 2
     backoff_s: float = 1.0
     longest_backoff_s: float = 60.0
+    node_pauses: int = 6  # at faults of the node with no chunk done in between; together about a minute
     give_up_after: int = 25  # failed chunks without a single success: the engine does not work here
 
     def delay_s(self, failures: int) -> float:

@@ -178,6 +178,18 @@ class Stager:
                 reader.join(_JOIN_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def drop(self) -> None:
+        """Make no more copies, and remove those that no engine uses yet: the disk is full, or fails."""
+        with self._changed:
+            self._stopped = True
+            self._drop_ready()
+            self._changed.notify_all()
+
+    def _drop_ready(self) -> None:
+        for copy in [copy for copy in self._waiting() if copy.ready]:
+            del self._copies[copy.chunk.key]
+            shutil.rmtree(copy.path.parent, ignore_errors=True)
+
     @property
     def ready(self) -> int:
         """How many copies wait for an engine."""
@@ -228,9 +240,7 @@ class Stager:
             self.cut_late += 1
             self.folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self.folder).free < size_bytes:
-                for other in [copy for copy in self._waiting() if copy.ready]:
-                    del self._copies[other.chunk.key]
-                    shutil.rmtree(other.path.parent, ignore_errors=True)
+                self._drop_ready()
             copy = self._new_copy(chunk)
             copy.taken, copy.size_bytes = True, size_bytes
         try:

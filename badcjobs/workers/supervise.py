@@ -7,6 +7,7 @@ decisions and writes to the task database.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -33,6 +34,7 @@ class Tally:
     failed: int = 0
     missing: int = 0  # the failed chunks whose audio file is missing
     tries: int = 0
+    node_fault: str | None = None  # why the task stopped although chunks are left; None: it did not
     gave_up: str | None = None  # why the task stopped trying; None: it did not
     retired: list[str] = field(default_factory=list)  # why workers stopped before the work was done
 
@@ -65,6 +67,9 @@ class Supervisor:
         self._retries = Retries(self.policy)
         self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
+        self._node_faults = 0  # pauses since the last chunk done
+        self._paused_until_s = -math.inf
+        self._paused_at_ms = 0
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
@@ -187,6 +192,14 @@ class Supervisor:
         died = result.charged and result.error_class == retry.WORKER_DIED
         if (self.killed and not result.ok) or self.is_taken_over():
             self._queue.put_back([result.chunk])  # we killed its process: it stays pending
+        elif result.error_class in retry.OF_NODE:
+            self._settle(plan, result)
+            self._pause(f"{result.error_class}: {_last_line(result.error)}")
+            self._queue.put_back([result.chunk])
+        elif result.error_class in retry.MAY_BE_NODE and result.started_at_ms <= self._paused_at_ms:
+            self._settle(plan, replace(result, charged=False))  # it ran while the node was at fault
+            if result.charged:
+                self._queue.put_back([result.chunk])
         elif died and self._retries.is_excused(result.chunk, retry.WORKER_DIED):
             self._settle(plan, replace(result, charged=False))
             self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, alone=True)
@@ -219,6 +232,7 @@ class Supervisor:
         self._queue.finish()
         if result.ok:
             tally.done += 1
+            self._node_faults = 0
             self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
             self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
             if is_truncated(result):
@@ -269,9 +283,12 @@ class Supervisor:
         if broken.error_class == retry.CONFIGURATION:
             self._give_up(str(broken))
             return []
+        if broken.error_class in retry.OF_NODE:
+            self._pause(f"{broken.error_class}: {_last_line(str(broken))}")
         if event.retires:
             self.tally.retired.append(str(broken))
             log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
+        if event.retires or broken.error_class in retry.OF_NODE:
             for started in event.started:  # end these tries; their chunks go back with the others
                 self._settle(plan, replace(_failed_result(started.chunk, broken, event), charged=False))
             return []
@@ -289,6 +306,24 @@ class Supervisor:
         why = f"lost with {len(blamed)} chunks in progress ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
         return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in blamed]
+
+    def _pause(self, why: str) -> None:
+        """After a fault of the node wait, longer each time, without staging; at last stop, with the rest pending."""
+        now_s = self.clock.monotonic_s()
+        if self.draining or now_s < self._paused_until_s:
+            return  # chunks in progress meet the same fault
+        self._node_faults += 1
+        if self.audio is not None:
+            self.audio.stager.drop()
+        if self._node_faults > self.policy.node_pauses:
+            self.tally.node_fault = f"this node cannot work now ({why})"
+            log.error("%s: stopping with chunks left, which are not charged with it", self.tally.node_fault)
+            self.drain()
+            return
+        pause_s = self.policy.delay_s(self._node_faults)
+        log.warning("a fault of this node, not of a chunk (%s): no work for %.1f s, no copies in advance", why, pause_s)
+        self._paused_until_s, self._paused_at_ms = now_s + pause_s, self.clock.now_ms()
+        self._queue.pause(pause_s)
 
     def _give_up(self, reason: str) -> None:
         if self.tally.gave_up is None:

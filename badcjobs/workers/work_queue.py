@@ -48,6 +48,7 @@ class WorkQueue:
         self._in_flight = 0
         self._complete = False
         self._draining = False
+        self._paused_until_s = -math.inf
         self._changed = threading.Condition()
 
     @property
@@ -83,6 +84,9 @@ class WorkQueue:
         """
         with self._changed:
             while not (self._draining or over()):
+                if (pause_s := self._paused_until_s - self._clock.monotonic_s()) > 0:
+                    self._changed.wait(pause_s)
+                    continue
                 batch = self._next_batch(fits, lean)
                 if batch.chunks:
                     self._in_flight += len(batch.chunks)
@@ -102,7 +106,7 @@ class WorkQueue:
         """
         with self._changed:
             self._release_delayed()
-            if self._draining:
+            if self._draining or self._clock.monotonic_s() < self._paused_until_s:
                 return []
             if len(self._suspects) > self._workers_ending:
                 self._workers_ending += 1
@@ -144,6 +148,11 @@ class WorkQueue:
             due_s = self._clock.monotonic_s() + delay_s
             heapq.heappush(self._delayed, (due_s, next(self._sequence), Batch(chunks, alone or lean, lean)))
             self._changed.notify_all()
+
+    def pause(self, seconds: float) -> None:
+        """Hand out no chunk for a while."""
+        with self._changed:
+            self._paused_until_s = self._clock.monotonic_s() + seconds
 
     def drain(self) -> None:
         """Hand out no further chunk."""

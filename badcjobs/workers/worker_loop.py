@@ -13,6 +13,7 @@ from pathlib import Path
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Session, SessionBroken
+from badcjobs.store.live_folder import check_room
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import ChunkKey, model_of
@@ -188,19 +189,23 @@ class WorkerThread(threading.Thread):
                 if isinstance(event, ChunkStarted):
                     started[event.chunk.key] = event
                 else:
+                    event = self._excuse(event)
                     unanswered.pop(event.chunk.key, None)
                     started.pop(event.chunk.key, None)
                     if event.ok:
                         self._gpu_errors = 0
-                    if not event.charged:
+                    if not event.charged and event.error_class not in retry.OF_NODE:
                         lost.append(event)
                 self.report(self.plan, event)
         except SessionBroken as error:
             broken = error
         except (BadcjobsError, OSError) as error:
-            if self._feed is not None:
+            fault = retry.fault_of_node(error, self.scratch) if isinstance(error, OSError) else None
+            if self._feed is not None and fault is None:
                 raise
-            broken = SessionBroken(retry.NO_PROGRAM, str(error), at_start=True)
+            broken = SessionBroken(fault or retry.NO_PROGRAM, str(error), at_start=self._feed is None)
+        if broken is not None and broken.error_class in retry.MAY_BE_NODE and (found := self._find_fault()) is not None:
+            broken = SessionBroken(found[0], f"{broken}\n{found[1]}", at_start=broken.at_start)
         if broken is not None and broken.error_class == retry.GPU_ERROR and not batch.alone:
             self._gpu_errors += 1  # a suspect that runs alone may be the cause itself
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
@@ -209,6 +214,21 @@ class WorkerThread(threading.Thread):
         over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings)
         self.report(self.plan, over)
         return over
+
+    def _excuse(self, result: ChunkResult) -> ChunkResult:
+        """Return a result that is not charged to the chunk if the node is at fault."""
+        if result.error_class in retry.MAY_BE_NODE and result.charged and (fault := self._find_fault()) is not None:
+            result = replace(result, error_class=fault[0], error=f"{result.error}\n{fault[1]}")
+        return replace(result, charged=False) if result.error_class in retry.OF_NODE else result
+
+    def _find_fault(self) -> tuple[str, str] | None:
+        """Return the class and the text of a fault of the node, from a test file in our folder; None: there is none."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            check_room(self._folder)
+        except OSError as error:
+            return retry.fault_of_node(error, self.scratch) or retry.NODE_FAULT, f"{self._folder}: {error.strerror}"
+        return None
 
     def _room(self, unanswered: Mapping[ChunkKey, Chunk], started: Mapping[ChunkKey, ChunkStarted]) -> Fits:
         """Return the test of which chunks still fit into the time left; a retired worker takes none."""
@@ -222,8 +242,8 @@ class WorkerThread(threading.Thread):
 
     def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
         """Return the error and whether the worker stops because of it; repeated GPU errors mean a lost GPU."""
-        if broken is None:
-            return None, False
+        if broken is None or broken.error_class in retry.OF_NODE:
+            return broken, False
         if self._gpu_errors >= _GPU_ERRORS:
             why = f"{_GPU_ERRORS} errors in a row on this device; last error: {broken}"
             return SessionBroken(retry.GPU_LOST, why), True

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from support.badcjobs_program import rows
-from support.filesystems import small_disk
+from support.filesystems import read_only, small_disk
 from support.waiting import wait_for
 
 CHUNKS = 20
@@ -124,3 +124,38 @@ def refuse_the_end(site, program, *disks):
     assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
     assert "the last publication failed" in ended.stdout
     return ended
+
+
+WRITES = 'head -c 200000 /dev/zero > "$2.part" || exit 1; echo start_time,end_time,label,score > "$2"; rm "$2.part"'
+NOT_DONE = "SELECT DISTINCT outcome FROM attempt WHERE outcome <> 'done'"
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only", "full for a while"])
+@pytest.mark.parametrize("needs_disk", ["the program", "cutting"])
+def test_a_node_without_a_usable_disk_pauses_then_stops_and_no_chunk_is_charged(site, local_disk, trouble, needs_disk):
+    """What a program or a cut needs the disk for fails; the disk may be too full for the program's own words."""
+    script = site.script("slow.sh", f"while [ ! -e {site.folder}/gate ]; do sleep 0.02; done; {WRITES}")
+    engine = ("--command", f"{script} {{input}} {{output}}")
+    manifest, gate = site.manifest(6), site.folder / "gate"
+    if needs_disk == "cutting":
+        manifest.write_text(manifest.read_text().replace(",600,1200,", ",0,300,").replace(",1200,1800,", ",0,300,"))
+    options = ("--cpu-workers", 1, "--no-emit-gpu-telemetry", "--retries", 0, "--config", "run.backoff_s=0.2")
+    program = site.start_run(manifest, *engine, *options)
+    wait_for(lambda: site.count_now("attempt"), "a chunk is begun")
+    if trouble == "read-only":
+        with read_only(site.local):
+            gate.touch()
+            ended = program.wait()
+    else:
+        local_disk.stay_full()
+        gate.touch()
+        wait_for(lambda: "a fault of this node, not of a chunk" in program.stderr, "it is noticed")
+        if trouble == "full for a while":
+            local_disk.make_room()
+        ended = program.wait()
+        local_disk.let_be()
+    expected = (0, 6) if trouble == "full for a while" else (75, 0)
+    assert (ended.exit_code, done(site)) == expected, ended.stderr
+    assert site.count("chunk", "status = 'pending'") == 6 - expected[1]
+    assert site.rows(NOT_DONE) == [("lost",)], "none is charged"
+    assert ("this node cannot work now" in ended.stdout) == (ended.exit_code == 75)

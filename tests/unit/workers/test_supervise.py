@@ -133,7 +133,7 @@ def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
         if "wants" in how:  # else it depends on the moment which chunk comes next
             batches = [f"{len(batch)} from {batch[0]}" for batch in bench.engine.batches]
             lines.append(f"  {len(bench.engine.sessions)} processes; batches: {', '.join(batches)}")
-        lines += [f"  ended: {why}" for why in [*bench.tally.retired, gave_up] if why]
+        lines += [f"  ended: {why}" for why in [*bench.tally.retired, gave_up, bench.tally.node_fault] if why]
         lines += [f"  said: {error}" for (error,) in bench.rows(ERRORS)]
     pages({"stories.txt": "\n".join(lines)})
 
