@@ -165,6 +165,11 @@ def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = Non
     return dict(_ask(uri, sql, (since_ms, until_ms)))
 
 
+def read_lost_devices(uri: str | None) -> set[int]:
+    """Return the devices that do not answer now; empty: not known."""
+    return {row[0] for row in _ask(uri, "SELECT device_id FROM alert WHERE kind = 'lost' AND ended_at_ms IS NULL", ())}
+
+
 def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | None, float | None]:
     """Return the mean percentages of CPU, memory and GPU since a moment; None: not known, or not readable now."""
     sql = """SELECT avg(cpu_percent), avg(100.0 * memory_used_bytes / memory_total_bytes),

@@ -72,8 +72,11 @@ class TaskProgress:
         return max(0.0, self.elapsed_s - self.start_up_s) * left / self.chunks_settled
 
 
-def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int) -> str:
-    """Return the heartbeat line, a promised format. ``load``: percent of CPU, memory and GPU; '?': not known."""
+def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int, lost: int = 0) -> str:
+    """Return the heartbeat line, a promised format. ``load``: percent of CPU, memory and GPU; '?': not known.
+
+    ``lost``: how many of the devices no longer work.
+    """
     percents = ["?" if percent is None else f"{percent:.0f}%" for percent in load]
     rate, eta = "?", "?"
     if progress.rate is not None:  # below 1 two digits, because 0x would be wrong; never 5e-05
@@ -83,7 +86,8 @@ def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices
         eta = f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
     chunks = f"{progress.chunks_settled}/{progress.chunks_total}"
     machine = "cpu={} mem={} gpu={}".format(*percents)
-    return f"heartbeat {machine} devices={devices} chunks={chunks} rate={rate} eta={eta}"
+    at_work = f"{devices - lost}/{devices}" if lost else devices
+    return f"heartbeat {machine} devices={at_work} chunks={chunks} rate={rate} eta={eta}"
 
 
 def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Device] = ()) -> TaskProgress:

@@ -41,7 +41,7 @@ from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.recording_names import gap_lines, name_reader
 from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, held
-from badcjobs.store.live_files import read_pulse
+from badcjobs.store.live_files import read_lost_devices, read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
 from badcjobs.store.task_writer import TaskWriter
@@ -297,7 +297,9 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
                 pulse = read_pulse(task.records.readings_at_hand(), since_ms)
                 progress = count_progress(task.writer, task.elapsed_s)
-                log.info("%s", heartbeat_line(progress, pulse, len(task.resolved.grant.devices)))
+                lost = supervisor.lost_devices | read_lost_devices(task.records.readings_at_hand())
+                lost &= {task.writer.device_id(device) for device in task.devices}
+                log.info("%s", heartbeat_line(progress, pulse, len(task.devices), len(lost)))
             task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
         write_decisions(task, setup)
     except BaseException:

@@ -70,6 +70,7 @@ class Supervisor:
         self._node_faults = 0  # pauses since the last chunk done
         self._paused_until_s = -math.inf
         self._paused_at_ms = 0
+        self._retired_from: set[int | None] = set()  # devices
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
@@ -118,6 +119,11 @@ class Supervisor:
             for thread in self._threads
             if thread.is_alive() and not thread.retired
         }
+
+    @property
+    def lost_devices(self) -> set[int | None]:
+        """The devices that no worker can use any more."""
+        return self._retired_from - set(self.slots_at_work.values())
 
     @property
     def busy(self) -> bool:
@@ -287,6 +293,7 @@ class Supervisor:
             self._pause(f"{broken.error_class}: {_last_line(str(broken))}")
         if event.retires:
             self.tally.retired.append(str(broken))
+            self._retired_from.add(plan.device_id)
             log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
         if event.retires or broken.error_class in retry.OF_NODE:
             for started in event.started:  # end these tries; their chunks go back with the others

@@ -23,8 +23,8 @@ DATA = Path(__file__).parents[1] / "data"
 NO_PROCESS = 2**22 + 17
 # As in the contract; what is not known yet is a question mark.
 HEARTBEAT = re.compile(
-    r"heartbeat cpu=(\d+%|\?) mem=(\d+%|\?) gpu=(\d+%|\?) devices=(\d+) chunks=(\d+)/(\d+) rate=(\d+(?:\.\d+)?x|\?)"
-    r" eta=(\d\d:\d\d:\d\d|\?)"
+    r"heartbeat cpu=(\d+%|\?) mem=(\d+%|\?) gpu=(\d+%|\?) devices=(\d+(?:/\d+)?) chunks=(\d+)/(\d+)"
+    r" rate=(\d+(?:\.\d+)?x|\?) eta=(\d\d:\d\d:\d\d|\?)"
 )
 SLOWLY = ("--engine", "demo", "--engine-arg=--burn-s=0.3")
 BEATS = ("--config", "run.heartbeat_every_s=0.2")
@@ -242,7 +242,7 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     cpu, memory, gpu, devices, settled, total, rate, eta = beats[-1]
     assert "?" not in (cpu, memory, rate, eta)
     assert gpu == "30%", "the mean over the devices that could be read"
-    assert (devices, total, 0 < int(settled) <= 12) == ("3", "12", True)
+    assert (devices, total, 0 < int(settled) <= 12) == ("2/3", "12", True)
     ((ticks,),) = site.rows("SELECT ticks FROM recorder")
     cost = rf"recorder: {ticks} samples with simulated in \d+ s; [\d.]+ s of CPU.*, \d+ MiB, at most"
     assert len(re.findall(cost, log_of(site))) == 1
@@ -258,6 +258,9 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     assert json.loads(settings)["alerts"]["command"] == "./tell …"
     assert "xyzzy" not in done.stderr
     assert not any(b"xyzzy" in path.read_bytes() for path in site.out.rglob("*.*"))
+    site.out = site.folder / "one device"
+    assert site.run(site.manifest(12), *SLOWLY, "--simulate", 3, "--max-gpus", 1, *BEATS).exit_code == 0
+    assert {devices for _, _, _, devices, *_ in heartbeats(site)} == {"1"}, "those that get work"
 
 
 def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site):

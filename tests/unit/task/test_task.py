@@ -157,6 +157,7 @@ def test_the_heartbeat_line_is_as_the_contract_shows_it_and_what_nobody_knows_is
     lines = [room.heartbeat_line(progress, LOAD, 4) for progress in PROGRESS]
     lines.append(room.heartbeat_line(TaskProgress(0, 960, 0.0, 30.0), (None, None, None), 0))
     lines.append(room.heartbeat_line(TaskProgress(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 1))
+    lines.append(room.heartbeat_line(TaskProgress(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 3, 1))
     pages({"heartbeats.txt": "\n".join(lines)})
 
 
