@@ -11,13 +11,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from badcjobs import settings
 from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns
+from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns, parse_time_zone
 
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -36,6 +37,7 @@ class Project:
     alerts: AlertLimits = field(default_factory=AlertLimits)
     hooks: AlertHooks = field(default_factory=AlertHooks)
     patterns: tuple[NamePattern, ...] = ()
+    time_zone: tzinfo | None = None  # of the recorders' clocks; None: not known
 
     @classmethod
     def read(cls, words: Sequence[str], cwd: Path) -> Project:
@@ -73,9 +75,9 @@ class Project:
             values[table] = settings.absolute_paths(in_file, table, file.parent) if file else in_file
             values[table] |= settings.check_values(table, source.alone(table), partial(_key_place, table), mistakes)
         limits, hooks = source.alerts(mistakes)
-        patterns = source.patterns(mistakes)
+        patterns, time_zone = source.recordings(mistakes)
         settings.refuse(mistakes, "badcjobs guide settings   (lists every key)")
-        return cls(file, values, source.keys, limits, hooks, patterns)
+        return cls(file, values, source.keys, limits, hooks, patterns, time_zone)
 
     @property
     def site(self) -> str | None:
@@ -201,15 +203,20 @@ class _Source:
         whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
         return replace(limits, **whole), hooks
 
-    def patterns(self, mistakes: list[str]) -> tuple[NamePattern, ...]:
-        """Return the patterns of the table [recordings]."""
-        texts = (self.in_file("recordings") | self.alone("recordings")).get("patterns", [])
+    def recordings(self, mistakes: list[str]) -> tuple[tuple[NamePattern, ...], tzinfo | None]:
+        """Return the patterns and the time zone of the table [recordings]."""
+        table, zone = self.in_file("recordings") | self.alone("recordings"), None
+        texts = table.get("patterns", [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of strings"))
-            return ()
+            texts = []
         found, wrong = parse_patterns(texts)
         mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]
-        return found
+        try:
+            zone = parse_time_zone(str(table.get("time_zone", "")))
+        except ValueError as error:
+            mistakes.append(self._placed("recordings", f"time_zone: {error}"))
+        return found, zone
 
     def _placed(self, table: str, problem: str) -> str:
         """Replace the key at the beginning of a problem by its place."""

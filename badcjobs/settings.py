@@ -325,7 +325,11 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "patterns": Setting(
             "texts", "what paths mean, most specific first: badcjobs guide audio", key="patterns",
             table="recordings", default=(), example=["{study_area}/{location}/*"],
-        )
+        ),
+        "time_zone": Setting(
+            "text", "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports", key="time_zone",
+            table="recordings", default="", example="-07:00",
+        ),
     },
 }  # fmt: skip
 

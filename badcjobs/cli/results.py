@@ -159,13 +159,13 @@ def export(
 ) -> int:
     """Write the detections of a job for other programs.
 
-    Times are those of the recording, overlaps are counted once, and each row has recording, study area, location and
-    date. With --table, write any other table.
+    Times are those of the recording, overlaps are counted once, and each row has recording, study area, location, date
+    and UTC time. With --table, write any other table.
 
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
-    from badcjobs.report.export import ExportOrder, form_of
+    from badcjobs.report.export import SOURCE, ExportOrder, form_of
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
@@ -187,13 +187,15 @@ def export(
         by_study_area,
         DetectionFilter(() if species is None else listed or ("",), min_score),
         project.patterns,
+        project.time_zone,
     )
     pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
 
     def tell(table: str, rows: int, of: int | None) -> None:
         if of is not None and not rows:
             remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
-        pace(rows, of, what=f"rows of {table} written" if of is None else "chunk files written")
+        words = _ROWS if table == SOURCE else f"rows of {table} written"
+        pace(rows, of, what=words if of is None else "chunk files written")
 
     try:
         written, notes = carry_out(order, sys.stdout.buffer, tell)

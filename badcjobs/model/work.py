@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, tzinfo
 from unicodedata import normalize
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from badcjobs.model.devices import Device
 
 __all__ = [
     "FITS", "NO_CUTTING", "NO_START", "TOO_LONG", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting",
     "Detection", "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName",
-    "Trial", "WorkerPlan", "is_beyond", "is_longer", "is_stretch", "parse_pattern", "parse_patterns"
+    "Trial", "WorkerPlan", "is_beyond", "is_longer", "is_stretch", "parse_pattern", "parse_patterns",
+    "parse_time_zone"
 ]  # fmt: skip
 
 
@@ -356,3 +360,14 @@ def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[
         except ValueError as error:
             wrong.append(f"{text!r} {error}")
     return tuple(patterns), wrong
+
+
+def parse_time_zone(text: str) -> tzinfo | None:
+    """Return the time zone of a recorder: an offset such as -07:00, or a name such as America/Yellowknife; "": None."""
+    if not text:
+        return None
+    with suppress(ValueError):
+        return datetime.strptime(text, "%z").tzinfo
+    with suppress(ValueError, OSError, ZoneInfoNotFoundError):
+        return ZoneInfo(text)
+    raise ValueError(f"{text!r} is neither an offset such as -07:00 nor a time zone such as America/Yellowknife")

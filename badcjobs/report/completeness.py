@@ -19,11 +19,11 @@ from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape
 from badcjobs.paths import RunFolder, is_there
 from badcjobs.report.headlines import news_words
-from badcjobs.report.words import index_ranges
+from badcjobs.report.words import count, index_ranges
 from badcjobs.run_toml import FrozenRun
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.connect import published_uri
-from badcjobs.store.read_job import known_lengths, read_freshness
+from badcjobs.store.connect import is_job_database, published_uri
+from badcjobs.store.read_job import known_lengths, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
@@ -278,16 +278,25 @@ def finish_lines(
     return f"sbatch --array={index_ranges(left, frozen.array.step)} …", here
 
 
-def find_news(db: sqlite3.Connection, database: Path) -> str | None:
-    """Return a remark if a job database is out of date; None: it is up to date, or that is not known."""
+def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress = lambda rows: None) -> list[str]:
+    """Return remarks for an export: the job database is out of date, or its run is not complete."""
     try:
-        merged, file_folders = read_freshness(db, database.parent)
+        facts = read_outline(db, database.parent)
+        proof = prove_complete(database, facts, progress) if is_job_database(db) else _describe(facts.chunks, facts, ())
     except (sqlite3.Error, OSError):  # damage elsewhere must not stop the export
-        return None
-    news, command = news_words(merged), merge_again(database, file_folders, merged)
-    if not news:
-        return None
-    return f"merged: {news}" + ("" if command is None else f"; to include that: {command}")
+        return []
+    remarks, total = [], proof.listed if proof.expected is None else proof.expected
+    if news := news_words(facts.merged):
+        command = merge_again(database, facts.file_folders, facts.merged)
+        remarks.append(f"merged: {news}" + ("" if command is None else f"; to include that: {command}"))
+    if proof.done < total:
+        failed, what = proof.failed + proof.poison, "run" if is_job_database(db) else "task"
+        left = total - proof.done - failed
+        counts = f"{proof.done:,} of {count(total, 'chunk')} done, {failed:,} failed, {left:,} left"
+        remarks.append(f"the {what} is not complete: {counts}; only chunks that are done have detections")
+    elif total and proof.why_unknown:
+        remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
+    return remarks
 
 
 def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) -> str | None:

@@ -8,12 +8,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import tzinfo
 from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import NamePattern
-from badcjobs.report.completeness import find_news
+from badcjobs.report.completeness import find_remarks
 from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
@@ -40,6 +41,7 @@ from badcjobs.store.export_tables import (
 )
 
 Progress = Callable[[str, int, int | None], None]  # table, rows so far, of how many if that is known
+SOURCE = "source"  # instead of a table, while the source of the run is read
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
 ALL, NAMELESS = "all_study_areas", "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
@@ -58,6 +60,7 @@ class ExportOrder:
     by_study_area: bool = False
     wanted: DetectionFilter = field(default_factory=DetectionFilter)
     patterns: tuple[NamePattern, ...] = ()  # of the project file: read the paths of the recordings again
+    time_zone: tzinfo | None = None  # of the recorders' clocks
 
     @property
     def everything(self) -> bool:
@@ -99,14 +102,13 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
     if order.form == "parquet":
         load_pyarrow()
     with open_for_export(database) as db:
-        news = find_news(db, database)
+        remarks = find_remarks(db, database, lambda rows: progress(SOURCE, rows, None))
         if order.of_detections:
-            return _export_heard(db, order, database, news, stdout, progress)
+            files, notes = _export_heard(db, order, database, stdout, progress)
+            return files, [*remarks, *notes]
         if order.form == "badc":
-            files = _export_badc(db, order, progress)
-        else:
-            files = _export_tables(db, order, database, stdout, progress)
-        return files, [news] if news else []
+            return _export_badc(db, order, progress), remarks
+        return _export_tables(db, order, database, stdout, progress), remarks
 
 
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
@@ -201,7 +203,7 @@ def _export_tables(
 
 
 def _export_heard(
-    db: sqlite3.Connection, order: ExportOrder, database: Path, news: str | None, stdout: BinaryIO, progress: Progress
+    db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
 ) -> Exported:
     if VIEW not in list_tables(db):
         folder = database.parent.parent if database.parent.name == "tasks" else database.parent
@@ -210,7 +212,7 @@ def _export_heard(
             why="it is a task database, or was merged by an earlier version of badcjobs",
             fix=f"badcjobs merge {shlex.quote(str(folder))}   (then export that folder)",
         )
-    heard = JobDetections(db)
+    heard = JobDetections(db, order.time_zone)
     if order.patterns:
         heard.rename(NameReader(order.patterns).read)
     if order.needs_folder:
@@ -221,8 +223,7 @@ def _export_heard(
             target /= f"detections.{order.form}"
         batches = (batch for _, batch in heard.batches(order.wanted, order.form))
         files = [_write_file(order, target, VIEW, COLUMNS, batches, stdout, progress)]
-    never_heard = heard.never_heard(order.wanted.species)
-    return files, list(_notes(heard, order, files, never_heard, news))
+    return files, list(_notes(heard, order, files))
 
 
 def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
@@ -258,16 +259,8 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
     return [ExportedFile(str(all_of_them), VIEW, total), *files]
 
 
-def _notes(
-    heard: JobDetections, order: ExportOrder, files: Sequence[ExportedFile], never_heard: list[str], news: str | None
-) -> Iterator[str]:
-    if news:
-        yield news
-    chunks, undone = heard.count_chunks()
-    if undone:
-        were = "were not done at the merge" if news else "are not done"
-        yield f"{undone:,} of {chunks:,} chunks {were}; their detections are not in these files"
-    if never_heard:
+def _notes(heard: JobDetections, order: ExportOrder, files: Sequence[ExportedFile]) -> Iterator[str]:
+    if never_heard := heard.never_heard(order.wanted.species):
         yield f"no detections in this job: {', '.join(never_heard)}"
     if not files[0].rows:
         filtered = order.wanted != DetectionFilter()
@@ -276,6 +269,8 @@ def _notes(
     gaps = heard.gaps()
     in_folder = order.needs_folder and order.output is not None
     yield from gap_lines(gaps, order.patterns, nameless=f"{NAMELESS}.{order.form}" if in_folder else None)
+    if order.time_zone is None and gaps.undated + gaps.untimed < gaps.recordings:
+        yield "detected_at_utc is empty: set the recorders' time zone, for example --config recordings.time_zone=-07:00"
     if order.output is None or not in_folder:
         return
     ours = {Path(file.path).name for file in files}

@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -104,6 +105,8 @@ COLUMNS = {
     "score": "REAL",
     "recording_id": "TEXT",
     "chunk_id": "TEXT",
+    "detected_at": "TEXT",
+    "detected_at_utc": "TEXT",
 }
 _RENAMED = "temp.renamed_recording"
 
@@ -119,8 +122,9 @@ class DetectionFilter:
 class JobDetections:
     """The detections of a job database, at their times in the recording."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, time_zone: tzinfo | None = None) -> None:
         self._db = db
+        self._time_zone = time_zone  # of the recorders' clocks
         self._renamed = False
 
     def rename(self, name_of: Callable[[str, str, str], RecordingName]) -> None:
@@ -147,11 +151,6 @@ class JobDetections:
         found = self._db.execute(f"SELECT DISTINCT study_area FROM {recordings} ORDER BY study_area")
         return [area for (area,) in found]
 
-    def count_chunks(self) -> tuple[int, int]:
-        """Return the number of chunks, and of those that are not done."""
-        many, undone = self._db.execute("SELECT count(*), total(status != 'done') FROM chunk").fetchone()
-        return int(many), int(undone)
-
     def never_heard(self, species: Iterable[str]) -> list[str]:
         """Return the species without a single detection in the job, at any score."""
         there = set()
@@ -176,7 +175,18 @@ class JobDetections:
         )
         for batch in in_batches(cursor, form):
             for area, rows in groupby(batch, key=itemgetter(0)):
-                yield area, list(rows)
+                yield area, [(*row, *self._times(row[2], row[3])) for row in rows]
+
+    def _times(self, recorded_at: Any, start_s: Any) -> tuple[str | None, str | None]:
+        """Return when a detection starts, by the clock of the recorder and in UTC; None: not known."""
+        if recorded_at is None or len(recorded_at) == len("2026-05-01"):
+            return None, None
+        begin, since = datetime.fromisoformat(recorded_at), timedelta(seconds=start_s)
+        told = (begin + since).isoformat(timespec="milliseconds")
+        if self._time_zone is None:
+            return told, None
+        utc = begin.replace(tzinfo=self._time_zone).astimezone(timezone.utc) + since
+        return told, utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------

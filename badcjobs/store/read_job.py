@@ -50,12 +50,14 @@ def _suggest_fix(path: Path, why: str) -> str:
     return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
 
 
-def read_freshness(db: sqlite3.Connection, folder: Path) -> tuple[read_model.Freshness, tuple[str, ...]]:
-    """Return what has changed since the merge, and the folders of the task databases; empty for a task database."""
-    if not is_job_database(db):
-        return read_model.Freshness(), ()
-    files = _files(db)
-    return add_last_contact(db, read_task_rows(db), files, folder)[1], _folders(files)
+def read_outline(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
+    """Return only the tasks, the states of the chunks and the changes since the merge; also for a task database."""
+    files = _files(db) if is_job_database(db) else ()
+    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], read_model.Freshness())
+    chunks = dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
+    return read_model.JobFacts(
+        tuple(tasks), (), chunks, 0.0, 0, 0, (), (), (), (), file_folders=_folders(files), merged=merged
+    )
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:

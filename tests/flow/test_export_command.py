@@ -88,6 +88,24 @@ def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_f
     assert len(json.loads((folder / "h.json").read_text())) == 60_000
 
 
+def test_an_export_of_a_run_that_is_not_complete_says_so_with_counts(site):
+    """One of two array tasks has run: the job database lists only its chunks."""
+    site.run_tasks(site.manifest(6), *ON_CPU, envs=[array_task(0, [0, 1])])
+    site.merged()
+    said = (
+        "badcjobs: the run is not complete: 3 of 6 chunks done, 0 failed, 3 left; only chunks that are done have detect"
+    )
+    forms = [("-o", "-"), ("--table", "chunk", "-o", "-"), ("--format", "badc", "-o", site.folder / "badc")]
+    for done in site.badcjobs_each([("export", site.out, *form) for form in forms]):
+        assert (done.exit_code, done.stderr.count(said)) == (0, 1), done.stderr
+    site.run_tasks(site.manifest(6), *ON_CPU, envs=[array_task(1, [0, 1])])
+    site.merged()
+    assert "complete" not in site.badcjobs("export", site.out, "-o", "-").stderr
+    manifest = site.manifest(6)
+    manifest.rename(site.folder / "moved.csv")
+    assert "not known whether the run is complete: " in site.badcjobs("export", site.out, "-o", "-").stderr
+
+
 CALLS_S = [(0.5, 1.0), (3.2, 3.8), (6.0, 10.5)]  # across a joint; across two of them
 PATTERNS = ["{study_area}/**/{location}_0+1_{date}?{time}.wav", "{study_area}/ARU_data/SM/{location}/*/Data/*"]
 FORT_SMITH = "Fort Smith/ARU_data/SM/FS-01/A/Data/S4A10293_20220501_060000"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooms.model import Reading, parse_pattern
+from rooms.model import Reading, parse_pattern, parse_time_zone
 from rooms.report import ExportOrder, export, form_of
 from rooms.root import BadInput, DatabaseProblem
 from rooms.store import DetectionFilter, chunk_file
@@ -135,6 +135,7 @@ def test_tables_and_detections(job, tmp_path, pages):
         "a table as lines": ExportOrder(job, "json", out / "device.jsonl", ("device",)),
         "a table to stdout": ExportOrder(job, "csv", None, ("chunk",)),
         "detections to stdout": ExportOrder(job, "csv", None),
+        "detections in Yellowknife": ExportOrder(job, "csv", None, time_zone=parse_time_zone("America/Yellowknife")),
         "detections into a folder": ExportOrder(job, "csv", out / "folder"),
         "detections into a file": ExportOrder(job, "json", out / "heard.json"),
         "some species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("SOFT", "NOBODY", "GONE"))),
