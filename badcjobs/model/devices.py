@@ -231,10 +231,9 @@ class Stretches:
 class ChartData:
     """What the page shows in addition to the summary."""
 
-    stretches: Mapping[tuple[str, str], Stretches] = field(default_factory=dict)  # by task name and the device's token
+    stretches: Mapping[int, Stretches] = field(default_factory=dict)  # by device_id
     # The same for devices with unfinished attempts, if their task no longer runs: these attempts are lost.
-    given_up: Mapping[tuple[str, str], Stretches] = field(default_factory=dict)
-    durations: Mapping[int, int] = field(default_factory=dict)  # ms of a successful attempt → how many
+    given_up: Mapping[int, Stretches] = field(default_factory=dict)
     sets_of_settings: int = 0  # how many different settings the tasks had
     versions: tuple[str, ...] = ()  # of badcjobs, used by the tasks
 

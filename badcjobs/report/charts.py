@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ _PLACES = {state: place for place, state in enumerate(STATES)}
 _LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # the usual order of the states of a worker
 _USUAL_ORDER: Mapping[str | None, int] = {state: place for place, state in enumerate(_LIFE)}
 MOST_RUNS = 40_000
+MOST_ROWS = 4_000  # of the timeline
+_MOST_RANKED = 1_000  # devices from which the inner band is computed
+_BLOCK = 256
 _COLUMNS = 400
 _FEWEST_BARS, _MOST_BARS = 8, 60
 _LONG_TAIL = 8  # if the longest chunk takes this many times the median, the scale is logarithmic
@@ -36,15 +40,18 @@ MOST_PICTURED = 240
 _FEWEST_TRIES = 5  # fewer need no histogram
 _GIB = 2**30
 _STEPS, _NOTHING = 60_000, 65_535  # a figure takes two bytes: finer than a pixel on any screen
+_CHOSEN = (
+    "the least busy, the slowest, the hottest, those with the longest gaps, those with failed or lost work, and an even"
+    " sample of the others. The charts of all devices together include every device."
+)
 _NOTES = (  # how the data were reduced, and what was left out; see rules.say
     "Each device is shown in at most 120 intervals of equal length. An interval keeps its smallest, mean and largest"
     " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; an interval of"
     " one second or less shows all its states, in their likely order. The table below counts every second.",
     "With this many devices, the timeline merges {joined} neighbouring intervals into one.",
     "There are no data over time for {unknown}.",
-    "You can select {shown:whole} of {known:whole} devices below: the least busy, the slowest, the hottest, those with"
-    " the longest gaps, those with failed or lost work, and an even sample of the others. The charts of all devices"
-    " together, the timeline and the tables include every device.",
+    "The timeline shows {rows:whole} of {known:whole} devices: " + _CHOSEN,
+    "You can select {shown:whole} of {known:whole} devices below: " + _CHOSEN,
 )
 
 
@@ -65,46 +72,57 @@ def draw(summary: Summary, data: ChartData) -> Charts:
     drawn: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     notes: list[str] = []
-    by_device = over_time(data, summary.facts.tasks, summary.tasks_silent)
-    stretches = [by_device.get((device.task, device.token)) for device in summary.devices]
-    known = [one for one in stretches if one is not None]
-    if known:
-        times = figures.time_range(min(one.from_ms[0] for one in known), max(one.to_ms[-1] for one in known))
-        runs = find_runs(stretches)
-        drawn["timeline"] = figures.timeline(runs, len(stretches), times)
-        pictured = choose(_rankings(summary.devices), len(stretches), MOST_PICTURED)
-        together, inner = over_all(known)
+    read = over_time(data, summary.facts.tasks, summary.tasks_silent)
+    rankings, everything = _rankings(summary.devices), len(summary.devices)
+    shown = dict.fromkeys(choose(rankings, everything, MOST_ROWS))  # place → its states over time
+    unknown, begins_ms, ends_ms = list[DeviceFacts](), list[int](), list[int]()
+    for place, device in enumerate(summary.devices):
+        one = read(device)  # one device at a time: those of a large array do not fit into memory
+        if one is None:
+            unknown.append(device)
+            continue
+        begins_ms.append(one.from_ms[0])
+        ends_ms.append(one.to_ms[-1])
+        if place in shown:
+            shown[place] = replace(one, metrics={})
+    if begins_ms:
+        span_ms = min(begins_ms), max(ends_ms)
+        times, runs = figures.time_range(*span_ms), find_runs(list(shown.values()))
+        drawn["timeline"] = figures.timeline(runs, len(shown), times)
+        together, inner = over_all(filter(None, map(read, summary.devices)), *span_ms, len(begins_ms))
         forms = _forms(summary.devices, together)
         drawn.update({form.name: figures.metric(form, times) for form in forms})
         many = count_devices(summary.devices)
         series = [_packed(f"All {many:,} devices together" if many > 1 else "The device", together, forms, inner)]
-        for place, why in pictured.items():
-            device, one = summary.devices[place], stretches[place]
+        for place, why in choose(rankings, everything, MOST_PICTURED).items():
+            device, one = summary.devices[place], read(summary.devices[place])
             name = f"{device.task} · device {device.label}" + (f" ({why})" if why else "")
             series += [] if one is None else [_packed(name, one, forms)]
         # For each row a short label for the axis, and a full one for the pointer.
-        short = [f"{device.task.split('.')[0]} · {device.label}" for device in summary.devices]
-        full = [f"{device.task} · device {device.label}" for device in summary.devices]
+        rows = [summary.devices[place] for place in shown]
+        short = [f"{device.task.split('.')[0]} · {device.label}" for device in rows]
+        full = [f"{device.task} · device {device.label}" for device in rows]
         # The names of the devices, sorted by node, and the device of each row of the timeline.
-        labels = {device.card: f"{device.node} · {device.label}" for device in summary.devices}
+        labels = {device.card: f"{device.node} · {device.label}" for device in rows}
         order = sorted(labels, key=lambda one: (natural(labels[one]), one))
         place_of = {one: place for place, one in enumerate(order)}
         sent = {
             "rows": list(map(list, zip(short if len(set(short)) == len(short) else full, full, strict=True))),
-            "cards": {"names": [labels[one] for one in order], "of": [place_of[d.card] for d in summary.devices]},
+            "cards": {"names": [labels[one] for one in order], "of": [place_of[d.card] for d in rows]},
             "states": {state: STATE_WORDS[state] for state in STATES},
             "forms": {form.name: [form.bottom, form.top] for form in forms},
             "series": series,
         }
-        unknown = [device for device, one in zip(summary.devices, stretches, strict=True) if one is None]
         about = {
             "joined": runs.joined if runs.joined > 1 else None,
             "unknown": devices_words(unknown) if unknown else None,
-            "shown": len(series) - 1 if len(series) - 1 < len(known) else None,
-            "known": len(known),
+            "rows": len(rows) if len(rows) < everything else None,
+            "shown": len(series) - 1 if len(series) - 1 < len(begins_ms) else None,
+            "known": len(begins_ms),
         }
         notes = list(known_texts(_NOTES, about))
-    found = make_histogram(data.durations) if sum(data.durations.values()) >= _FEWEST_TRIES else None
+    took_ms = summary.facts.durations
+    found = make_histogram(took_ms) if sum(took_ms.values()) >= _FEWEST_TRIES else None
     if found is not None:
         drawn["histogram"] = figures.histogram(found)
     if not drawn:
@@ -227,52 +245,64 @@ def _runs_of(row: int, device: Stretches, joined: int) -> tuple[Whole, Whole, Wh
 # --- readings over time -----------------------------------------------------------------------------------------------
 
 
-def over_all(devices: Sequence[Stretches]) -> tuple[Stretches, Inner]:
+def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int, many: int) -> tuple[Stretches, Inner]:
     """Return the smallest, mean and largest reading of all devices together, in columns of equal width.
 
-    Also returns, by metric, the range that contains four out of five devices.
+    Also returns, by metric, the range that contains four out of five devices; with very many devices, of an even sample
+    of them.
     """
-    from_ms = np.concatenate([np.asarray(device.from_ms) for device in devices])
-    to_ms = np.concatenate([np.asarray(device.to_ms) for device in devices])
-    edges = np.linspace(from_ms.min(), to_ms.max(), _COLUMNS + 1)
-    width = edges[1] - edges[0]
-    first = np.clip(((from_ms - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
-    last = np.clip(np.ceil((to_ms - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
-    # For every column that a stretch touches: the place of the stretch, and the column.
-    many = last - first + 1
-    places = np.repeat(np.arange(len(first)), many)
-    column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(many) - many, many)
-    inside_ms = np.minimum(to_ms[places], edges[column + 1]) - np.maximum(from_ms[places], edges[column])
-    envelopes, inner = {}, {}
-    for metric in CHARTED:
-        low, mean, high = (
-            np.concatenate([np.asarray(getattr(device.metrics[metric], part)) for device in devices])[places]
-            for part in ("low", "mean", "high")
-        )
-        envelopes[metric] = _envelope(column, inside_ms, low, mean, high)
-        inner[metric] = _middle(column, mean)
+    edges, every = np.linspace(from_ms, to_ms, _COLUMNS + 1), -(-many // _MOST_RANKED)
+    bands, left = {metric: _Band() for metric in CHARTED}, iter(devices)
+    while block := list(islice(left, _BLOCK)):
+        begins, ends = (np.concatenate([np.asarray(getattr(d, part)) for d in block]) for part in ("from_ms", "to_ms"))
+        first = np.clip(((begins - edges[0]) // (edges[1] - edges[0])).astype(np.int64), 0, _COLUMNS - 1)
+        last = np.clip(np.ceil((ends - edges[0]) / (edges[1] - edges[0])).astype(np.int64) - 1, first, _COLUMNS - 1)
+        # For every column that a stretch touches: the place of the stretch, and the column.
+        touched = last - first + 1
+        places = np.repeat(np.arange(len(first)), touched)
+        column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(touched) - touched, touched)
+        inside_ms = np.minimum(ends[places], edges[column + 1]) - np.maximum(begins[places], edges[column])
+        device = np.repeat(np.arange(len(block)), [len(one.from_ms) for one in block])[places]
+        for metric, band in bands.items():
+            low, mean, high = (
+                np.concatenate([np.asarray(getattr(one.metrics[metric], part)) for one in block])[places]
+                for part in ("low", "mean", "high")
+            )
+            band.add(column, inside_ms, low, mean, high)
+            some = np.isfinite(mean) & (device % every == 0)
+            band.ranked.append((column[some], mean[some]))
     begins, ends = (edges[part].astype(np.int64).tolist() for part in (slice(None, -1), slice(1, None)))
+    envelopes = {metric: band.envelope() for metric, band in bands.items()}
+    inner = {metric: _middle(*map(np.concatenate, zip(*band.ranked, strict=True))) for metric, band in bands.items()}
     return Stretches(begins, ends, (), envelopes), inner
 
 
-def _envelope(column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> Envelope:
-    known = np.isfinite(mean) & (weight > 0)
-    column, weight = column[known], weight[known]
-    lows, highs = np.full(_COLUMNS, np.inf), np.full(_COLUMNS, -np.inf)
-    np.minimum.at(lows, column, low[known])
-    np.maximum.at(highs, column, high[known])
-    weights = np.bincount(column, weight, _COLUMNS)
-    empty = weights == 0
-    means = np.bincount(column, weight * mean[known], _COLUMNS) / np.where(empty, np.nan, weights)
-    lows[empty] = highs[empty] = np.nan
-    return Envelope(lows.tolist(), means.tolist(), highs.tolist())
+class _Band:
+    """The readings of one metric in each column, block by block."""
+
+    def __init__(self) -> None:
+        self._lows, self._highs = np.full(_COLUMNS, np.inf), np.full(_COLUMNS, -np.inf)
+        self._weights, self._sums = np.zeros(_COLUMNS), np.zeros(_COLUMNS)
+        self.ranked: list[tuple[Whole, Numbers]] = []  # column and mean of some devices
+
+    def add(self, column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> None:
+        known = np.isfinite(mean) & (weight > 0)
+        column, weight = column[known], weight[known]
+        np.minimum.at(self._lows, column, low[known])
+        np.maximum.at(self._highs, column, high[known])
+        self._weights += np.bincount(column, weight, _COLUMNS)
+        self._sums += np.bincount(column, weight * mean[known], _COLUMNS)
+
+    def envelope(self) -> Envelope:
+        weights = np.where(self._weights == 0, np.nan, self._weights)  # NaN: no reading
+        lows, means, highs = self._lows + 0 * weights, self._sums / weights, self._highs + 0 * weights
+        return Envelope(lows.tolist(), means.tolist(), highs.tolist())
 
 
 def _middle(column: Whole, mean: Numbers) -> tuple[list[float], list[float]]:
     """Return the range that contains the means of four out of five devices, for each column (nearest rank)."""
-    known = np.isfinite(mean)
-    order = np.lexsort((mean[known], column[known]))
-    values, columns = mean[known][order], column[known][order]
+    order = np.lexsort((mean, column))
+    values, columns = mean[order], column[order]
     many = np.bincount(columns, minlength=_COLUMNS)
     first = np.cumsum(many) - many
     found = []

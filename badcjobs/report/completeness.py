@@ -75,7 +75,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
     if len(runs) > 1:
         return proof
     # Array tasks whose newest database is not merged may have done the rest.
-    new = facts.merged.new_indices
+    new = frozenset(facts.merged.new_indices)
     unmerged = tuple(index for index in proof.missing_indices if index in new)
     missing = tuple(index for index in proof.missing_indices if index not in new)
     left, failed = left.difference(new), failed.difference(new)

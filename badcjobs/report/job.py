@@ -149,7 +149,8 @@ def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str]]:
 
 def write_page(summary: Summary, path: Path, database: Path) -> None:
     """Write the report as a page, with charts from the job database; raises BadInput when it cannot be written."""
-    write_whole(path, page(summary, job_title(database), read_chart_data(database)))
+    with read_chart_data(database) as charts:
+        write_whole(path, page(summary, job_title(database), charts))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -280,7 +281,8 @@ class ReportedJob:
 
     def to_html(self) -> str:
         """Return the page of the job; without the comparison."""
-        return page(self.summary, self.title, read_chart_data(self.database))
+        with read_chart_data(self.database) as charts:
+            return page(self.summary, self.title, charts)
 
     def to_markdown(self) -> str:
         """Return the report for a lab notebook."""

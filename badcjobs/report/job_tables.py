@@ -26,7 +26,6 @@ from badcjobs.report.words import (
     spark,
     three,
 )
-from badcjobs.store.figures import percentile
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 
 MOST_DEVICES = 5000  # on a page
@@ -58,8 +57,9 @@ def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tup
         if len(shown) < len(summary.devices):
             some = f"the {len(shown)} least busy of {devices_words(summary.devices)}"
             yield "", [f"{some}; report.html and --json list all"]
+    silent = frozenset(summary.tasks_silent)
     unwell = [
-        f"task {task.name}: {state_words(task, summary.tasks_silent)}; {task.done:,} done, {task.failed:,} failed,"
+        f"task {task.name}: {state_words(task, silent)}; {task.done:,} done, {task.failed:,} failed,"
         f" {task.pending:,} left"
         for task in trouble_first(summary)
         if task.verdict != "done"
@@ -161,14 +161,13 @@ def device_table(summary: Summary) -> Table:
     )  # fmt: skip
     rows: list[Row] = []
     for d in chosen:
-        counts, energy_wh = d.utilization_counts, None if d.energy_j is None else d.energy_j / 3600
-        p50, p95 = (percentile(counts, 50), percentile(counts, 95)) if counts else (None, None)
+        load, energy_wh = d.metrics.get("utilization_percent"), None if d.energy_j is None else d.energy_j / 3600
         gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
         shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]
         rows.append((
             d.task, d.label, d.name or UNKNOWN, *shares,
             _percent(d.busy_mean_percent), _percent(d.utilization_mean_percent),
-            Cell(three(p50, p95, max(counts, default=None)), p50),
+            Cell(_ranks(d, "utilization_percent"), None if load is None else load.p50),
             Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
             _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
         ))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent
@@ -71,14 +71,20 @@ def mark_lost_work(job: JobFacts, silent: Collection[str]) -> JobFacts:
 
 def over_time(
     data: ChartData, tasks: Iterable[TaskFacts], silent: Collection[str]
-) -> Mapping[tuple[str, str], Stretches]:
-    """Return the timeline of each device, with the same time lost as in the numbers."""
+) -> Callable[[DeviceFacts], Stretches | None]:
+    """Return a function that reads the timeline of a device, with the same time lost as in the numbers."""
     running = _running(tasks, silent)
-    return {**data.stretches, **{device: found for device, found in data.given_up.items() if device[0] not in running}}
+
+    def read(device: DeviceFacts) -> Stretches | None:
+        found = None if device.task in running else data.given_up.get(device.device_id)
+        return data.stretches.get(device.device_id) if found is None else found
+
+    return read
 
 
 def _running(tasks: Iterable[TaskFacts], silent: Collection[str]) -> set[str]:
-    return {task.name for task in tasks if is_running(task, silent)}
+    names = frozenset(silent)
+    return {task.name for task in tasks if is_running(task, names)}
 
 
 def _cut(device: DeviceFacts) -> DeviceFacts:

@@ -172,7 +172,8 @@ _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for c
 
 def _all_ended(facts: JobFacts, summary: Summary) -> bool:
     """Say whether no task is running; what a running task will need is not known."""
-    return not any(is_running(task, summary.tasks_silent) for task in facts.tasks)
+    silent = frozenset(summary.tasks_silent)
+    return not any(is_running(task, silent) for task in facts.tasks)
 
 
 def _showed(tasks: Sequence[TaskFacts]) -> bool:

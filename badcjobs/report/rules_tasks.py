@@ -69,15 +69,11 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
     left, running = sum(task.pending for task in tasks), summary.tasks_by_verdict.get(RUNNING)
     # Another attempt has started on the same part of the source since, or on all of it.
-    followed = all(
-        not task.pending
-        and any(
-            other.started_at_ms > task.last_sign_ms
-            and (other.array_index == task.array_index or other.shard_count == 1)
-            for other in facts.tasks
-        )
-        for task in tasks
-    )
+    last_ms = max((other.started_at_ms for other in facts.tasks if other.shard_count == 1), default=0)
+    starts_ms: dict[int, int] = defaultdict(lambda: last_ms)
+    for other in facts.tasks:
+        starts_ms[other.array_index] = max(starts_ms[other.array_index], other.started_at_ms)
+    followed = all(not task.pending and starts_ms[task.array_index] > task.last_sign_ms for task in tasks)
     unfinished = summary.verdict == "stopped" and not followed
     others, todo = "other tasks have done their work", "Nothing is left to do."
     if summary.left and running:

@@ -12,7 +12,7 @@ from badcjobs.model import CutShort
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.store import read_model
-from badcjobs.store.figures import distribution, percentile
+from badcjobs.store.figures import distribution
 
 TASK_KEYS = (
     "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
@@ -134,11 +134,11 @@ class Summary:
 
 def _device(device: read_model.DeviceFacts) -> dict[str, Any]:
     """Return a device for the JSON document: DEVICE_KEYS."""
-    work, counts = device.work, device.utilization_counts
+    work, load = device.work, device.metrics.get("utilization_percent")
     others = {
-        "utilization_p50_percent": percentile(counts, 50) if counts else None,
-        "utilization_p95_percent": percentile(counts, 95) if counts else None,
-        "utilization_max_percent": max(counts, default=None),
+        "utilization_p50_percent": None if load is None else int(load.p50),
+        "utilization_p95_percent": None if load is None else int(load.p95),
+        "utilization_max_percent": None if load is None else int(load.maximum),
         "metrics": {name: asdict(device.metrics[name]) for name in _METRICS if name in device.metrics},
         "state_busy_s": {state: time.busy_s for state, time in device.states.items() if time.busy_s is not None},
         "state_measured_s": device.measured_s,

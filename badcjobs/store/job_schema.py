@@ -9,7 +9,7 @@ from pathlib import Path
 
 from badcjobs import __version__
 from badcjobs.store.connect import as_sqlite_utils, file_uri
-from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, ddl_script, define_table
+from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script, define_table
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
 
@@ -294,7 +294,8 @@ _HELP = define_view(
     Column("column_name", "column2", "the column"),
     Column("help", "column3", "what it means"),
 )
-_MEANINGS = [(t.name, column.name, column.help) for t in (*JOB_TABLES, *VIEWS, _HELP) for column in t.columns]
+_DESCRIBED: tuple[TableDef | ViewDef, ...] = (*JOB_TABLES, *VIEWS, _HELP)
+_MEANINGS = [(one.name, column.name, column.help) for one in _DESCRIBED for column in one.columns]
 _VALUES = ",\n".join("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in _MEANINGS)
 JOB_VIEWS = (*VIEWS, replace(_HELP, source=f"FROM (VALUES\n{_VALUES})"))  # not a table: those have a ``task_id``
 

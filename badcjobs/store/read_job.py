@@ -203,6 +203,7 @@ def add_last_contact(
     known = {path for (path,) in db.execute("SELECT path FROM source_file")}
     there, closed = _list(folder, known)
     new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
+    new_attempts = grouped((key.array_index, key.job_id, key.restart) for key in new)
     try:
         merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
     except (OSError, ValueError):
@@ -217,8 +218,7 @@ def add_last_contact(
         after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
         then = replace(task, heard_at_ms=max(task.last_sign_ms, (file.mtime_ns or 0) // 10**6), silent_after_s=after_s)
         was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
-        attempts = {(key.job_id, key.restart) for key in new if key.array_index == task.array_index}
-        successors = attempts - {(task.job_id, task.restart)}
+        successors = set(new_attempts[task.array_index]) - {(task.job_id, task.restart)}
         if now is None:
             # Other tasks published long after it: it was silent at the merge.
             was_silent = is_silent(then.heard_at_ms, after_s, as_of_ms)

@@ -132,7 +132,6 @@ class DeviceFacts:
     gap_s: float = 0.0
     energy_integrated_j: float | None = None
     busy_mean_percent: float | None = None
-    utilization_counts: Mapping[int, int] = field(default_factory=dict)  # percent → number of samples
     device_id: int = 0
     power_limit_w: float | None = None
     slowdown_c: int | None = None
@@ -140,14 +139,14 @@ class DeviceFacts:
     states: Mapping[str, StateTime] = field(default_factory=dict)
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)
     throttled: Mapping[str, int] = field(default_factory=dict)  # reason → number of samples; gpu_idle is not a slowdown
-    work: DeviceWork = field(default_factory=DeviceWork)
-    spark: tuple[float | None, ...] = ()  # mean utilization in stretches of equal length; None: no reading
-    under_way: UnderWay = field(default_factory=UnderWay)
+    work: DeviceWork = DeviceWork()
+    spark: tuple[int | None, ...] = ()  # mean utilization in stretches of equal length; None: no reading
+    under_way: UnderWay = UnderWay()
     # Its last reading, and what it does now
     read_at_ms: int | None = None
     reading: Reading = field(default_factory=Reading)
     alive: bool = True  # its task runs; False: its task has ended or is silent
-    trail: Trail = field(default_factory=Trail)
+    trail: Trail = Trail()
     means: Reading | None = None  # over the time of its task, after that has ended or is silent
     chunks: tuple[str, ...] = ()  # in progress
     rate: float | None = None  # seconds of audio per second since its task started
@@ -189,8 +188,8 @@ class DeviceFacts:
     @property
     def utilization_mean_percent(self) -> float | None:
         """The mean of the plain utilization, which misses light load; busy_mean_percent is more exact."""
-        total = sum(self.utilization_counts.values())
-        return sum(value * many for value, many in self.utilization_counts.items()) / total if total else None
+        found = self.metrics.get("utilization_percent")
+        return None if found is None else found.mean
 
     @property
     def energy_source(self) -> str | None:

@@ -10,11 +10,10 @@ import sqlite3
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import groupby, pairwise
 from math import nan
-from operator import itemgetter
+from operator import sub
 from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
@@ -69,7 +68,7 @@ _DEVICES_NOW = """
     FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
 _DONE = """
     SELECT device_id, count(*), total(audio_s) FROM chunk
-    WHERE status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
+    WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
@@ -137,10 +136,11 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
             return ()
         status, tasks = path.stat(), []
         all_devices = grouped((row["task"], row) for row in rows_by_name(db, _DEVICES_NOW))
-        all_under_way, last = grouped(db.execute(_UNDER_WAY)), last_readings(db)
-        work = {device_id: DeviceWork(done=done, audio_s=audio_s) for device_id, done, audio_s in db.execute(_DONE)}
+        all_under_way = grouped(db.execute(_UNDER_WAY))
         for task in rows:
-            alive = task.verdict is None
+            alive, last = task.verdict is None, last_readings(db, task.task_id)
+            all_done = db.execute(_DONE, (task.task_id,))
+            work = {device_id: DeviceWork(done=done, audio_s=audio_s) for device_id, done, audio_s in all_done}
             under_way, devices = all_under_way[task.task_id] if alive else [], []
             stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, (task.task_id,)))
             for device in all_devices[task.name]:
@@ -188,16 +188,16 @@ def parse_settings(text: str | None) -> dict[str, Any]:
         return {}
 
 
-def last_readings(db: sqlite3.Connection) -> dict[int, tuple[int, Reading]]:
-    """Return the last reading of each device, and when it was taken.
+def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, Reading]]:
+    """Return the last reading of each device of a task, and when it was taken.
 
     A task database has no index, but its samples are sorted by device: the counts give the row of the last one. A job
     database is sorted otherwise and has an index.
     """
     wanted = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
-    totals = "SELECT device_id, task_id, samples, last_at_ms FROM device_total WHERE samples > 0 ORDER BY device_id"
+    totals = "SELECT device_id, samples, last_at_ms FROM device_total WHERE task_id = ? AND samples > 0 ORDER BY 1"
     found, row_number = {}, 0
-    for device_id, task_id, samples, last_ms in db.execute(totals).fetchall():
+    for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
         row_number += samples
         place = (device_id, last_ms - SLOW_MS, last_ms)
         by_row = f"{wanted} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
@@ -276,7 +276,6 @@ def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Ite
 
 # --- each device ------------------------------------------------------------------------------------------------------
 
-_SPARK_COLUMNS = 20
 _Value = TypeVar("_Value")
 
 _DEVICES = """
@@ -286,84 +285,85 @@ _DEVICES = """
            s.energy_span_s AS energy_counter_span_s, s.span_s, coalesce(s.gap_s, 0.0) AS gap_s,
            s.energy_integrated_j, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
-    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
+    WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
+_NONE = UnderWay()
+_SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
+_SUMMARIZED = (
+    "utilization_percent", "busy_percent", "memory_used_bytes", "temperature_c", "power_w", "sm_clock_mhz",
+)  # fmt: skip
 
 
 def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks, task by task, with the totals that were computed at publication."""
     if not is_job_database(db):  # which has this view
         db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
-    utilization, throttled = _by_device(db, "utilization_count", int), _by_device(db, "throttle_count", int)
-    states, metrics = _by_device(db, "device_time", StateTime), _by_device(db, "metric_summary", MetricFacts)
-    work, last, alone, under_way = _work(db), last_readings(db), read_alone(db), {}
+    alone, under_way = read_alone(db), {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
         under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
-    sparks = {device_id: _thin(stretches) for device_id, stretches in grouped(db.execute(_UTILIZATION)).items()}
-    for row in rows_by_name(db, _DEVICES):
-        device_id = row["device_id"]
-        read_at_ms, reading = last.get(device_id, (None, Reading()))
-        yield DeviceFacts(
-            **row,
-            utilization_counts=utilization[device_id],
-            states=states[device_id],
-            metrics=metrics[device_id],
-            throttled=throttled[device_id],
-            work=work.get(device_id, DeviceWork()),
-            spark=sparks.get(device_id, ()),
-            under_way=under_way.get(device_id, UnderWay()),
-            read_at_ms=read_at_ms,
-            reading=reading,
-        )
+    only = f"AND metric IN ({', '.join(map(repr, _SUMMARIZED))})"
+    # One task at a time: a job may have tens of thousands of devices.
+    for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
+        throttled, states = _by_device(db, "throttle_count", int, task), _by_device(db, "device_time", StateTime, task)
+        metrics, work = _by_device(db, "metric_summary", MetricFacts, task, only), _work(db, task)
+        sparks, last = grouped(db.execute(_SPARKS, task)), last_readings(db, *task)
+        for row in rows_by_name(db, _DEVICES, task):
+            device_id = row["device_id"]
+            read_at_ms, reading = last.get(device_id, (None, Reading()))
+            yield DeviceFacts(
+                **{**row, **{name: row[name] and intern(row[name]) for name in _SHARED}},
+                states=states[device_id],
+                metrics=metrics[device_id],
+                throttled=throttled[device_id],
+                work=work.get(device_id, DeviceWork()),
+                spark=tuple(sparks[device_id]),
+                under_way=under_way.get(device_id, _NONE),
+                read_at_ms=read_at_ms,
+                reading=reading,
+            )
 
 
-def _by_device(db: sqlite3.Connection, table: str, kind: Callable[..., _Value]) -> dict[int, dict[Any, _Value]]:
-    """Return the rows of a table by device_id and by the column after it; the other columns make a value."""
+def _by_device(
+    db: sqlite3.Connection, table: str, kind: Callable[..., _Value], task: tuple[int], only: str = ""
+) -> dict[int, dict[Any, _Value]]:
+    """Return the rows of a task in a table by device_id and by the column after it; the others make a value."""
     found: dict[int, dict[Any, _Value]] = defaultdict(dict)
-    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table}"):
-        found[device_id][key] = kind(*values)
+    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table} WHERE task_id = ? {only}", task):
+        found[device_id][intern(key)] = kind(*values)
     return found
 
 
+_WORKERS = "SELECT device_id, count(*) FROM worker WHERE task_id = ? AND device_id IS NOT NULL GROUP BY 1"
 _DURATIONS = """
     SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
-    WHERE outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
+    WHERE task_id = ? AND outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
 _WORK = f"""
     SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
            sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
            max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
     FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
-    WHERE a.device_id IS NOT NULL GROUP BY 1"""
-_UTILIZATION = """
-    SELECT device_id, coalesce(utilization_mean_percent, 0.0),
-           CASE WHEN utilization_mean_percent IS NULL THEN 0 ELSE samples END
-    FROM device_stretch ORDER BY task_id, device_id, from_ms"""
+    WHERE a.task_id = ? AND a.device_id IS NOT NULL GROUP BY 1"""
+# The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
+_SPARKS = """
+    WITH span AS MATERIALIZED (
+        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms FROM device_stretch WHERE task_id = ?1)
+    SELECT device_id, CAST(round(sum(utilization_mean_percent * samples)
+                                 / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER)
+    FROM span, device_stretch WHERE task_id = ?1
+    GROUP BY device_id, (from_ms - first_ms) * 20 / (last_ms - first_ms) ORDER BY device_id, from_ms"""
 
 
-def _work(db: sqlite3.Connection) -> dict[int, DeviceWork]:
-    workers = dict(db.execute("SELECT device_id, count(*) FROM worker WHERE device_id IS NOT NULL GROUP BY 1"))
-    durations = grouped(db.execute(_DURATIONS))
-    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE)}
+def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
+    workers, durations = dict(db.execute(_WORKERS, task)), grouped(db.execute(_DURATIONS, task))
+    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE, task)}
     found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
-    for device_id, done, failed, lost, *ends in db.execute(_WORK):
+    for device_id, done, failed, lost, *ends in db.execute(_WORK, task):
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
             _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
         counts = (workers.get(device_id, 0), done, failed, lost)
         found[device_id] = DeviceWork(*counts, audio_s.get(device_id, 0.0), p50_s, p95_s, longest_s, *ends)
     return found
-
-
-def _thin(stretches: Sequence[tuple[float, int]]) -> tuple[float | None, ...]:
-    """Return the weighted means of (mean, samples) in a few columns; None: no sample."""
-    columns = min(_SPARK_COLUMNS, len(stretches))
-    edges = [len(stretches) * column // columns for column in range(columns + 1)]
-    parts = [stretches[a:b] for a, b in pairwise(edges)]
-    weights = [sum(samples for _, samples in part) for part in parts]
-    return tuple(
-        sum(mean * samples for mean, samples in part) / weight if weight else None
-        for part, weight in zip(parts, weights, strict=True)
-    )
 
 
 # --- over time --------------------------------------------------------------------------------------------------------
@@ -380,43 +380,64 @@ DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE out
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
 _VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
 _STRETCHES = f"""
-    SELECT device_id, t.name, d.token, s.from_ms, s.to_ms, s.state, {", ".join(f"s.{state}_s" for state in STATES)},
-           {", ".join(_FIGURES)}
-    FROM device_stretch s JOIN device d USING (device_id) JOIN task t ON t.task_id = s.task_id
-    ORDER BY s.task_id, s.device_id, s.from_ms"""
+    SELECT from_ms, to_ms, state, {", ".join(f"s.{state}_s" for state in STATES)}, {", ".join(_FIGURES)}
+    FROM device_stretch s WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1) AND device_id = ?1
+    ORDER BY from_ms"""
+_WITH_STRETCHES = """
+    SELECT device_id FROM device d WHERE EXISTS (
+        SELECT 1 FROM device_stretch s WHERE s.task_id = d.task_id AND s.device_id = d.device_id)"""
 
 
-def read_chart_data(path: Path) -> ChartData:
-    """Return the data of a job database that the page shows in addition to the summary."""
+@contextmanager
+def read_chart_data(path: Path) -> Iterator[ChartData]:
+    """Give the data of a job database that the page shows in addition to the summary."""
     with reading(path) as db:
-        alone, stretches, given_up = read_alone(db), {}, {}
-        for (device_id, *name), group in groupby(db.execute(_STRETCHES), itemgetter(0, 1, 2)):
-            task, token = name
-            from_ms, to_ms, states, *others = zip(*(row[3:] for row in group), strict=True)
-            seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
-            figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
-            stretches[task, token] = device = Stretches(
-                array("q", from_ms),
-                array("q", to_ms),
-                tuple(map(intern, states)),
-                {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-                _mixed(from_ms, to_ms, seconds),
-            )
-            if alone.get(device_id):
-                # The time of its tries in progress is in the state lost.
-                kept = list(device.states)
-                for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True)):
-                    shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in alone[device_id])
-                    if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
-                        parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
-                        kept[place] = max(parts, key=parts.__getitem__)
-                given_up[task, token] = replace(device, states=tuple(kept), mixed=_mixed(from_ms, to_ms, seconds))
-        return ChartData(
-            stretches=stretches,
-            given_up=given_up,
-            durations=dict(db.execute(DURATIONS)),
+        yield ChartData(
+            stretches=_StretchTable(db),
+            given_up=_StretchTable(db, read_alone(db)),
             sets_of_settings=db.execute(_SETS).fetchone()[0],
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
+        )
+
+
+class _StretchTable(Mapping[int, Stretches]):
+    """The stretches of each device, read when they are needed: those of all devices may not fit into memory.
+
+    ``alone``: only devices with tries in progress, whose time is in the state lost.
+    """
+
+    def __init__(self, db: sqlite3.Connection, alone: Mapping[int, Times] | None = None) -> None:
+        self._db = db
+        self._alone = alone
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([row[0] for row in self._db.execute(_WITH_STRETCHES)] if self._alone is None else self._alone)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, device_id: int) -> Stretches:
+        lost = () if self._alone is None else self._alone[device_id]
+        rows = self._db.execute(_STRETCHES, (device_id,)).fetchall()
+        if not rows:
+            raise KeyError(device_id)
+        from_ms, to_ms, states, *others = zip(*rows, strict=True)
+        seconds = list[dict[str, float]]()
+        if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
+            seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
+        figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
+        kept = list(map(intern, states))
+        for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True) if lost else ()):
+            shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in lost)
+            if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
+                parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
+                kept[place] = max(parts, key=parts.__getitem__)
+        return Stretches(
+            array("q", from_ms),
+            array("q", to_ms),
+            tuple(kept),
+            {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+            _mixed(from_ms, to_ms, seconds) if seconds else {},
         )
 
 

@@ -128,7 +128,7 @@ def device(index: int = 0, task: str = TASK.name) -> DeviceFacts:
         task=task, node="gpu1", index=index, uuid=f"GPU-{index}", token=str(index), name="Tesla V100-SXM2-16GB",
         backend="nvml", memory_total_bytes=16 << 30, samples=3600, memory_peak_bytes=9 << 30, temperature_max_c=81,
         power_mean_w=200.0, energy_counter_j=734_400.0, energy_counter_span_s=3590.0, span_s=3600.0, gap_s=12.0,
-        energy_integrated_j=720_000.0, busy_mean_percent=55.0, utilization_counts={0: 900, 70: 2700},
+        energy_integrated_j=720_000.0, busy_mean_percent=55.0,
         device_id=index + 1, power_limit_w=300.0, slowdown_c=87,
         states={
             "working": StateTime(2700.0, 2700.0, 1900.0, 630_000.0), "failed": StateTime(100.0, 100.0, 50.0, 20_000.0),
@@ -138,7 +138,7 @@ def device(index: int = 0, task: str = TASK.name) -> DeviceFacts:
         metrics={name: store.MetricFacts(3600, 0.0, x, x, x * 1.2, x * 1.5) for name, x in middles.items()},
         throttled={"gpu_idle": 900, "sw_power_cap": 30},
         work=store.DeviceWork(1, 50, 1, 0, 180_000.0, 50.0, 60.0, 80.0),
-        spark=(0.0, 30.0, None, 99.0, 100.0),
+        spark=(0, 30, None, 99, 100),
         read_at_ms=START_MS + HOUR_MS, reading=Reading(utilization_percent=70, power_w=210.5, temperature_c=66),
     )  # fmt: skip
 

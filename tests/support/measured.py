@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 # Not ru_maxrss: a child inherits that from the process that started it.
 _CODE = """
-import re, sys
+import re, sys, time
 from pathlib import Path
 from badcjobs.cli import main
 try:
     main()
 finally:
     peak = int(re.findall(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[0]) // 1024
-    print(f"\\npeak {peak}", file=sys.stderr)
+    print(f"\\npeak {peak} {time.process_time()}", file=sys.stderr)
 """
 _SLACK = 3  # a time may be so many times longer in a small run, beside other tests; memory and sizes may not
 
@@ -65,6 +65,7 @@ class Measured(NamedTuple):
     """One command that has ended."""
 
     seconds: float
+    cpu_s: float
     memory_mb: int
     stdout: str
 
@@ -76,4 +77,5 @@ def measure(*words: object, cwd: Path, **env: str) -> Measured:
     seconds = time.perf_counter() - began_s
     if done.returncode:
         raise SystemExit(f"badcjobs {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
-    return Measured(seconds, int(done.stderr.rsplit("peak ", 1)[1]), done.stdout)
+    peak_mb, cpu_s = done.stderr.rsplit("peak ", 1)[1].split()
+    return Measured(seconds, float(cpu_s), int(peak_mb), done.stdout)

@@ -50,9 +50,9 @@ class Planned:
     end_s: float
 
 
-def schedule(tasks: int, chunks: int = CHUNKS) -> Iterator[Planned]:
+def schedule(tasks: int, chunks: int = CHUNKS, nodes: int = NODES) -> Iterator[Planned]:
     """Yield the tasks of a job: each starts where a node becomes free."""
-    free = [(index % 4 * 20 + index * 1.5, f"gpu{index:02d}") for index in range(1, NODES + 1)]
+    free = [(index % 4 * 20 + index * 1.5, f"gpu{index:02d}") for index in range(1, nodes + 1)]
     heapq.heapify(free)
     for index in range(tasks):
         begin_s, node = heapq.heappop(free)
@@ -84,12 +84,12 @@ def story_of(index: int, node: str, chunks: int) -> Story:
     return replace(steady, **rare.get(index % 41, usual))
 
 
-def write_job(folder: Path, tasks: int, *, chunks: int = CHUNKS) -> list[Path]:
+def write_job(folder: Path, tasks: int, *, chunks: int = CHUNKS, nodes: int = NODES) -> list[Path]:
     """Write the task databases of a job, ready to be merged, into ``folder``/tasks."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
-        templates = Templates(Path(local))
-        return [templates.write(one.story, one.key, one.begin_s, folder / "tasks") for one in schedule(tasks, chunks)]
+        templates, plan = Templates(Path(local)), schedule(tasks, chunks, nodes)
+        return [templates.write(one.story, one.key, one.begin_s, folder / "tasks") for one in plan]
 
 
 def write_source(folder: Path, tasks: int, *, chunks: int = CHUNKS) -> None:

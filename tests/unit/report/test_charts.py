@@ -29,6 +29,10 @@ def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
                      dict.fromkeys(CHARTED, envelope))  # fmt: skip
 
 
+def ends(devices):
+    return min(one.from_ms[0] for one in devices), max(one.to_ms[-1] for one in devices)
+
+
 def drawn(script):
     """Return the figures of a script as text: each model that we set up, with what we set."""
     found = re.search(r"docs_json = '(.*?)';", script, re.DOTALL)
@@ -79,8 +83,7 @@ def numbers(text, kind):
 def data_of(**changes):
     first = replace(stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS), mixed={})
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
-    both = {(TASK.name, "0"): first, (TASK.name, "1"): second}
-    return replace(ChartData(stretches=both, durations={1000: 3, 1400: 2, 2500: 1}), **changes)
+    return replace(ChartData(stretches={1: first, 2: second}), **changes)  # by device_id
 
 
 def test_what_is_drawn_and_sent_to_the_page(pages):
@@ -97,22 +100,22 @@ def test_what_is_drawn_and_sent_to_the_page(pages):
 
 def test_charts_of_other_jobs(pages):
     silent = replace(TASK, heard_at_ms=START_MS, silent_after_s=60.0)
-    lost = {(TASK.name, "0"): stretches("sswwllll", from_ms=START_MS)}
+    lost = {1: stretches("sswwllll", from_ms=START_MS)}
     late = summarize(replace(JOB, tasks=(silent,)), now_ms=START_MS + HOUR_MS)
     dark = Stretches([0, 10_000], [10_000, 20_000], ["idle", "idle"],
                      {name: Envelope([NAN] * 2, [NAN] * 2, [NAN] * 2) for name in CHARTED})  # fmt: skip
     one = summarize(replace(JOB, devices=(device(),)))
-    other = summarize(replace(JOB, devices=(device(0, "a"), device(0, "b"))))
-    alike = (("a", "0"), ("b", "0"))
+    none = summarize(replace(JOB, devices=(device(),), durations={}))
+    other = summarize(replace(JOB, devices=(device(0, "a"), device(0, "b")), durations={}))
     work = replace(device().work, chunk_p50_s=None)
     many = [replace(device(n), token=str(n), busy_mean_percent=50 + n / 10, gap_s=float(n == 3), work=work)
             for n in range(241)]  # fmt: skip
-    each = {(TASK.name, str(n)): stretches("w", [50.0]) for n in range(241)}
+    each = {n + 1: stretches("w", [50.0]) for n in range(241)}
     cases = {
-        "a silent task": (late, data_of(given_up=lost, durations={1: 5})),
-        "a device in two tasks": (other, data_of(stretches=dict.fromkeys(alike, dark), durations={})),
+        "a silent task": (late, data_of(given_up=lost)),
+        "a device in two tasks": (other, data_of(stretches={1: dark})),
         "more devices than can be picked": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
-        "nothing": (one, ChartData()), "tries alone": (one, data_of(stretches={})),
+        "nothing": (none, ChartData()), "tries alone": (one, data_of(stretches={})),
     }  # fmt: skip
     said = []
     for name, (summary, data) in cases.items():
@@ -169,7 +172,7 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
         "of other lengths": [stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)],
         "weighted by time": [stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)],
     }.items():
-        whole, inner = over_all(devices)
+        whole, inner = over_all(devices, *ends(devices), len(devices))
         bands = [whole.metrics["power_w"].mean, *inner["power_w"]]
         said.append(f"## readings: {name}; {len(whole.from_ms)} from {whole.from_ms[0]} to {whole.to_ms[-1]} ms")
         said += [f"{n}: mean, 10 % and 90 % {[round(float(band[n]), 6) for band in bands]}" for n in (0, 199, 200, 399)]
@@ -191,7 +194,7 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
                 min_size=1, max_size=6))  # fmt: skip
 def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices):
     made = [stretches("w" * len(values), values, from_ms=begin, width_ms=width) for begin, width, values in devices]
-    found = over_all(made)[0].metrics["power_w"]
+    found = over_all(made, *ends(made), len(made))[0].metrics["power_w"]
     known = [value for _, _, values in devices for value in values if not math.isnan(value)]
     highs, lows = ([value for value in values if not math.isnan(value)] for values in (found.high, found.low))
     assert bool(highs) == bool(known)

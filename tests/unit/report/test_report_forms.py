@@ -86,7 +86,7 @@ def test_an_empty_job_and_one_of_everything_that_is_not_known(pages):
     dark = replace(
         device(), index=None, uuid=None, name=None, memory_total_bytes=None, memory_peak_bytes=None, samples=0,
         temperature_max_c=None, power_mean_w=None, energy_counter_j=None, energy_integrated_j=None, gap_s=0.0,
-        busy_mean_percent=None, utilization_counts={}, power_limit_w=None, metrics={}, throttled={}, spark=(),
+        busy_mean_percent=None, power_limit_w=None, metrics={}, throttled={}, spark=(),
         states={"working": StateTime(10.0, 0.0, None, None)}, read_at_ms=None, reading=Reading(),
     )  # fmt: skip
     odd = replace(dark, power_mean_w=math.nan, spark=(math.inf, 1.0), reading=Reading(power_w=-math.inf))

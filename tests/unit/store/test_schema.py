@@ -115,7 +115,7 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
 def plain(value):
     """Return facts without what is different on every machine, or has its default value."""
     if isinstance(value, dict):
-        left_out = ("task_id", "device_id", "heard_at_ms", "settings", "trail", "spark", "utilization_counts", "means")
+        left_out = ("task_id", "device_id", "heard_at_ms", "settings", "trail", "spark", "means")
         return {str(k): plain(v) for k, v in value.items() if k not in left_out and v not in (None, (), {}, 0, 0.0)}
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
@@ -141,13 +141,16 @@ def test_tasks_and_devices(tmp_path, pages):
         (alone,) = read_tasks(run / "tasks" / f"{task.name}.sqlite")
         ours, theirs = ([(d.reading, d.trail, d.work, d.chunks, d.rate) for d in t.its_devices] for t in (task, alone))
         assert ours == theirs, "a job database says the same as the task's own file"
-    chart = store.read_chart_data(run / "job.sqlite")
-    said["chart.json"] = pretty({
-        "sets_of_settings": chart.sets_of_settings, "versions": chart.versions, "durations": len(chart.durations),
-        "stretches": {" ".join(key): [len(found.from_ms), *sorted(set(found.states))]
-                      for key, found in sorted(chart.stretches.items())},
-        "given_up": {" ".join(key): found.states.count("lost") for key, found in sorted(chart.given_up.items())},
-    })  # fmt: skip
+    names = {device.device_id: f"{device.task} {device.token}" for device in read_job(run / "job.sqlite").devices}
+    with store.read_chart_data(run / "job.sqlite") as chart:
+        given_up = {names[one]: found.states.count("lost") for one, found in chart.given_up.items()}
+        said["chart.json"] = pretty({
+            "sets_of_settings": chart.sets_of_settings, "versions": chart.versions,
+            "stretches": {name: [len(chart.stretches[one].from_ms), *sorted(set(chart.stretches[one].states))]
+                          for one, name in sorted(names.items(), key=lambda item: item[1])},
+            "given_up": dict(sorted(given_up.items())),
+        })  # fmt: skip
+        assert set(chart.stretches) == set(names) and len(chart.stretches) == len(names)
     pages(said)
     (run / "text.sqlite").write_text("text")
     assert store.read_processes(run / "text.sqlite") == {}
@@ -194,7 +197,8 @@ def test_figures_that_follow(pages):
     assert (
         trail.means == Reading(utilization_percent=15, memory_used_bytes=50, power_w=8) and store.Trail().means is None
     )
-    full = replace(device, utilization_counts={0: 1, 50: 3}, throttled={"gpu_idle": 4, "sw_power_cap": 2},
+    load = {"utilization_percent": store.MetricFacts(4, 0.0, 37.5, 50.0, 50.0, 50.0)}
+    full = replace(device, metrics=load, throttled={"gpu_idle": 4, "sw_power_cap": 2},
                    memory_total_bytes=200, means=trail.means, trail=trail)  # fmt: skip
     names = "utilization_mean_percent held_back memory_percent card label"
     said["device"], said["device: not known"] = figures(full, names), figures(device, names)
