@@ -160,16 +160,18 @@ class Comparison:
 
 def compare(this: Summary, this_title: str, other: Summary, other_title: str) -> Comparison:
     """Compare a job with another one."""
-    figures = tuple(_figure(kind, this, other) for kind in FIGURES)
+    about = (_about(this, this_title), _about(other, other_title))
+    differ = _differences(*about)
+    figures = tuple(_figure(kind, this, other, judged=not differ) for kind in FIGURES)
     # A setting that one job does not have (another version ran it) is not a difference.
     ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
     both = sorted(key for key in ours if key in theirs and key not in _OF_ONE_RUN)
     shown = tuple(figure for figure in figures if figure.this is not None or figure.other is not None)
     return Comparison(
         version=COMPARISON_VERSION,
-        this=_about(this, this_title),
-        other=_about(other, other_title),
-        conclusion=_conclude(figures, this_title, other_title),
+        this=about[0],
+        other=about[1],
+        conclusion=_conclude(figures, this_title, other_title) + differ,
         figures=shown,
         states=tuple(_figure(kind, this, other) for kind in _SHARES if kind.key in {**this.states, **other.states}),
         settings={key: {"this": ours[key], "other": theirs[key]} for key in both if ours[key] != theirs[key]},
@@ -183,6 +185,16 @@ def _about(summary: Summary, title: str) -> dict[str, Any]:
     started = {"started_at_ms": summary.started_at_ms, "last_sign_ms": summary.last_sign_ms}
     found = {"models": models, "engines": engines, "merged": summary.merged, "cut_short": summary.cut_short}
     return {"title": title, "verdict": summary.verdict, **started, **found}
+
+
+def _differences(this: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return a sentence if engines or models differ: then nothing is called better or worse."""
+    kinds = [
+        f"{what} ({', '.join(this[key])} against {', '.join(other[key])})"
+        for key, what in (("engines", "engine"), ("models", "devices"))
+        if this[key] and other[key] and this[key] != other[key]
+    ]
+    return f" They differ in {' and '.join(kinds)}: no change is called better or worse." if kinds else ""
 
 
 def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
@@ -249,7 +261,7 @@ def _setting(value: Any) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
+def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool = True) -> Figure:
     """Return a figure; it is better or worse only if both jobs measured all of it, with similar chunks."""
     values = a, b = kind.of(this), kind.of(other)
     shares = [100.0 if kind.measured is None else kind.measured(one) or 0.0 for one in (this, other)]
@@ -261,7 +273,7 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
     incomparable = a is not None and b is not None and (min(shares) < _ENOUGH or (idle and not kind.points))
     one, two = (1.0, 1.0) if kind.alike is None else (kind.alike(this), kind.alike(other))
     alike = one is not None and bool(two) and abs(one / (two or 1.0) - 1) < _ALIKE
-    fair = min(shares) >= NEARLY_ALL and alike and not idle
+    fair = judged and min(shares) >= NEARLY_ALL and alike and not idle
     if incomparable:
         change = INCOMPARABLE
     elif UNKNOWN not in words and words[0] == words[1]:

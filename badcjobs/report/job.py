@@ -38,7 +38,7 @@ from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.page import page
 from badcjobs.report.progress import Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_text
-from badcjobs.report.rules import EXCLUDE, PROBLEM, SEVERITIES, general_words, known_texts, say
+from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
 from badcjobs.report.words import plain
@@ -167,6 +167,7 @@ def write_whole(path: Path, text: str) -> None:
 _TOPICS = (*rules_tasks.TOPICS, *rules_devices.TOPICS, *rules_waiting.TOPICS, *rules_requests.TOPICS)
 # Stable names; the guide lists each of them.
 KINDS = tuple(dict.fromkeys(rule.kind for _, rules in _TOPICS for rule in rules))
+_OF_USE = {"unused_gpus", "cpus_request", *(rule.kind for _, rules in rules_waiting.TOPICS for rule in rules)}
 
 
 def list_findings() -> str:
@@ -196,8 +197,9 @@ def list_keys() -> str:
 
 
 def find(summary: Summary) -> tuple[Finding, ...]:
-    """Return the findings about a job, worst first."""
-    found = []
+    """Return the findings about a job, worst first: one for each cause, and none against another."""
+    local = all(task.job_id.startswith("local") for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines
+    every: list[tuple[Finding, tuple[str, ...]]] = []
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
             rule = next((rule for rule in rules if rule.when(case)), None)
@@ -210,14 +212,12 @@ def find(summary: Summary) -> tuple[Finding, ...]:
                 sentence=say(rule.says, figures),
                 evidence=tuple(known_texts(rule.evidence, figures)),
                 advice=say(rule.fix, figures),
-                lines=tuple(known_texts(rule.lines, figures)),
+                lines=tuple(line for line in known_texts(rule.lines, figures) if not local or "#SBATCH" not in line),
                 subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
                 gpu_hours=None if cost_s is None else cost_s / 3600,
             )
-            found.append(finding)
-    if all(task.job_id.startswith("local") for task in summary.facts.tasks):  # no Slurm: no #SBATCH lines
-        found = [replace(f, lines=tuple(line for line in f.lines if not line.startswith("#SBATCH"))) for f in found]
-    found.sort(key=_rank)
+            every.append((finding, rule.wants))
+    found = _one_per_cause(sorted(every, key=lambda pair: _rank(pair[0])), summary)
     # All nodes to exclude go into the first such line: sbatch uses only the last of several.
     nodes = [line.removeprefix(EXCLUDE) for finding in found for line in finding.lines if line.startswith(EXCLUDE)]
     lines = [EXCLUDE + ",".join(sorted({node for some in nodes for node in some.split(",")}))]
@@ -228,6 +228,30 @@ def find(summary: Summary) -> tuple[Finding, ...]:
             found[place] = replace(finding, lines=(*others, *lines), advice=advice)
             lines = []
     return tuple(found)
+
+
+def _one_per_cause(ranked: Sequence[tuple[Finding, tuple[str, ...]]], summary: Summary) -> list[Finding]:
+    """Return the findings without those that a worse one explains or contradicts.
+
+    A slow device whose clock was reduced has one cause. Where no chunk was done, how busy the GPUs were says nothing.
+    An option is suggested once.
+    """
+    failed = summary.chunks > 0 and not summary.done
+    slowed = {word for one, _ in ranked if one.kind.startswith("throttled") for word in one.subjects}
+    slowed |= {label.split(" device ")[0] for label in slowed}
+    found, wanted, options = list[Finding](), set[str](), set[str]()
+    for finding, wants in ranked:
+        opposed = any(("-" if want[0] == "+" else "+") + want[1:] in wanted for want in wants)
+        explained = finding.kind.startswith("straggler") and slowed.issuperset(finding.subjects)
+        if opposed or explained or (failed and finding.kind in _OF_USE):
+            continue
+        new = [line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options]
+        if finding.severity == NOTE and finding.lines and not new:
+            continue
+        wanted.update(wants)
+        options.update(line.partition("=")[0] for line in new if line.startswith("#SBATCH") and EXCLUDE not in line)
+        found.append(replace(finding, lines=tuple(new)))
+    return found
 
 
 def _rank(finding: Finding) -> tuple[int, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from badcjobs.model import CHARTED
+from badcjobs.model import CHARTED, load_word
 from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
@@ -166,7 +166,7 @@ def device_table(summary: Summary) -> Table:
         shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]
         rows.append((
             d.task, d.label, d.name or UNKNOWN, *shares,
-            _percent(d.busy_mean_percent), _percent(d.utilization_mean_percent),
+            _percent(d.busy_mean_percent), _load(d.utilization_mean_percent),
             Cell(_ranks(d, "utilization_percent"), None if load is None else load.p50),
             Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
             _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
@@ -174,6 +174,11 @@ def device_table(summary: Summary) -> Table:
     table = Table("device-table", caption, heads, rows)
     one_model = len({device.name for device in summary.devices}) == 1
     return table.without("model") if one_model else table  # the model is named above the table
+
+
+def _load(percent: float | None) -> Cell:
+    """Return a utilization with the word for it."""
+    return Cell(UNKNOWN if percent is None else f"{percent:.0f} % {load_word(percent)}", percent)
 
 
 def _state_percent(device: DeviceFacts, state: str) -> float | None:
@@ -211,12 +216,14 @@ def work_table(devices: Sequence[DeviceFacts]) -> Table:
     times = durations([d.gap_s for d in devices])
     rows = [
         # Without telemetry there are neither readings nor gaps.
-        (_name(d), d.task, spark(d.spark) or UNKNOWN, percent(d.busy_mean_percent),
+        (_name(d), d.task, spark(d.spark) or UNKNOWN, _load(d.utilization_mean_percent), percent(d.busy_mean_percent),
          percent(_state_percent(d, "working")), f"{d.work.done:,}", used,
          gap if d.gap_s else "none" if d.samples else UNKNOWN)
         for d, used, gap in zip(devices, joules, times, strict=True)
     ]  # fmt: skip
-    heads = columns("<device", "<task", "<utilization over time", "busy", "working", "chunks", "energy", "gaps")
+    heads = columns(
+        "<device", "<task", "<utilization over time", "util.", "busy", "working", "chunks", "energy", "gaps"
+    )
     return Table("work-table", "What each device did", heads, rows)
 
 
@@ -279,7 +286,7 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
 # --- the charts in numbers --------------------------------------------------------------------------------------------
 
 _SAYING: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "utilization_percent": ("utilization", lambda value: f"{value:.0f} %"),
+    "utilization_percent": ("utilization", lambda value: _load(value).words),
     "memory_used_bytes": ("memory in use", lambda value: memory(round(value))),
     "temperature_c": ("temperature", lambda value: f"{value:.0f} °C"),
     "power_w": ("power", lambda value: f"{value:.0f} W"),

@@ -42,6 +42,7 @@ class Rule:
     fix: str
     lines: tuple[str, ...] = ()  # to paste
     when: Callable[[Figures], object] = lambda figures: True
+    wants: tuple[str, ...] = ()  # the direction of its advice: "+memory", "-workers"; see ``find`` in job.py
 
 
 Cases = Callable[[JobFacts, Summary], Iterable[Figures]]

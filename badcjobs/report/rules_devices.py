@@ -45,17 +45,20 @@ _LOST = Rule(
     ),
 )  # fmt: skip
 def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    where = {kind: frozenset(facts.alert_nodes.get(kind, ())) for kind in ("lost", "ecc", "fault")}
     for alert in facts.alerts:
-        if alert.kind in ("lost", "fault", "ecc"):
+        if alert.kind in where:
             nodes = facts.alert_nodes.get(alert.kind, ())
+            if alert.kind == "fault" and nodes and where["fault"] <= where["lost"] | where["ecc"]:
+                continue  # a lost GPU, or one with memory errors, reports them, too
             longest = say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else ""
             found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
             yield {**found, **node_figures(nodes, facts)}
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        where, tries = {device.node for device in lost}, sum(device.work.lost for device in lost)
-        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": tries, "nodes": len(where)}
-        yield {**cuda, "subjects": labels(lost), **node_figures(where, facts)}
+        nodes, tries = tuple(sorted({device.node for device in lost})), sum(device.work.lost for device in lost)
+        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": tries, "nodes": len(nodes)}
+        yield {**cuda, "subjects": labels(lost), **node_figures(nodes, facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
@@ -299,8 +302,8 @@ _ENERGY, _ENERGY_S = 0.05, 120.0
         "{blind:whole} of {followed} without any reading",
         "{reasons}",
     ),
-    fix="The numbers of these devices cover only the rest of the time. In a container, use --nv to make GPUs readable.",
-    lines=("badcjobs gpus",),
+    fix="The numbers of these devices cover only the rest of the time.{library}",
+    lines=("{gpus}",),
 ))  # fmt: skip
 def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     tasks = {task.name: task for task in facts.tasks}
@@ -311,6 +314,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         return
     blind = sum(not device.samples for device in followed)
     reasons = [gap for gap in facts.gaps if gap.metric is None][:3]
+    no_library = any("library" in gap.reason for gap in reasons)
     worst = sorted(followed, key=lambda device: -gap_s[device.device_id])
     yield {
         "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
@@ -318,6 +322,9 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "total_s": total_s,
         "all_s": all_s,
         "blind": blind or None,
+        # Without the driver's library a container may be the cause; never where the recorder was only slow to start.
+        "library": " In a container, use --nv to make GPUs readable." if no_library else "",
+        "gpus": "badcjobs gpus" if no_library or blind else None,
         "followed": devices_words(followed),
         "reasons": [f"{count(g.gaps, 'gap')}, {number(g.seconds, 0)} s: {g.reason}" for g in reasons],
         "subjects": labels(device for device in worst if gap_s[device.device_id] > 0),

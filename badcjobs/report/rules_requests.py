@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from badcjobs.report import rules
-from badcjobs.report.progress import is_running
+from badcjobs.report.progress import is_running, was_killed
 from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -180,6 +180,19 @@ def _showed(tasks: Sequence[TaskFacts]) -> bool:
     return max(task.wall_s for task in tasks) >= _LEAST_S
 
 
+def _memory_known(task: TaskFacts) -> bool:
+    return bool(task.memory_limit_bytes and task.memory_peak_bytes)
+
+
+def _out_of_memory(task: TaskFacts) -> bool:
+    return _memory_known(task) and (task.slurm_state or "").startswith("OUT_OF_ME")
+
+
+def needed_more(task: TaskFacts) -> bool:
+    """Say whether a task ended because it had requested too little memory or time: that is a finding of its own."""
+    return _out_of_memory(task) or bool(task.time_limit_s and _ran_out(task))
+
+
 _MORE_MEMORY = rules.Rule(
     "memory_request", rules.PROBLEM,
     when=lambda f: f["killed"],
@@ -190,6 +203,7 @@ _MORE_MEMORY = rules.Rule(
     ),
     fix="Request more memory, or run fewer workers.",
     lines=("#SBATCH --mem={more}G",),
+    wants=("+memory", "-workers"),
 )  # fmt: skip
 
 
@@ -201,17 +215,17 @@ _MORE_MEMORY = rules.Rule(
     replace(_MORE_MEMORY, severity=rules.NOTE, when=lambda f: f["far"],
             says="The job requested much more memory than it used.",
             fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
-            lines=("#SBATCH --mem={wanted}G",)),
+            lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
 )  # fmt: skip
 def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
-    known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
+    known = list(filter(_memory_known, facts.tasks))
     if not known:
         return
     asked = max(t.memory_limit_bytes or 0 for t in known)
     fullest = max(known, key=lambda t: t.memory_peak_bytes or 0)
     peak = fullest.memory_peak_bytes or 0
     wanted = math.ceil((_MEMORY_MARGIN * peak + _GIB) / _GIB)
-    killed = [t for t in known if (t.slurm_state or "").startswith("OUT_OF_ME")]
+    killed = list(filter(_out_of_memory, known))
     starved = any(error.error_class == "host_memory" for error in facts.errors)
     far = asked >= max(_FAR_MEMORY * wanted, wanted + _FAR_MEMORY_GIB) * _GIB and _showed(known)
     yield {
@@ -240,6 +254,7 @@ _TIME_USED = rules.Rule(
     ),
     fix="Request a little more time; if a task reaches the limit, submit again to do the rest.",
     lines=("#SBATCH --time={time}",),
+    wants=("+time",),
 )  # fmt: skip
 
 
@@ -249,21 +264,28 @@ _TIME_USED = rules.Rule(
         when=lambda f: f["over"],
         says="{over:count task} reached {over:its|their} time limit before the work was done.",
         evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
-        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks.",
-        lines=("#SBATCH --time={time}",),
+        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks."
+            "{in_order}",
+        lines=("#SBATCH --time={time}", "#SBATCH --signal={signal}"),
+        wants=("+time", "+tasks"),
     ),
     _TIME_USED,
     replace(_TIME_USED, when=lambda f: f["far"],
             says="The job requested much more time than it used.",
-            fix="Request less: short tasks fit into gaps in the schedule and start earlier."),
+            fix="Request less: short tasks fit into gaps in the schedule and start earlier.", wants=("-time",)),
 )  # fmt: skip
 def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     known = [t for t in facts.tasks if t.time_limit_s]
     if over := [t for t in known if _ran_out(t)]:
         needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
+        severity = rules.PROBLEM if _all_ended(facts, summary) else rules.WARNING
+        killed = any(map(was_killed, over))  # their work in progress was lost
+        in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
         yield {
             "over": len(over),
-            "severity": rules.WARNING if summary.left else rules.NOTE,
+            "severity": severity if summary.left else rules.NOTE,
+            "in_order": in_order if killed else "",
+            "signal": "B:USR1@300" if killed else None,
             "asked_s": max(t.time_limit_s or 0.0 for t in over),
             "done": sum(t.done for t in over),
             "left": sum(t.pending for t in over),
@@ -318,6 +340,7 @@ def _time_option(seconds: float) -> str:
     ),
     fix="Request fewer: such tasks wait less in the queue.",
     lines=("#SBATCH --cpus-per-task={wanted}",),
+    wants=("-cores",),
 ))  # fmt: skip
 def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]

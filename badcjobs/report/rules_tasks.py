@@ -10,6 +10,7 @@ from typing import Any
 
 from badcjobs.report.progress import RUNNING, was_killed
 from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
+from badcjobs.report.rules_requests import needed_more
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count, indices, moment, number, period
 from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFacts
@@ -139,7 +140,7 @@ _KILLED = Rule(
 
 @topic(_KILLED, replace(_KILLED, severity=NOTE, when=lambda f: True, fix="{why}. {todo}"))
 def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    killed = [task for task in facts.tasks if was_killed(task)]
+    killed = [task for task in facts.tasks if was_killed(task) and not needed_more(task)]
     if not killed:
         return
     states = Counter(task.slurm_state.split(" by ")[0] for task in killed if task.slurm_state)
@@ -160,13 +161,17 @@ def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 @topic(Rule(
     "lost_work", WARNING,
-    says="Work in progress was lost because a worker or a task was killed.",
+    says="Work in progress was lost because workers were killed.",
     evidence=("{cost_s:gpu_time}, {of_time} of the GPU time", "{tries:count try tries} interrupted"),
-    fix="Use shorter chunks to lose less. In Slurm, request a signal before the end and start badcjobs with exec, so"
-        " that it can stop in order.",
+    fix="Find out why in the task log. In Slurm, request a signal before the end and start badcjobs with exec, so that"
+        " it can stop in order.",
     lines=("#SBATCH --signal=B:USR1@300",),
 ))  # fmt: skip
 def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    """Yield lost work, unless another finding says why it was lost."""
+    broken = any(device.work.gave_up == "gpu_lost" for device in facts.devices)
+    if broken or summary.tasks_silent or facts.chunks.get("poison") or any(map(was_killed, facts.tasks)):
+        return
     tries = sum(device.work.lost for device in facts.devices)  # tries of running tasks are not lost
     gpu_s, all_s = facts.lost_gpu_s, 3600 * summary.gpu_hours
     if tries and gpu_s >= max(_LOST_S, _LOST * all_s):
@@ -240,8 +245,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
     "poison_chunks", WARNING,
     says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
     evidence=("{many:whole} of {s.chunks:count chunk}", "errors: {how}", "{some_named}"),
-    fix="Check {many:this file|one of these files}, or cut it into shorter chunks. The next run tries {many:it|them}"
-        " again.",
+    fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
 ))  # fmt: skip
 def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if many := facts.chunks.get("poison", 0):
@@ -260,6 +264,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         "learned limit on {learned}",
     ),
     fix="Make the chunks {shorter}, use GPUs with more memory, or run fewer workers per GPU.",
+    wants=("-workers", "-length"),
 ))  # fmt: skip
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     for_good = _by_class(facts).get(_OOM, [])
@@ -305,7 +310,8 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     by_class, gpu_s, all_s = _by_class(facts), facts.failed_gpu_s, 3600 * summary.gpu_hours
     read, total = sum(map(len, by_class.values())), facts.chunks.get("failed", 0)
-    by_class.pop(_OOM, None)
+    for known in (_OOM, "ran_on_cpu", *(("host_memory",) if any(t.memory_limit_bytes for t in facts.tasks) else ())):
+        by_class.pop(known, None)  # it has a finding of its own
     scale = max(1.0, total / read) if read else 1.0  # only the first thousand are read
     took = say("; all failed tries together took {gpu_s:gpu_time}", {"gpu_s": gpu_s}) if gpu_s >= 60 else ""
     for error_class, chunks in sorted(by_class.items(), key=lambda item: -len(item[1]))[:_MOST_CLASSES]:

@@ -56,18 +56,26 @@ _BUSY = "busy {busy} of {measured_s:gpu_time} on {where}"
 _LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
 
 
-def _cause(name: str, says: str, *evidence: str, fix: str, lines: tuple[str, ...] = (), only: str = "") -> rules.Rule:
+def _cause(
+    name: str,
+    says: str,
+    *evidence: str,
+    fix: str,
+    lines: tuple[str, ...] = (),
+    only: str = "",
+    wants: tuple[str, ...] = (),
+) -> rules.Rule:
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
     return rules.Rule(
-        name, "{severity}", says, (_BUSY, *evidence, "{beside}"), fix, lines,
+        name, "{severity}", says, (_BUSY, *evidence, "{beside}"), fix, lines, wants=wants,
         when=lambda f: f["cause"] == name and (not only or f[only]),
     )  # fmt: skip
 
 
-def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = ()) -> rules.Rule:
+def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> rules.Rule:
     """Return the rule for a large loss in a busy job."""
     says = f"{what} took {{of_time}} of the GPU time."
-    return rules.Rule(name, "{severity}", says, _LARGE, fix, lines, when=lambda f: f["large"] == name)
+    return rules.Rule(name, "{severity}", says, _LARGE, fix, lines, lambda f: f["large"] == name, wants)
 
 
 _FEW_WORKERS = (
@@ -82,6 +90,7 @@ _UNKNOWN = (
     "The GPUs are busy only {busy} of the time.", "idle while working on chunks: {of_idle}", *_CPU,
 )  # fmt: skip
 _AUTO = ("--workers-per-gpu auto",)
+_MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+time")
 
 
 @rules.topic(
@@ -90,7 +99,7 @@ _AUTO = ("--workers-per-gpu auto",)
         "median time per chunk: {p50_s:one} s, including the start of the program", only="each_chunk",
         fix="Use an engine that keeps running: --engine hawkears starts once per worker. For another program, make the"
             f" chunks longer. {_OPTIONS}",
-        lines=("--engine hawkears --workers-per-gpu auto",),
+        lines=("--engine hawkears --workers-per-gpu auto",), wants=("+length",),
     ),
     _cause(
         "start_up", *_STARTS, "{started:whole} engine starts for {places:count worker}", only="started",
@@ -100,33 +109,34 @@ _AUTO = ("--workers-per-gpu auto",)
     _cause(
         "start_up", *_STARTS,
         fix="Use fewer array tasks for the same work, so that each runs for at least half an hour.",
-        lines=("#SBATCH --array=0-{last_index}",),
+        lines=("#SBATCH --array=0-{last_index}",), wants=_FEWER_TASKS,
     ),
     _cause(
         "waiting_for_audio", "The GPUs wait for audio: they are busy only {busy} of the time.",
         "waiting: {of_idle}", *_CPU, "median read rate: {read_mb:one} MB/s per task",
-        fix=_READ_AHEAD, lines=_READ_AHEAD_OPTIONS,
+        fix=_READ_AHEAD, lines=_READ_AHEAD_OPTIONS, wants=_MORE_WORKERS,
     ),
     _cause(
         "cpu_bound", "The CPU limits the engine: the GPUs are busy only {busy} of the time.",
         "waiting for cores: {of_idle}", *_CPU,
         fix="Request more cores per GPU{now}, or fewer or smaller GPUs.",
-        lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"),
+        lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"), wants=("+cores",),
     ),
     _cause(
         "too_few_workers", *_FEW_WORKERS, only="full",
         fix="There is no device memory for more workers. Use shorter chunks or fewer models, then more workers."
             f" {_OPTIONS}",
-        lines=_AUTO,
+        lines=_AUTO, wants=_MORE_WORKERS,
     ),
     _cause(
         "too_few_workers", *_FEW_WORKERS, "why not more workers: {short}", only="short",
         fix="Request more main memory: there was too little to add workers.",
-        lines=("#SBATCH --mem={more_gib}G",),
+        lines=("#SBATCH --mem={more_gib}G",), wants=_MORE_WORKERS,
     ),
     _cause(
         "too_few_workers", *_FEW_WORKERS,
-        fix=f"Run more workers per GPU; auto adds workers as long as they help. {_OPTIONS}", lines=_AUTO,
+        fix=f"Run more workers per GPU; auto adds workers as long as they help. {_OPTIONS}",
+        lines=_AUTO, wants=_MORE_WORKERS,
     ),
     _cause(
         "tail", "At the end of a task most GPUs wait while one still works on its last chunk.",
@@ -142,11 +152,12 @@ _AUTO = ("--workers-per-gpu auto",)
         "low_busy", *_UNKNOWN,
         fix="The cause was not measured. Try more workers per GPU: auto adds workers as long as they help."
             f" {_OPTIONS}",
-        lines=_AUTO,
+        lines=_AUTO, wants=_MORE_WORKERS,
     ),
-    _large("waiting_for_audio", "Waiting for the next chunk", _READ_AHEAD, _READ_AHEAD_OPTIONS),
+    _large("waiting_for_audio", "Waiting for the next chunk", _READ_AHEAD, _READ_AHEAD_OPTIONS, _MORE_WORKERS),
     _large("start_up", "Engine start-up",
-           "Each task starts its engines once. Half as many tasks for the same work need half of that time."),
+           "Each task starts its engines once. Half as many tasks for the same work need half of that time.",
+           wants=_FEWER_TASKS),
     _large("tail", "Waiting for the last chunks of other GPUs", _EVEN_CHUNKS),
     rules.Rule(
         "tail", rules.NOTE,
@@ -173,7 +184,8 @@ def _waiting(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     main = None
     if low_s >= max(LEAST_S, _LEAST_SHARE * all_s):
         figures = _loss(low, facts)
-        if figures["cause"] not in ("ending", "failures"):  # failures have findings of their own
+        restarted = figures["cause"] == "start_up" and figures["started"] and summary.failed
+        if figures["cause"] not in ("ending", "failures") and not restarted:  # failures have findings of their own
             main = figures["cause"]
             yield figures
     large = [case for case in _large_losses(groups, 3600 * summary.gpu_hours) if case["large"] != main]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from badcjobs.model import CutShort
+from badcjobs.model import CutShort, load_word
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.store import read_model
@@ -44,7 +44,7 @@ DEVICE_KEYS = (
     "memory_peak_bytes", "memory_total_bytes", "temperature_max_c", "power_mean_w", "energy_j", "energy_source",
     "gap_s", "power_limit_w", "metrics", "state_s", "state_busy_s", "state_energy_j", "state_measured_s",
     "energy_measured_s", "throttled", "workers", "tries_done", "tries_failed", "tries_lost", "audio_hours",
-    "chunk_p50_s", "chunk_p95_s", "chunk_max_s", "spark", "last",
+    "chunk_p50_s", "chunk_p95_s", "chunk_max_s", "spark", "last", "load",
 )  # fmt: skip
 _METRICS = ("utilization_percent", "busy_percent", "memory_used_bytes", "temperature_c", "power_w")
 
@@ -139,6 +139,7 @@ def _device(device: read_model.DeviceFacts) -> dict[str, Any]:
         "utilization_p50_percent": None if load is None else int(load.p50),
         "utilization_p95_percent": None if load is None else int(load.p95),
         "utilization_max_percent": None if load is None else int(load.maximum),
+        "load": load_word(device.utilization_mean_percent),
         "metrics": {name: asdict(device.metrics[name]) for name in _METRICS if name in device.metrics},
         "state_busy_s": {state: time.busy_s for state, time in device.states.items() if time.busy_s is not None},
         "state_measured_s": device.measured_s,

@@ -165,9 +165,12 @@ def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
         return (("to include what is new since the merge", summary.merged.command),)
     if state == RUNNING or queued:
         return ((f"{count(queued, 'task waits', 'tasks wait')} in the queue" if queued else "", monitor),)
+    if (proof is None or not proof.finish) and summary.verdict != "done" and summary.chunks:
+        return (("run the same command or script again, then", shlex.join(["badcjobs", "merge", place])),)
     if proof is None or not proof.finish:
-        export = shlex.join(["badcjobs", "export", place, "-o", "detections.csv"])
-        return (("", export),) if place and summary.done else ()
+        table = [] if summary.chunks else ["--table", "sample"]
+        file = "detections.csv" if summary.chunks else "samples.csv"
+        return (("", shlex.join(["badcjobs", "export", place, *table, "-o", file])),)
     first, *others = proof.finish
     how = (
         "to do what is left" if summary.verdict == "stopped" else "to try failed chunks again, once the cause is fixed"

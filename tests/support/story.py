@@ -32,6 +32,7 @@ _ERRORS = {
     "bad_audio": "Caught exception in audio load: Format not recognised",
     "engine_crash": "the worker ended with signal 11 (SIGSEGV) while it had this chunk",
     "gpu_lost": "CUDA error: GPU is lost",
+    "batch_lost": "another chunk of its batch ended the worker",
 }
 
 
@@ -311,7 +312,7 @@ class _Task:
         status = "done" if error is None else self._story.hopeless[attempt.chunk] if attempt.last else "pending"
         heard = tuple(self._heard()) if error is None else ()
         ended = (self.at(attempt.end_s), heard, chunk.audio_s, error_class, error)
-        result = model.ChunkResult(chunk, begin_ms, *ended, charged=error_class != "gpu_lost")
+        result = model.ChunkResult(chunk, begin_ms, *ended, charged=error_class not in ("gpu_lost", "batch_lost"))
         writer.attempt_ended(result, status=status, **by)
 
     def _heard(self) -> Iterator[model.Detection]:
