@@ -31,6 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from badcjobs import __version__
 from badcjobs.live.hub import EVENTS, HEADERS, Document, Documents, Hub, LiveSource, json_text
 from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
+from badcjobs.model import load_word
 
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
@@ -329,6 +330,8 @@ class Handlers:
         return {
             "at_ms": documents.snapshot.at_ms,
             "title": documents.snapshot.title,
+            "verdict": documents.verdict,
+            "reading": documents.snapshot.reading,
             "total": documents.total,
             "matched": len(found),
             "tasks": found[first : None if limit is None else first + limit],
@@ -388,7 +391,8 @@ def _device_totals(devices: Sequence[Document]) -> Document:
     return {
         "devices": len(devices),
         "readable": sum(d["trouble"] is None and d["read_at_ms"] is not None for d in devices),
-        "utilization_percent": mean_of_known(reading["utilization_percent"] for reading in readings),
+        "utilization_percent": (busy := mean_of_known(reading["utilization_percent"] for reading in readings)),
+        "load": load_word(busy),
         "memory_used_bytes": sum_of_known(reading["memory_used_bytes"] for reading in readings),
         "memory_total_bytes": sum_of_known(device["memory_total_bytes"] for device in devices),
         "temperature_max_c": max(temperatures, default=None),

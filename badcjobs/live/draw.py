@@ -14,9 +14,18 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
-from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
+from badcjobs.live.snapshot import (
+    STATES,
+    Snapshot,
+    mean_of_known,
+    mean_utilization,
+    severity_word,
+    total_power_w,
+    verdict,
+)
 from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
+from badcjobs.model import load_word
 from badcjobs.report.tables import ending
 from badcjobs.report.words import UNKNOWN, count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
@@ -25,10 +34,15 @@ STYLES = {
     "running": "green", "done": "cyan", "waiting": "dim", "stopped": "yellow", "unbegun": "yellow",
     "silent": "bold yellow", "failed": "bold red", "killed": "bold red",
 }  # fmt: skip
+_MORE = {
+    "sm_activity_percent": "SM act", "sm_occupancy_percent": "SM occ", "encoder_percent": "encoder",
+    "decoder_percent": "decoder", "fan_percent": "fan",
+}  # fmt: skip
 _MAX_BAR = 46
 _MIN_BAR = 9  # with the blank after it
 _LOW = 16  # lines; a lower terminal shows only the most important facts
 _MAX_ALERTS = 20
+_MAX_ALERT_LINES = 4
 _DOT = " · "
 _MAX_NAME = 18
 _NAMES, _VALUES = 10, 15  # column widths on the page of a task
@@ -50,7 +64,7 @@ _HELP = (
     ("ETA", "time until the last chunk, at the average pace so far"),
     ("GPU  busy", "device utilization; the mean when the task has ended"),
     ("history", "device utilization since the task started"),
-    ("chunks 8/~20", "about 20 (20+: or more): some tasks have not listed theirs yet"),
+    ("x in a bar", "chunks that failed for good"),
 )
 
 
@@ -117,9 +131,20 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
     lines = _title(snapshot, width)
     if low and not full:
         return lines[:1]
+    found = verdict(snapshot)
+    if snapshot.reading is not None:
+        lines.append([Part(snapshot.reading, "bold yellow")])
+    if found is not None:
+        words = found.outcome if low or not found.cost else f"{found.outcome}{_DOT}{found.cost}"
+        lines += [[Part(line, "bold")] for line in ([words] if low else fitting.wrap(words, width))]
     if total.chunks is not None:
-        parts = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1)
-        lines.append(fitting.bar_line(total.share, parts, width, max_width=_MAX_BAR, style="green", text_style="bold"))
+        parts, failed = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1), 0.0
+        if total.share is not None and total.settled:
+            failed = total.share * total.failed / total.settled
+        style, most = "yellow" if failed else "green", _MAX_BAR
+        lines.append(
+            fitting.bar_line(total.share, parts, width, max_width=most, style=style, text_style="bold", failed=failed)
+        )
     if not low:
         lines += fitting.wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
     if full and total.standstill is not None:
@@ -129,6 +154,8 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
             if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
                 wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it prints the same command
             lines += [[Part(f"  {line}")] for line in wrapped]
+    elif full and found is not None:
+        lines += [[Part(f"next: {command}")] for _, command in found.next[:1]]
     if full:
         remarks = snapshot.remarks[: 1 if low else 3]
         lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
@@ -136,9 +163,10 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
     if not full or not snapshot.alerts:
         return lines
     most = _MAX_ALERTS if height is None else max(1, height // 8)
-    worst = sorted(snapshot.alerts, key=lambda alert: (alert.severity != "critical", alert.started_at_ms))
+    worst = sorted(snapshot.alerts, key=_alert_order)
     shown = worst if len(worst) <= most else worst[: max(1, most - 1)]
-    lines += [_alert_line(snapshot, alert, width) for alert in shown]
+    for alert in shown:
+        lines += _alert_lines(snapshot, alert, width, _MAX_ALERT_LINES if height is None else max(1, height // 12))
     if len(worst) > len(shown):
         lines.append([Part(f"! {count(len(worst) - len(shown), 'more alert')}", "yellow")])
     return lines if low else [*lines, []]
@@ -165,12 +193,8 @@ def _progress(snapshot: Snapshot) -> list[Part]:
     if not total.chunks or total.share is None:
         return [Part("no chunks yet")]
     shown = "100" if total.share == 1 else f"{min(99.9, 100 * total.share):.3g}"
-    more = "" if total.chunks_known or total.parts else "+"  # there are chunks that are not listed yet
     about = "~" if total.parts else ""
-    chunks = f"{about}{total.source_chunks or total.chunks:,}{more}"
-    parts = [Part(f"{about}{shown}%"), Part(f"{total.settled:,}/{chunks} chunks", rank=1)]
-    parts += [Part(f"{total.parts_listed:,} of {total.parts:,} parts", rank=4)] if total.parts else []
-    parts += [Part(f"{total.failed:,} failed", rank=2)] if total.failed else []
+    parts = [Part(f"{about}{shown}%")]
     speed = total.speed if total.rate is None else total.rate
     parts += [Part(rate(speed), rank=3)] if speed is not None else []
     eta_s = snapshot.eta_s(total.ends_at_ms)
@@ -182,26 +206,37 @@ def _total_parts(snapshot: Snapshot) -> list[Part]:
     facts = [count(total.devices, "GPU") if total.devices else "no active GPU"]
     if not total.devices and total.ended_at_ms is not None:
         ended = time.strftime("%d %b %H:%M", time.localtime(total.ended_at_ms / 1000))
-        facts = [f"ended {ended} after {span(total.ran_s)}"]
+        facts = [f"ended {ended}"]
     if total.utilization_percent is not None:
-        facts.append(f"{total.utilization_percent:.0f}% busy")
+        facts.append(f"{total.utilization_percent:.0f}% busy ({load_word(total.utilization_percent)} load)")
     if total.power_w is not None:
         facts.append(f"{total.power_w / 1000:.1f} kW" if total.power_w >= 10_000 else f"{total.power_w:,.0f} W")
     if total.chunks is not None:
         facts.append(f"{duration(total.audio_done_s)} of audio done")
-    if snapshot.unread:
-        facts.append(f"{count(snapshot.unread, 'database')} not read yet")
     return [Part(fact) for fact in facts]
 
 
-def _alert_line(snapshot: Snapshot, alert: TaskAlert, width: int) -> Line:
-    """Return an alert: its severity, where, its message, and its duration so far."""
+def _alert_order(alert: TaskAlert) -> tuple[bool, bool, int]:
+    """Put problems first, and those of the whole run before those of a device."""
+    of_run = alert.node is None
+    return alert.severity != "critical", not of_run, 0 if of_run else alert.started_at_ms
+
+
+def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) -> list[Line]:
+    """Return an alert: its severity, where, its message, and its duration so far; one of a run may take more lines."""
+    style = "bold red" if alert.severity == "critical" else "yellow"
+    if snapshot.of_run and alert.node is None:
+        words = f"! {severity_word(alert.severity)} {alert.message}"
+        wrapped = [fitting.shorten(words, width).rstrip()] if most == 1 else fitting.wrap(words, width)
+        return [[Part(line, style)] for line in wrapped[:most]]
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
     of = f"{alert.task.partition('.')[0]} " if alert.task else ""
-    text = fitting.shorten(f"! {alert.severity} {of}{where}: {alert.message}", width - len(lasted) - 1)
-    return [Part(f"{text} {lasted}", "bold red" if alert.severity == "critical" else "yellow")]
+    place = f"{of}{where or ''}".strip()
+    words = f"! {severity_word(alert.severity)} {place}{': ' if place else ''}{alert.message}"
+    text = fitting.shorten(words, width - len(lasted) - 1)
+    return [[Part(f"{text} {lasted}", style)]]
 
 
 # --- the foot ---------------------------------------------------------------------------------------------------------
@@ -257,7 +292,10 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
         Column("task", _name_width((t.label for t in every), 4), 0, cell=lambda t, w: Part(ending(t.label, w))),
         Column("node", _name_width((task.node for task in every), 0), 3, cell=lambda t, _: Part(t.node)),
         Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
-        Column("progress", 8, 2, max_width=30, cell=lambda t, w: Part(fitting.bar(_share(t), w), STYLES[t.state])),
+        Column(
+            "progress", 8, 2, max_width=30,
+            cell=lambda t, w: Part(fitting.bar(_share(t), w, _failed_share(t)), STYLES[t.state]),
+        ),
         Column(
             "chunks", max(6, chunks), 1, right=True,
             cell=lambda t, _: Part(f"{t.settled:,}/{t.chunks:,}" if t.chunks else UNKNOWN),
@@ -268,6 +306,7 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
             cell=lambda t, _: Part(span(snapshot.eta_s(t.ends_at_ms)) if t.alive else ""),
         ),
         Column("GPU", 4, 1, right=True, cell=busy),
+        Column("load", 8, 5, cell=lambda t, _: measured(t, load_word(mean_utilization(of(t))) or "")),
         Column("history", 8, 4, max_width=60, cell=history),
         Column("mem", 4, 7, right=True, cell=lambda t, _: highest(t, (d.memory_percent for d in of(t)), "%")),
         Column("temp", 6, 5, right=True, cell=lambda t, _: highest(t, (d.shown.temperature_c for d in of(t)), " °C")),
@@ -303,6 +342,11 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
         running = ", ".join(f"{p.program or '?'} ({p.pid})" for p in device.processes or ())
         return Part(device.trouble or running, "yellow" if device.trouble else "dim")
 
+    def more(title: str, metric: str) -> Column:
+        known = any(getattr(device.reading, metric) is not None for device in devices)
+        cell = lambda d, _: Part(rounded(getattr(d.reading, metric), "%"))  # noqa: E731
+        return Column(title, 7 if known else 0, 8, right=True, cell=cell)
+
     def task_of(device: DeviceFacts) -> str:
         return device.task.partition(".")[0]
 
@@ -320,13 +364,28 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
             cell=lambda d, _: Part(d.name or UNKNOWN),
         ),
         Column("busy", 4, 0, right=True, cell=busy),
+        Column("load", 8, 3, cell=lambda d, _: Part(load_word(d.shown.utilization_percent) or "", "dim")),
         Column("history", 8, 2, max_width=60, cell=history),
         Column("memory GiB", max(10, memory), 1, right=True, cell=lambda d, _: Part(_memory(d))),
         Column("temp", 6, 1, right=True, cell=lambda d, _: Part(rounded(d.shown.temperature_c, " °C"))),
         Column("power", power, 1, right=True, cell=lambda d, _: Part(_power(d))),
         Column("rate", 7 if of_run else 0, 4, right=True, cell=lambda d, _: Part(rate(d.rate))),
+        *(more(title, metric) for metric, title in _MORE.items()),
+        Column(
+            "age", 8 if of_run else 0, 7, right=True,
+            cell=lambda d, _: Part(_age(snapshot, d) if d.alive else "", "dim"),
+        ),
         Column("working on" if of_run else "processes", 14 if something else 0, 3, max_width=50, cell=doing),
     ]  # fmt: skip
+
+
+def _age(snapshot: Snapshot, device: DeviceFacts) -> str:
+    """Return how long ago a device was read."""
+    return UNKNOWN if device.read_at_ms is None else span(max(0, snapshot.at_ms - device.read_at_ms) / 1000)
+
+
+def _failed_share(task: TaskFacts) -> float:
+    return task.failed_for_good / task.chunks if task.chunks else 0.0
 
 
 def _device_number(device: DeviceFacts) -> str:
@@ -375,10 +434,11 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     ]
     parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
     lines = [*fitting.wrap_parts(parts, _DOT, width), *_task_progress(snapshot, task, width)]
-    lines += [_alert_line(snapshot, alert, width) for alert in snapshot.alerts if alert.task == name]
+    for alert in (alert for alert in snapshot.alerts if alert.task == name):
+        lines += _alert_lines(snapshot, alert, width, _MAX_ALERT_LINES)
     lines.append([])
     for device in devices:
-        lines += _device_lines(device, width)
+        lines += _device_lines(snapshot, device, width)
     if task.working_on and not any(device.chunks for device in devices):
         lines += fitting.labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
     if not snapshot.title.endswith(".sqlite") and task.node:
@@ -404,17 +464,19 @@ def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line
     when = "" if task.alive else ", at its last reading"
     machine = f"CPU {rounded(task.cpu_percent, '%')}, memory {rounded(task.memory_percent, '%')}{when}"
     return [
-        fitting.bar_line(_share(task), parts, width, max_width=40, style=STYLES[task.state]),
+        fitting.bar_line(
+            _share(task), parts, width, max_width=40, style=STYLES[task.state], failed=_failed_share(task)
+        ),
         *fitting.labelled("started", started, _NAMES, width, "dim"),
         *fitting.labelled("machine", machine, _NAMES, width, "dim"),
     ]
 
 
-def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
+def _device_lines(snapshot: Snapshot, device: DeviceFacts, width: int) -> list[Line]:
     """Return a device on the page of its task: each metric with its value (now, or the mean) and its chart."""
     parts = [Part(f"GPU {_device_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
     parts.append(Part(f"{count(device.work.done, 'chunk')}, {rate(device.rate)}", "dim"))
-    parts += [] if device.alive else [Part("means", "dim")]
+    parts.append(Part(f"read {_age(snapshot, device)} ago" if device.alive else "means", "dim"))
     lines = fitting.wrap_parts(parts, GAP, width)
     trail, room = device.trail, min(120, max(0, width - _NAMES - _VALUES - 2))
     metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
@@ -428,4 +490,8 @@ def _device_lines(device: DeviceFacts, width: int) -> list[Line]:
         bars = sparkline(values, room, top, over=not device.alive)
         style = "green" if device.alive else "dim"
         lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
+    known = {title: getattr(device.reading, metric) for metric, title in _MORE.items()}
+    others = [f"{word} load"] if (word := load_word(device.shown.utilization_percent)) else []
+    others += [f"{title} {value:.0f}%" for title, value in known.items() if value is not None and device.alive]
+    lines += fitting.labelled("more", ", ".join(others), _NAMES, width, "dim") if others else []
     return lines + (fitting.labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])

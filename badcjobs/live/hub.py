@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.run_files import resolves_outside
-from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
+from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document, verdict_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
 from badcjobs.paths import FileVersion, file_version
@@ -43,6 +43,7 @@ from badcjobs.store.read_tasks import read_processes
 
 Document = Mapping[str, Any]
 _OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token
+_LOOK_S = 1.0  # the first screen of a large run does not wait for all of its files
 _LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
 
 
@@ -67,6 +68,7 @@ class Documents:
     tasks: Mapping[str, Item] = field(default_factory=dict)  # by name
     devices: Mapping[str, Item] = field(default_factory=dict)  # by key
     alerts: tuple[Document, ...] = ()
+    verdict: Document | None = None
 
 
 class DocumentCache:
@@ -91,6 +93,7 @@ class DocumentCache:
             tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
             devices={key: item for key, (facts, item) in self._known.items() if isinstance(facts, DeviceFacts)},
             alerts=tuple(map(alert_document, snapshot.alerts)),
+            verdict=verdict_document(snapshot),
         )
 
 
@@ -125,8 +128,8 @@ class LiveSource:
     _processes: dict[str, tuple[FileVersion | None, _OnDevices]] = field(default_factory=dict)
 
     def look(self) -> Documents:
-        """Read what has changed and return it as JSON documents."""
-        return self._cache.convert(self.view.look())
+        """Read what has changed, as far as a short time allows, and return it as JSON documents."""
+        return self._cache.convert(self.view.look(_LOOK_S))
 
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; for a run, its totals too."""
@@ -202,6 +205,7 @@ HEADERS = {
 _OPENING = b"retry: 2000\n\n"  # ms until a client reconnects
 _END = b""
 _HEARTBEAT_EVERY_S = 10.0
+_PAUSE_S = 0.05  # between the parts of a large run
 _MAX_LISTENERS = 256
 _MAX_WAITING = 32  # events for one listener
 _KEPT = 64  # events, for clients that reconnect
@@ -278,7 +282,8 @@ class Hub:
 
     async def latest(self) -> Documents:
         """Return documents not older than the interval; raise a 503 if they are not ready in time."""
-        if self.last is not None and self.age_s is not None and self.age_s < self.interval_s and not self.trouble:
+        is_new = self.age_s is not None and self.age_s < self.interval_s
+        if self.last is not None and is_new and not self.trouble:
             return self.last
         if self._pending is not None and self.trouble:
             raise unavailable(self.trouble)  # reading hangs: only one request waits for it
@@ -349,6 +354,10 @@ class Hub:
     async def run(self) -> None:
         """Read repeatedly while there are listeners, until closed."""
         while not self._closed:
+            while self.last is not None and self.last.snapshot.unread and not self._closed:
+                with suppress(HTTPException):
+                    await self._start_reading()
+                await asyncio.sleep(_PAUSE_S)
             if self.listeners or self.always:
                 with suppress(HTTPException):
                     await self.latest()
@@ -442,7 +451,14 @@ def message_text(event: bytes) -> str:
 
 def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Item], devices: Mapping[str, Item]) -> str:
     snapshot = documents.snapshot
-    rest = {"at_ms": snapshot.at_ms, "total": documents.total, "alerts": documents.alerts, "remarks": snapshot.remarks}
+    rest = {
+        "at_ms": snapshot.at_ms,
+        "verdict": documents.verdict,
+        "reading": snapshot.reading,
+        "total": documents.total,
+        "alerts": documents.alerts,
+        "remarks": snapshot.remarks,
+    }
     of_tasks, of_devices = (",".join(item.text for item in items.values()) for items in (tasks, devices))
     return f'{json_text({**head, **rest})[:-1]},"tasks":[{of_tasks}],"devices":[{of_devices}]}}'
 
@@ -471,7 +487,7 @@ class Journal:
             "gone_tasks": [name for name in before.tasks if name not in documents.tasks],
             "gone_devices": [key for key in before.devices if key not in documents.devices],
         }
-        rest = [(one.total, one.alerts, one.snapshot.remarks) for one in (before, documents)]
+        rest = [(one.total, one.alerts, one.snapshot.remarks, one.snapshot.reading) for one in (before, documents)]
         if not (tasks or devices or any(gone.values()) or rest[0] != rest[1]):
             return None
         last_id = self._id

@@ -63,6 +63,7 @@ class RunFiles:
     confined: bool = False
     _seen: dict[str, _FileState] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
+    many: int = 0  # databases, read or not
     _records: set[str] = field(default_factory=set)  # names of Slurm's records beside the databases
 
     @property
@@ -96,6 +97,7 @@ class RunFiles:
             line = shlex.join(["ls", "-ld", str(error.filename)])
             what = f"{error.filename} cannot be read: {error.strerror}"  # remarks and HTTP errors show only this line
             raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
+        self.many = len(found)
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
         self._troubles = {name: words for name, words in self._troubles.items() if name in found}
         order = sorted(found, key=lambda name: self._seen[name].checked_at_ms if name in self._seen else 0)

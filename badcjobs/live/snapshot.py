@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, expected_end_ms
+from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word
 from badcjobs.report.progress import progress_of
 from badcjobs.report.summary import running_s
-from badcjobs.report.words import count
+from badcjobs.report.verdict import Verdict, gpu_time, judge
+from badcjobs.report.words import count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
 # The states that need attention come first.
@@ -24,7 +26,7 @@ _OF_A_TASK = (
 _OF_A_DEVICE = (
     "node", "index", "uuid", "token", "name", "backend", "task", "alive", "memory_total_bytes", "power_limit_w",
     "read_at_ms", "trail", "chunks", "chunks_done", "audio_done_s", "rate", "processes", "trouble", "reading", "means",
-    "memory_percent",
+    "memory_percent", "load",
 )  # fmt: skip
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
@@ -42,6 +44,7 @@ def device_document(device: DeviceFacts) -> dict[str, Any]:
         "token": device.token or None,
         "task": device.task or None,
         "trail": asdict(device.trail),
+        "load": load_word(device.shown.utilization_percent),
         "chunks_done": device.work.done if of_run else None,
         "audio_done_s": device.work.audio_s if of_run else None,
         "processes": None if processes is None else [asdict(process) for process in processes],
@@ -78,6 +81,7 @@ class Total:
     speed: float | None = None  # audio_done_s / ran_s, a multiple of real time
     standstill: str | None = None  # set when chunks are left and no task is running
     go_on: tuple[str, ...] = ()  # commands that resume the run, any one of them
+    gpu_s: float = 0.0  # for each task, its running time × its devices
     utilization_percent: float | None = None  # mean over the devices that report it
     power_w: float | None = None  # sum over the devices that report it
 
@@ -105,7 +109,8 @@ class Total:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        return {**asdict(self), "source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
+        others = {"source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
+        return {**asdict(self), **others, "load": load_word(self.utilization_percent)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,12 @@ class Snapshot:
     total: Total = field(default_factory=Total)
     remarks: tuple[str, ...] = ()  # files that could not be read, and why
     unread: int = 0  # files that have never been read yet, for lack of time
+    files: int = 0  # databases of the run
+
+    @property
+    def reading(self) -> str | None:
+        """How far reading has come, in words; None: everything has been read."""
+        return f"reading {self.files - self.unread:,} of {self.files:,} task databases" if self.unread else None
 
     def eta_s(self, ends_at_ms: int | None) -> float | None:
         """Return the seconds from this snapshot until a time."""
@@ -140,7 +151,81 @@ class Snapshot:
             "alerts": [alert_document(alert) for alert in self.alerts],
             "remarks": list(self.remarks),
             "unread": self.unread,
+            "verdict": verdict_document(self),
         }
+
+
+# --- what is wrong, and whether it works ------------------------------------------------------------------------------
+
+_SEVERITY_WORDS = {"critical": "problem"}  # as in the report
+_MOST_NAMED = 3  # tasks
+
+
+def severity_word(severity: str) -> str:
+    """Return the word for a severity: the same as in the report."""
+    return _SEVERITY_WORDS.get(severity, severity)
+
+
+def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:
+    """Return what is wrong with a run: failing chunks, and tasks that failed, were killed or are silent."""
+    found = []
+    failing = [task for task in tasks if task.errors or task.failed_for_good]
+    if failing:
+        many, examples = Counter[str](), dict[str, str]()
+        for error_class, chunks, example in (error for task in failing for error in task.errors):
+            many[error_class] += chunks
+            examples.setdefault(error_class, example or "")
+        failed = sum(task.failed_for_good for task in failing)
+        words = "chunks failed" if failed else f"{count(many.total(), 'chunk')} left after a failed try"
+        for name, times in many.most_common(1):  # the verdict has the number of all
+            often = "" if times == many.total() else f" ({times:,} of {many.total():,})"
+            words += f", {'most often ' if often else ''}with {name}{often}" + (
+                examples[name] and f": {examples[name]}"
+            )
+        alert = _run_alert("chunks_failed", words, failing)
+        found.append(alert if failed else replace(alert, severity="warning"))
+    for state, meaning in _TROUBLE_WORDS.items():
+        which = [task for task in tasks if task.state == state and not (state == "failed" and task.failed_for_good)]
+        if which:
+            names = ", ".join(f"{t.label}{f' on {t.node}' if t.node else ''}" for t in which[:_MOST_NAMED])
+            more = f" and {len(which) - _MOST_NAMED:,} more" if len(which) > _MOST_NAMED else ""
+            found.append(_run_alert(f"tasks_{state}", f"{count(len(which), 'task')} {meaning}: {names}{more}", which))
+    return found
+
+
+_TROUBLE_WORDS = {
+    "failed": "failed",
+    "killed": "killed from outside",
+    "silent": "silent (the node is down, a disk hangs, or it was killed)",
+}
+
+
+def _run_alert(kind: str, message: str, tasks: Sequence[TaskFacts]) -> TaskAlert:
+    since_ms = min(task.ended_at_ms or task.heard_at_ms or task.started_at_ms for task in tasks)
+    return TaskAlert(kind, "critical", message, None, since_ms)
+
+
+def verdict(snapshot: Snapshot) -> Verdict | None:
+    """Return the verdict on a run so far; None: a machine, or no chunk is known yet."""
+    total, states = snapshot.total, snapshot.total.states
+    if not total.chunks:
+        return None
+    left = max(0, (total.source_chunks or total.chunks) - total.settled)
+    running = bool(states.get("running") or snapshot.unread or (states.get("waiting") and total.standstill is None))
+    state, word, counts = judge(total.done, total.failed, left, running=running)
+    counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
+    counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
+    cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
+    look = shlex.join(["badcjobs", "report" if snapshot.title.endswith(".sqlite") else "merge", snapshot.title])
+    commands = total.go_on or (() if running else (look,))
+    steps = tuple(("", command) for command in commands)
+    return Verdict(state, word, counts, (total.done, total.failed, left), (), 0, "", cost, "", steps)
+
+
+def verdict_document(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return the verdict for scripts; None: there is none."""
+    found = verdict(snapshot)
+    return None if found is None else {**found.to_dict(), "word": found.word, "counts": found.counts}
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------
@@ -187,6 +272,7 @@ def add_up(
         rate=sum_of_known(task.rate for task in tasks if task.state == "running"),
         ended_at_ms=max(task.ended_at_ms or task.heard_at_ms or 0 for task in tasks) if over else None,
         ran_s=ran_s,
+        gpu_s=sum(task.gpu_s for task in every),
         speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
         utilization_percent=mean_utilization(at_work),
         power_w=total_power_w(at_work),
@@ -194,6 +280,12 @@ def add_up(
     left = (total.source_chunks or chunks) - total.settled
     running = [progress_of(task) for task in tasks if task.state == "running"]
     end_ms = expected_end_ms(running, left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
+    if end_ms is not None:  # tasks that are still to come start up first, and a chunk takes its time
+        to_come = left > sum(task.pending for task in tasks if task.state == "running")
+        start_s = mean_of_known(task.startup_s for task in every) or 0.0
+        longest_s = max((task.longest_s or 0.0 for task in every), default=0.0)
+        since_ms = max(progress.at_ms for progress in running)
+        end_ms = max(end_ms + round(1000 * start_s) * to_come, since_ms + round(1000 * longest_s))
     return replace(total, ends_at_ms=end_ms)
 
 

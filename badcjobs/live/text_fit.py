@@ -201,21 +201,29 @@ def wrap_command(command: str, width: int) -> list[str] | None:
 # --- bars -------------------------------------------------------------------------------------------------------------
 
 
-def bar(share: float | None, width: int) -> str:
-    """Return a progress bar for a share from 0 to 1."""
-    halves = round(2 * width * min(1.0, max(0.0, share or 0.0)))
-    if share and 0 < share < 1:
-        halves = min(halves, 2 * width - 1)  # only a share of 1 is a full bar
-    return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(width, "─")
+def bar(share: float | None, width: int, failed: float = 0.0) -> str:
+    """Return a progress bar for a share from 0 to 1, of which ``failed`` is marked by signs of its own."""
+    bad = min(width, max(1, round(width * failed))) if failed > 0 else 0
+    halves = round(2 * width * min(1.0, max(0.0, (share or 0.0) - failed)))
+    # Only a share of 1 is a full bar.
+    halves = min(halves, max(0, 2 * (width - bad) - (1 if share and 0 < share < 1 else 0)))
+    return ("━" * (halves // 2) + "╸" * (halves % 2) + "x" * bad).ljust(width, "─")[:width]
 
 
 def bar_line(
-    share: float | None, parts: Sequence[Part], width: int, *, max_width: int, style: str, text_style: str = ""
+    share: float | None,
+    parts: Sequence[Part],
+    width: int,
+    *,
+    max_width: int,
+    style: str,
+    text_style: str = "",
+    failed: float = 0.0,
 ) -> Line:
     """Return a progress bar, if there is room for it, and the parts after it, in the style ``text_style``."""
     parts = fit(parts, width, GAP)
     room = min(max_width, width - width_of(parts, GAP) - 1)
-    shown = [Part(bar(share, room), style), Part(" ")] if room >= _MIN_BAR else []
+    shown = [Part(bar(share, room, failed), style), Part(" ")] if room >= _MIN_BAR else []
     return [*shown, *joined(parts, GAP, text_style)]
 
 

@@ -15,10 +15,10 @@ _Value = float | tuple[float, ...] | None
 DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by task name
 
 
-# The first order is the order of the snapshot. The others put the most urgent or the largest first.
+# Every order but "task", which is that of the snapshot, puts the most urgent or the largest first.
 TASK_ORDERS: dict[str, Callable[[TaskFacts, DevicesOf], _Value]] = {
+    "state": lambda task, devices: (float(STATES.index(task.state)), float(-task.failed_for_good)),
     "task": lambda task, devices: 0.0,
-    "state": lambda task, devices: float(STATES.index(task.state)),
     "progress": lambda task, devices: task.settled / task.chunks if task.chunks else None,
     "rate": lambda task, devices: _negative(task.rate),
     "ETA": lambda task, devices: _negative(task.ends_at_ms),
@@ -43,14 +43,14 @@ def arrange_tasks(tasks: Sequence[TaskFacts], devices: DevicesOf, ui: UiState) -
 def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
     """Return the devices that match the filter, in the chosen order.
 
-    Devices of running tasks come first, then those of tasks that have ended.
+    Devices that cannot be read come first, then those of running tasks, then those of tasks that have ended.
     """
-    kept: dict[bool, list[tuple[_Value, DeviceFacts]]] = {True: [], False: []}
+    kept: dict[str, list[tuple[_Value, DeviceFacts]]] = {"trouble": [], "running": [], "ended": []}
     for d in devices:
         state = "running" if d.alive else "ended"
         if _matches(ui.filter, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
-            kept[d.alive].append((DEVICE_ORDERS[ui.order](d), d))
-    return _sort(kept[True], ui.reverse) + _sort(kept[False], ui.reverse)
+            kept["trouble" if d.trouble else state].append((DEVICE_ORDERS[ui.order](d), d))
+    return [device for ranked in kept.values() for device in _sort(ranked, ui.reverse)]
 
 
 def _sort(ranked: Sequence[tuple[_Value, Line]], reverse: bool) -> list[Line]:
@@ -97,8 +97,8 @@ class UiState:
     @classmethod
     def at_start(cls, *, of_run: bool) -> UiState:
         """Return the state at the start."""
-        page = TASKS if of_run else DEVICES
-        return cls(page=page, of_run=of_run, back_to=page)
+        page, order = (TASKS, "state") if of_run else (DEVICES, "task")
+        return cls(page=page, of_run=of_run, back_to=page, order=order)
 
     @property
     def orders(self) -> list[str]:
@@ -135,7 +135,8 @@ def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiSta
         "r": {"reverse": not ui.reverse, "line": 0},
     }
     if ui.of_run:
-        changes["d"] = changes["tab"] = {"page": TASKS if ui.page == DEVICES else DEVICES, "order": "task", "line": 0}
+        page, order = (TASKS, "state") if ui.page == DEVICES else (DEVICES, "task")
+        changes["d"] = changes["tab"] = {"page": page, "order": order, "line": 0}
     return replace(ui, **changes.get(key, {}))
 
 

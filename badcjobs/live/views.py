@@ -26,7 +26,16 @@ from badcjobs.live.run_files import (
     read_array,
     with_latest_readings,
 )
-from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, mean_utilization, standstill, total_power_w
+from badcjobs.live.snapshot import (
+    Snapshot,
+    Total,
+    add_up,
+    is_done,
+    mean_utilization,
+    run_alerts,
+    standstill,
+    total_power_w,
+)
 from badcjobs.model import (
     CHARTED,
     SLOW_MS,
@@ -131,10 +140,14 @@ class RunView:
             of_run=True,
             tasks=tuple(tasks),
             devices=devices,
-            alerts=tuple(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
+            alerts=(
+                *run_alerts(tasks),
+                *(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
+            ),
             total=total if unread else self._with_resume_commands(total, tasks, every),
             remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
+            files=files.many,
         )
 
     def close(self) -> None:

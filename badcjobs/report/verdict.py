@@ -14,7 +14,7 @@ from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import busy_share, known_texts
 from badcjobs.report.rules_waiting import LEAST_S
 from badcjobs.report.summary import NEARLY_ALL, Finding, Summary, devices_words
-from badcjobs.report.words import count, energy, share_words
+from badcjobs.report.words import count, duration, energy, number, share_words
 
 MOST_FINDINGS = 3
 BAR = ("█", "x", "·")  # done, failed, left: different signs, so that no colour is needed
@@ -81,6 +81,13 @@ def judge(done: int, failed: int, left: int, *, running: bool = False, elsewhere
     else:
         state, word = ("stopped", "not finished") if left or elsewhere else ("failed", "partly failed")
     return state, word, ", ".join(parts)
+
+
+def gpu_time(gpu_s: float) -> str:
+    """Return GPU time in words."""
+    if not gpu_s:
+        return "no GPU"
+    return f"{duration(gpu_s)} of GPU time" if gpu_s < _FEW_S else f"{number(gpu_s / 3600, 2)} GPU-hours"
 
 
 def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:

@@ -296,6 +296,9 @@ class TaskFacts:
     live_folder: str | None = None  # on its node
     # Totals
     tries: int = 0
+    startup_s: float | None = None  # from its start to its first try
+    longest_s: float | None = None  # its longest try that succeeded
+    errors: tuple[tuple[str, int, str | None], ...] = ()  # class, chunks that are not done, one message
     detections: int = 0
     done_of_unknown_length: int = 0
     audio_left_s: float = 0.0  # of the pending chunks whose length is known

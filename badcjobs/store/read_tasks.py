@@ -54,7 +54,13 @@ _CHUNKS = """
            total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
            sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
     FROM chunk GROUP BY 1"""
-_ATTEMPTS = "SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)) FROM attempt GROUP BY 1"
+_ATTEMPTS = """
+    SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)), min(started_at_ms),
+           max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0
+    FROM attempt GROUP BY 1"""
+_ERRORS = """
+    SELECT task_id, error_class, count(*), min(error) FROM chunk
+    WHERE error_class IS NOT NULL AND status != 'done' GROUP BY 1, 2"""
 _LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
 _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
@@ -102,7 +108,8 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
         return []
     of_job, tasks = is_job_database(db), []
     chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
-    attempts = {task_id: (tries, last_ms) for task_id, tries, last_ms in db.execute(_ATTEMPTS)}
+    attempts = {task_id: rest for task_id, *rest in db.execute(_ATTEMPTS)}
+    errors = grouped((task_id, tuple(rest)) for task_id, *rest in db.execute(_ERRORS))
     last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
     settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
     live_folder = None if of_job else (db.execute(_LIVE_FOLDER).fetchone() or (None,))[0]
@@ -111,7 +118,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     for row in rows:
         task_id = row["task_id"]
         host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
-        tries, attempt_ms = attempts.get(task_id, (0, None))
+        tries, attempt_ms, first_ms, longest_s = attempts.get(task_id, (0, None, None, None))
         signs = (row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms)
         tasks.append(
             TaskFacts(
@@ -119,6 +126,9 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
                 **chunks.get(task_id, {}),
                 **host,
                 tries=tries,
+                startup_s=None if first_ms is None else max(0, first_ms - row["started_at_ms"]) / 1000,
+                longest_s=longest_s,
+                errors=tuple(errors[task_id]),
                 last_sign_ms=row["ended_at_ms"] or max(sign for sign in signs if sign is not None),
                 settings=settings.get(task_id),
                 live_folder=live_folder,

@@ -10,7 +10,7 @@ import pytest
 from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 
-LIVE = "document.body?.dataset.state === 'live' && document.querySelectorAll('.card').length > 0"
+LIVE = "document.body?.dataset.state === 'live' && document.querySelectorAll('.card').length > 0 && !seen.reading"
 NASTY = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 TOKEN = "a-token-of-some-length"
 
@@ -41,7 +41,13 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
     assert page.evaluate("document.title").endswith("july – badcjobs")
     assert [page.texts(one) for one in ("h1", "#link-words", "#tasks-many")] == [["july"], ["live"], ["60"]]
     (words,) = page.texts("#progress-words")
-    assert re.search(r"of about 14,400 chunks · 52 of 60 parts of the source listed so far · .* done in about ", words)
+    assert re.search(r"^about \d+ % · .* GPU-hours in .* · hatched: failed · done in about ", words)
+    (outcome,) = page.texts("#outcome")
+    assert re.search(
+        r"^running[\d,]+ of 14,400 chunks done, .* failed, .* \(estimate; 52 of 60 parts listed\)$", outcome
+    )
+    alerts = page.texts("#alerts .alert")
+    assert alerts[0].startswith("problem") and any("chunks failed, with bad_audio" in one for one in alerts[:2])
     lines = page.evaluate("[...document.querySelectorAll('.card .line')].map((path) => path.getAttribute('d').length)")
     assert (len(lines), min(lines) > 100) == (4 * page.count(".card"), True)
     assert page.evaluate("document.querySelector('.card svg').ariaLabel").startswith("utilization, last ")

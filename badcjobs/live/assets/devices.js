@@ -51,6 +51,8 @@ const CHARTS = [
     words: (v, d) => (known(v) ? whole(v) + (known(d.power_limit_w) ? ` / ${whole(d.power_limit_w)} W` : " W") : UNKNOWN) },
 ];
 
+const MORE = [["sm_activity_percent", "SM activity"], ["sm_occupancy_percent", "SM occupancy"], ["encoder_percent", "encoder"], ["decoder_percent", "decoder"], ["fan_percent", "fan"]];
+
 // The last reading, or the means after the task has ended: the last reading of an ended task is that of an idle device.
 const shownOf = (device) => device.means || device.reading;
 
@@ -72,7 +74,7 @@ function makeRow(chart) {
 }
 
 function updateRow(row, chart, device, trail) {
-  const [, svg, value] = row.children, values = (trail && trail[chart.of]) || [];
+  const [name, svg, value] = row.children, values = (trail && trail[chart.of]) || [];
   const readings = values.filter(known), most = Math.max(1, ...readings);
   svg.shown = { chart, values, trail, device };
   row.classList.toggle("bare", !readings.length);
@@ -80,6 +82,7 @@ function updateRow(row, chart, device, trail) {
   svg.setAttribute("aria-label", readings.length
     ? `${chart.name}, ${device.alive ? "last " : ""}${span((trail.step_ms * values.length) / 1000)}: from ${chart.words(Math.min(...readings), {})} to ${chart.words(Math.max(...readings), {})}`
     : `${chart.name}: no readings`);
+  setText(name, chart.big && device.load ? `${chart.name}, ${device.load}` : chart.name);
   setText(value, valueOf(chart, device));
   if (tipOf === svg) showTip(svg);
 }
@@ -120,8 +123,8 @@ const fits = (words, filter) => filter.toLowerCase().split(/\s+/).every((word) =
 const orElse = (value, other) => (known(value) ? value : other);
 const byShown = (name, sign, other) => (a, b) => sign * (orElse(shownOf(a)[name], other) - orElse(shownOf(b)[name], other));
 const ORDERS = {
-  // Devices of running tasks in the order of the data, then those of ended tasks, the latest first.
-  place: (a, b) => b.alive - a.alive || (a.alive ? 0 : (b.read_at_ms || 0) - (a.read_at_ms || 0)),
+  // Devices that cannot be read, those of running tasks in the order of the data, then those of ended tasks, the latest first.
+  place: (a, b) => !!b.trouble - !!a.trouble || b.alive - a.alive || (a.alive ? 0 : (b.read_at_ms || 0) - (a.read_at_ms || 0)),
   idle: byShown("utilization_percent", 1, 999),
   busy: byShown("utilization_percent", -1, -1),
   hot: byShown("temperature_c", -1, -1),
@@ -157,7 +160,7 @@ function makeCard() {
   const rows = make("dl", "rows");
   rows.append(...CHARTS.map(makeRow));
   head.append(make("h3"), make("span", "model"));
-  now.append(make("span"), make("span"));
+  now.append(make("span"), make("span"), make("span"), make("span", "age"));
   card.append(head, make("p", "task"), make("p", "trouble"), rows, now, make("ul"));
   return card;
 }
@@ -175,12 +178,22 @@ function updateCard(card, device) {
   trouble.hidden = !device.trouble;
   setText(trouble, device.trouble || "");
   CHARTS.forEach((chart, i) => updateRow(rows.children[i], chart, device, trail));
-  now.hidden = !device.task;
+  const more = MORE.filter(([of]) => device.alive && known(device.reading[of])).map(([of, name]) => `${name} ${whole(device.reading[of], " %")}`);
+  setText(now.children[2], more.join(", "));
+  now.children[0].hidden = now.children[1].hidden = !device.task;
   const chunks = device.chunks || [];
   setText(now.children[0], chunks.length ? chunks[0] + (chunks.length > 1 ? ` and ${chunks.length - 1} more` : "") : device.alive ? "no chunk in progress" : Object.values(shownOf(device)).every((value) => !known(value)) ? "no readings" : device.means ? "means over the task" : "last readings");
   now.children[0].title = chunks.join("\n");
   setText(now.children[1], known(device.rate) ? `${whole(device.chunks_done)} chunk${device.chunks_done === 1 ? "" : "s"} done, ${rate(device.rate)} real time` : "");
   updateProcesses(processes, device.processes);
+}
+
+function drawAges() {
+  const nowMs = seen.atMs + Date.now() - receivedAt;
+  for (const card of $("cards").children) {
+    const device = card.device, shown = device && device.alive && known(device.read_at_ms);
+    setText(card.querySelector(".age"), shown ? `read ${span((nowMs - device.read_at_ms) / 1000)} ago` : "");
+  }
 }
 
 function updateProcesses(list, processes) {

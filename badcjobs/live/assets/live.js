@@ -16,16 +16,17 @@ function drawHeader() {
     done.style.width = `${(share * total.done) / (total.settled || 1)}%`;
     failed.style.width = `${(share * total.failed) / (total.settled || 1)}%`;
     $("progress").setAttribute("aria-valuenow", share.toFixed(1));
-    const active = (total.states || {}).running || (total.states || {}).waiting;
-    const listed = active ? "listed so far" : "listed";
-    const of = known(total.parts) ? `about ${whole(total.source_chunks)} chunks` : `${whole(total.chunks)} chunks${total.chunks_known ? "" : ` ${listed}`}`;
-    const parts = [`${whole(total.settled)} of ${of}`];
-    if (known(total.parts)) parts.push(`${whole(total.parts_listed)} of ${whole(total.parts)} parts of the source ${listed}`);
-    if (total.failed) parts.push(`${whole(total.failed)} failed for good`);
+    const parts = [(seen.verdict || {}).cost].filter(Boolean);
+    if (total.failed) parts.push("hatched: failed");
     if (known(total.ends_at_ms)) parts.push(`done in about ${span((total.ends_at_ms - seen.atMs) / 1000)}, ${moment(total.ends_at_ms)}`);
-    if (known(total.ended_at_ms)) parts.push(`ended ${moment(total.ended_at_ms)} after ${span(total.ran_s)}`);
+    if (known(total.ended_at_ms)) parts.push(`ended ${moment(total.ended_at_ms)}`);
     $("progress-words").replaceChildren(make("b", "", percent), ` · ${parts.join(" · ")}`);
   }
+  const found = seen.verdict;
+  $("outcome").hidden = !found && !seen.reading;
+  $("verdict").className = `verdict ${found ? found.state : "running"}`;
+  setText($("verdict"), seen.reading || (found ? found.word : ""));
+  setText($("counts"), found ? found.counts : "");
   drawTiles();
 }
 
@@ -40,7 +41,7 @@ function drawTiles() {
     const shown = total.devices ? ["running"] : STATES.filter((state) => states[state]);
     for (const state of shown) tiles.push([`tasks ${state}`, whole(states[state] || 0), tasks]);
   }
-  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "active devices" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %")],
+  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "active devices" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %"), total.load],
     ["power", known(total.power_w) ? (total.power_w >= 1e4 ? (total.power_w / 1000).toFixed(1) + " kW" : whole(total.power_w, " W")) : UNKNOWN]);
   sync($("tiles"), tiles, ([word]) => word, ([word]) => {
     const tile = make("div");
@@ -53,9 +54,11 @@ function drawTiles() {
 }
 
 function drawStandstill() {
-  const { standstill, go_on = [], states = {}, parts } = seen.total;
-  $("standstill-section").hidden = !standstill;
-  if (!standstill) return;
+  const { standstill, go_on = [], states = {}, parts } = seen.total, next = ((seen.verdict || {}).next || []).map((step) => step.command);
+  $("standstill-section").hidden = !standstill && !next.length;
+  setText($("standstill-heading"), standstill ? "Chunks are left" : "Next");
+  $("standstill").hidden = !standstill;
+  if (!standstill) return sync($("go-on"), next, (line) => line, (line) => make("pre", "", line), setText);
   const unsure = states.waiting || states.silent || (known(parts) && !states.unbegun) ? "If these tasks are not running or waiting in Slurm, resume with" : "Resume with";
   setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? " one of these commands" : ""}:` : ""}`);
   sync($("go-on"), go_on, (line) => line, (line) => make("pre", "", line), setText);
@@ -74,9 +77,9 @@ function drawAlerts() {
   }, (item, a) => {
     item.className = `alert ${a.severity}`;
     const where = [a.task ? `task ${taskLabel(a.task)}` : "", a.node, known(a.device_index) ? `GPU ${a.device_index}` : ""];
-    setText(item.children[0], a.severity);
+    setText(item.children[0], a.severity === "critical" ? "problem" : a.severity); // as in the report
     setText(item.children[1], a.message);
-    setText(item.children[2], `${where.filter(Boolean).join(", ")}, since ${moment(a.started_at_ms)}`);
+    setText(item.children[2], [...where.filter(Boolean), `since ${moment(a.started_at_ms)}`].join(", "));
   });
   $("remarks-section").hidden = !seen.remarks.length;
   sync($("remarks"), seen.remarks, (r) => r, () => make("li"), setText);
@@ -89,6 +92,7 @@ function draw() {
   drawStandstill();
   drawAlerts();
   drawDevices();
+  drawAges();
   drawTasks();
 }
 function drawSoon() {
@@ -103,12 +107,14 @@ let stream = null, receivedAt = 0, trouble = null, why = null;
 function showLink() {
   const quiet = Date.now() - receivedAt > QUIET_MS;
   let state = "live", words = seen.total.ended_at_ms ? "the run has ended" : "live";
+  if (seen.reading) words = seen.reading;
   if (!seen.atMs) [state, words] = ["connecting", why || trouble || (stream && stream.readyState === EventSource.OPEN ? "reading" : "connecting")];
   else if (trouble) [state, words] = ["stale", `stale since ${clockTime(seen.atMs)}: ${trouble}`];
   else if (quiet) [state, words] = ["stale", `stale since ${clockTime(receivedAt)}`];
   else if (!stream || stream.readyState !== EventSource.OPEN) [state, words] = ["reconnecting", why || "reconnecting"];
   if (document.body.dataset.state !== state) document.body.dataset.state = state;
   setText($("link-words"), words);
+  drawAges();
 }
 
 function receive(event, take) {
@@ -131,6 +137,8 @@ function takeChange(data) {
   trouble = null;
   seen.atMs = data.at_ms;
   seen.total = data.total;
+  seen.verdict = data.verdict;
+  seen.reading = data.reading;
   seen.alerts = data.alerts;
   seen.remarks = data.remarks;
   for (const name of data.gone_tasks || []) seen.tasks.delete(name);

@@ -6,7 +6,7 @@
 const listed = (task, value) => (task.chunks ? value : null); // a task that has not started has no chunks yet
 const COLUMNS = [
   { name: "task", text: true, of: (t) => [t.job_id, t.array_index], words: (t) => t.label },
-  { name: "state", text: true, of: (t) => STATES.indexOf(t.state) },
+  { name: "state", text: true, of: (t) => [STATES.indexOf(t.state), -t.failed] },
   { name: "node", text: true, of: (t) => t.node, words: (t) => t.node || UNKNOWN },
   { name: "progress", of: (t) => (t.chunks ? t.settled / t.chunks : null) },
   { name: "done", of: (t) => listed(t, t.done + t.before), words: (t) => whole(listed(t, t.done + t.before)) },
@@ -33,8 +33,8 @@ function makeHead() {
   }
 }
 
-// With many tasks, show those that need attention first.
-const orderNow = () => wanted.order || (seen.tasks.size > MOST_ROWS ? "state" : "task");
+// Tasks that need attention come first.
+const orderNow = () => wanted.order || "state";
 
 function compare(a, b) {
   if (Array.isArray(a)) return compare(a[0], b[0]) || compare(a[1], b[1]);

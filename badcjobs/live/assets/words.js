@@ -7,7 +7,7 @@ const STATES = ["killed", "failed", "silent", "stopped", "unbegun", "running", "
 const SEVERITIES = ["info", "warning", "critical"]; // the most severe last
 const $ = (id) => document.getElementById(id);
 
-const seen = { title: "", ofRun: true, atMs: 0, total: {}, tasks: new Map(), devices: new Map(), alerts: [], remarks: [] };
+const seen = { title: "", ofRun: true, atMs: 0, total: {}, verdict: null, reading: null, tasks: new Map(), devices: new Map(), alerts: [], remarks: [] };
 const wanted = { state: null, order: null, down: false, alerts: FEW_ALERTS, cards: FEW_CARDS, allRows: false };
 
 // --- formats -----------------------------------------------------------------------------------------------------------
