@@ -55,7 +55,7 @@ def watch(folder: Path, promises: Promises, seconds: float) -> None:
     try:
         terminal.wait_for(lambda text: "4821_" in text, "the first tasks", timeout_s=120)
         promises.just("until the first tasks are shown", time.monotonic() - started_s, "s")
-        terminal.wait_for(lambda text: "still to be read" not in text, "all tasks", timeout_s=300)
+        terminal.wait_for(lambda text: "reading " not in text, "all tasks", timeout_s=300)
         promises.just("until all are", time.monotonic() - started_s, "s")
         process = psutil.Process(terminal.process.pid)
         shares = [share_of_a_core(process, terminal) for _ in range(round(seconds / STRETCH_S))]
