@@ -166,6 +166,9 @@ def folder(name: str) -> Path:
     )
 
 
+ANOTHER_CACHE = "try: export XDG_CACHE_HOME=/a/folder/that/jobs/can/write"
+
+
 def user_cache(environ: Mapping[str, str]) -> Path | None:
     """Return our folder in the user's cache; None: no home folder is known."""
     home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")

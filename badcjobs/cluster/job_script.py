@@ -156,6 +156,7 @@ class BatchScript:
     set_up_by: str | None = None  # a line that may add programs to PATH which cannot be found here
     traps_signals: bool = False
     sets_tmpdir: bool = False
+    sets_cache: bool = False
 
     @property
     def starts(self) -> list[Call]:
@@ -246,6 +247,7 @@ def read_script(
         set_up_by=next(iter(_SETTING_UP.findall(plain)), None),
         traps_signals=_TRAP.search(plain) is not None,
         sets_tmpdir=_TMPDIR.search(plain) is not None,
+        sets_cache="XDG_CACHE_HOME=" in plain,
     )
 
 

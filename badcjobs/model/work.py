@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from badcjobs.model.devices import Device
 
 __all__ = [
-    "FITS", "NO_CUTTING", "NO_START", "TOO_LONG", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting",
-    "Detection", "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName",
-    "Trial", "WorkerPlan", "is_beyond", "is_longer", "is_stretch", "parse_pattern", "parse_patterns",
-    "parse_time_zone"
+    "AUDIO_FAULTS", "BROKEN_AUDIO", "EMPTY_FILE", "FITS", "NOT_AUDIO", "NO_CUTTING", "NO_START", "TOO_LONG",
+    "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting", "Detection", "Fingerprint",
+    "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial", "WorkerPlan", "is_beyond",
+    "is_longer", "is_stretch", "parse_pattern", "parse_patterns", "parse_time_zone"
 ]  # fmt: skip
 
 
@@ -46,6 +46,14 @@ class NameGaps:
     untimed_example: str | None = None
 
 
+# Why a file gives no audio: the same words in check, plan, report and monitor, and the error_class of its chunks.
+EMPTY_FILE = "empty_file"
+NOT_AUDIO = "not_audio"
+BROKEN_AUDIO = "broken_audio"  # its header, or less audio than the header states
+UNREADABLE_FILE = "unreadable_file"  # no permission, or a disk that fails
+AUDIO_FAULTS = (EMPTY_FILE, NOT_AUDIO, BROKEN_AUDIO, UNREADABLE_FILE)
+
+
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
     """The header of an audio file; None: not given, or not read."""
@@ -55,7 +63,13 @@ class AudioHeader:
     channels: int | None = None
     there_s: float | None = None  # the file is truncated after this many seconds of duration_s; None: it is complete
     unfinished: bool = False  # its sizes were never written, so that engines may find no audio in it
-    unreadable: str = ""  # why the file could not be read at all: the system's message
+    fault: str = ""  # one of AUDIO_FAULTS, if nothing of it can be analysed
+    why: str = ""  # what is wrong with it, if something is
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file, in one line: the fault in words, and why."""
+        return f"{self.fault.replace('_', ' ')}: {self.why}"
 
 
 # --- work -------------------------------------------------------------------------------------------------------------

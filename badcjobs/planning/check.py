@@ -22,7 +22,7 @@ from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly,
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.findings import SEVERITIES, Remark, apply_rules, fine, problem, warning
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
@@ -263,7 +263,9 @@ def _collect_facts(
         trial = preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
     modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
     logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
-    temporary = order.environ.get("TMPDIR")
+    temporary, cache = order.environ.get("TMPDIR"), user_cache(order.environ)
+    if script is None and any("XDG_CACHE_HOME=" in one for one in order.submit.setup):
+        cache = None  # the jobs have another one
 
     def folder(*path: str, write: bool = False) -> FolderFacts:
         return preflight_facts.look_at_folder(order.cwd.joinpath(*path), order.clock, write=write)
@@ -281,6 +283,9 @@ def _collect_facts(
         ),
         temporary=folder(temporary) if temporary else None,
         home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
+        cache=None
+        if cache is None or any("XDG_CACHE_HOME" in one for one in order.submit.setup)
+        else os.path.realpath(cache),
         on_cluster=bool(site.name) or answers,
         live_mode=settings.live_mode,
         grace_s=settings.grace_s,

@@ -17,6 +17,7 @@ SEVERITIES = (PROBLEM, WARNING, NOTE, FINE)
 Cases = Iterable[Mapping[str, Any]]  # values by name, for each case
 _COLUMNS = 100
 _INDENT = 26
+_DETAILS = 21  # lines of a remark: twenty, and one that counts the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def folded(label: str, text: str, indent: int) -> list[str]:
 
 
 def below(remark: Remark, indent: int) -> list[str]:
-    """Return the details of a remark and its fix, each on a line of its own."""
-    lines = [" " * indent + plain(detail) for detail in remark.details]
+    """Return the details of a remark and its fix, each on a line of its own; after some, how to list all."""
+    shown, more = remark.details[:_DETAILS], len(remark.details) - _DETAILS
+    lines = [" " * indent + plain(detail) for detail in shown]
+    lines += [" " * indent + f"… and {more:,} more; --json lists all of them"] if more > 0 else []
     return [*lines, f"{'try: ':>{indent}}{plain(remark.fix)}"] if remark.fix else lines

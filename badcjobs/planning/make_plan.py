@@ -12,13 +12,15 @@ from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, prob
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.planning.site import Site
-from badcjobs.report.words import count
+from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
+from badcjobs.report.rules import NOTE
+from badcjobs.report.words import count, data_size
 from badcjobs.sources.mistakes import SHOWN, with_more
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
-    "array_tasks", "queued_jobs", "gpu_hours", "time_s", "files", "node_gpus", "node_cpus", "node_memory_gb",
-    "plan_time_s", "plan_gpus", "free_cores_per_gpu",
+    "array_tasks", "queued_jobs", "gpu_hours", "time_s", "files", "space_bytes", "node_gpus", "node_cpus",
+    "node_memory_gb", "plan_time_s", "plan_gpus", "free_cores_per_gpu",
 )  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
@@ -42,6 +44,7 @@ class CampaignPlan:
     parallel: int | None  # tasks at a time; None: as many as there are
     site: Site
     files: int  # at most, of the whole campaign
+    quiet: str = NOTE  # the severity of remarks that must not alarm
     remarks: tuple[Remark, ...] = ()
 
     @property
@@ -83,19 +86,22 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
     """Return the plan: the same values give the same plan on every machine."""
     lengths = survey.lengths
     if not lengths.total_ms:
-        mistakes, remarks = survey.mistakes, survey.walk.remarks
-        names = [*survey.unreadable_names, *survey.unknown_names, *survey.empty_names, *remarks.broken_examples]
+        mistakes, size = survey.mistakes, survey.walk.size
+        names = [*(name for some in survey.walk.faults.values() for name in some), *survey.unknown_names]
         names += mistakes.examples(SHOWN)[0]
         if lengths.unknown:
-            counts = (survey.unreadable, "cannot be read"), (survey.without_length, "without a length in the header")
-            reasons = ", ".join(f"{count(many, 'file')} {why}" for many, why in counts if many)
-            what = f"the length of the audio is not known: {reasons}"
+            why = f"{count(lengths.unknown, 'file')} without a length in the header"
+            if size.not_here_unknown:
+                amount = data_size(size.not_here_total_bytes)
+                why = f"git-annex has not fetched {count(size.not_here, 'file')} ({amount});"
+                why += " with one of them here, the others are estimated by their size"
+            what = f"the length of the audio is not known: {why}"
         elif rows := lengths.rows:
             what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
         else:
             what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
-        fix = survey.unreadable_fix or mistakes.fix or "badcjobs check SOURCE"
-        raise BadInput(what, why="\n".join(names) or None, fix=fix)
+        fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
+        raise BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
     speed = at_length(speed, lengths.mean_ms / 1000)
     margin = plan_tasks.make_margin(speed, wish.margin)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
@@ -116,72 +122,7 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
         site=site,
         files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
-    return replace(plan, remarks=tuple(apply_rules((*SOURCE_REMARKS, *_FIT_REMARKS), plan)))
-
-
-# --- remarks about the source -----------------------------------------------------------------------------------------
-
-
-def _left_out(plan: CampaignPlan) -> Cases:
-    left_out = plan.survey.mistakes
-    if many := left_out.rows + left_out.folders + len(left_out.whole):
-        details = with_more(left_out.examples(SHOWN)[0], left_out.count)
-        yield {"left_out": left_out, "many": many, "details": details, "fix": left_out.fix or ""}
-
-
-def _unusual_files(plan: CampaignPlan) -> Cases:
-    """Count the files whose length is not plain, by kind, with examples."""
-    survey, remarks = plan.survey, plan.survey.walk.remarks
-    guess = f"planned with the mean of the others, {survey.lengths.mean_ms / 1000:,.1f} s"
-    failing = f"{count(survey.nothing_there, 'chunk')} without any of it will fail"
-    for subject, many, names, what in (
-        ("unreadable", survey.unreadable, survey.unreadable_names,
-         f"that cannot be read from here; {guess}; files that tasks cannot read will fail"),
-        ("unknown length", survey.without_length, survey.unknown_names, f"without a length in the header; {guess}"),
-        ("empty", survey.empty, survey.empty_names,
-         "without any audio; planned with 0 s, and each will fail: there is nothing to analyse"),
-        ("broken off", remarks.broken, remarks.broken_examples,
-         f"with less audio than the header says; only what is there is planned; {failing}"),
-    ):  # fmt: skip
-        if many:
-            yield {"subject": subject, "many": many, "details": with_more(names, many), "what": what}
-
-
-def _rates(plan: CampaignPlan) -> Cases:
-    rates = sorted(plan.survey.walk.rates_hz.items())
-    yield {"rates": [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in rates]}
-
-
-SOURCE_REMARKS = (
-    rules("left out", _left_out)(
-        problem_if(
-            "{left_out.words} cannot be planned: badcjobs run would fail {many:it|them}, for the audio cannot be used",
-            "{fix}",
-            lambda f: f.many == f.left_out.missing,
-        ),
-        problem_if(
-            "{left_out.words} cannot be planned: badcjobs run would refuse {many:it|them}, or fail those whose audio"
-            " cannot be used",
-            "{fix}",
-        ),
-    ),
-    rules("{subject}", _unusual_files)(
-        problem_if("{many:count file} {what}", "{survey.unreadable_fix}", lambda f: f.subject == "unreadable"),
-        note_if("{many:count file} {what}"),
-    ),
-    rules("sample rates", _rates)(
-        note_if("they differ: {rates:list}; resampling may make an engine slower", when=lambda f: len(f.rates) > 1)
-    ),
-    rules("audio", lambda plan: [{"many": len(plan.survey.walk.not_there), "details": plan.survey.walk.not_there[:3]}])(
-        note_if(
-            "the first file of {many:count folder} is missing or cannot be used; rows with an end are not"
-            " checked one by one",
-            "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
-            lambda f: f.many,
-        )
-    ),
-    rules("passed over", lambda plan: [{"text": one} for one in plan.survey.walk.remarks.notes()])(note_if("{text}")),
-)
+    return replace(plan, remarks=tuple(apply_rules((*SOURCE_RULES, *_FIT_REMARKS), plan)))
 
 
 # --- remarks about the tasks ------------------------------------------------------------------------------------------
@@ -253,6 +194,13 @@ _FIT_REMARKS = (
             lambda f: f.site.files and f.files > f.site.files,
         )
     ),
+    rules("space", lambda plan: [{"size": plan.survey.walk.size.total_bytes, "quota": plan.site.space_bytes}])(
+        note_if(
+            "the source ({size:size}) is larger than the quota of {site.name} ({quota:size}); read it where it is, or"
+            " copy and run it in parts",
+            when=lambda f: f.quota and (f.size or 0) > f.quota,
+        )
+    ),
     rules("chunk length", _unsafe_chunks)(
         note_if(
             "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
@@ -310,9 +258,7 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             "cut": survey.cut,
             "headers_read": survey.walk.measured,
             "of_unknown_length": lengths.unknown,
-            "unreadable": survey.unreadable,
-            "empty": survey.empty,
-            "broken_off": survey.walk.remarks.broken,
+            **to_facts(survey),
             "nothing_there": survey.nothing_there,
             "left_out": survey.mistakes.rows,
             "left_out_folders": survey.mistakes.folders,

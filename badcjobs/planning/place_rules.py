@@ -8,11 +8,14 @@ from pathlib import PurePosixPath
 from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count
+from badcjobs.report.words import count, data_size
+from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
 _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
 _LITTLE_ROOM_BYTES = 2**30
+_BYTES_PER_CHUNK, _BYTES_PER_SECOND = 2000, 200  # with its detections; samples of a GPU and its host
+_SLOWEST, _START_UP_H = 10, 0.1  # audio-hours per GPU-hour; of each GPU of a task
 _SKEW_SEEN_S, _SKEW_BAD_S = 2.0, 60.0
 
 
@@ -90,6 +93,34 @@ def _files(facts: PreflightFacts) -> Cases:
     yield {"limit": limit, "whose": whose, "most": most, "said": said, "fitting": fitting}
 
 
+def results_bytes(chunks: int, gpu_hours: float) -> int:
+    """Return about what a run writes: rows of chunks and detections, samples; once per task and once merged."""
+    return round(2 * (chunks * _BYTES_PER_CHUNK + gpu_hours * 3600 * _BYTES_PER_SECOND))
+
+
+def _space(facts: PreflightFacts) -> Cases:
+    """Compare the bytes of the source and of the results with the quota and with what the filesystem has left."""
+    out, site, asked, source = facts.out, facts.site, facts.asked, facts.source
+    if source is None or not source.stats:
+        return
+    tasks, hours = asked.tasks or 1, source.audio_s / 3600
+    needs = results_bytes(source.chunks, hours / _SLOWEST + tasks * (asked.gpus_per_task or 1) * _START_UP_H)
+    said = f"the source has {data_size(source.bytes)}; results need about {data_size(needs)}, copies of audio at most"
+    said += f" {data_size(MOST_STAGED_BYTES)} per task, on the disk of the node"
+    quota = site.space_bytes
+    limits = [(quota, f"the quota of {site.name}")] if quota else []
+    limits += [(out.free_bytes, "what its filesystem has left")] if out and out.free_bytes is not None else []
+    limit, whose = min(limits, default=(needs, ""))
+    place = out.path if out else "."
+    yield {"limit": limit, "whose": whose, "needs": needs, "said": said, "quota": quota, "place": place}
+
+
+def _cache(facts: PreflightFacts) -> Cases:
+    """Find the cache of jobs, unless the script sets its own."""
+    if facts.cache and facts.site.cache and not (facts.script and facts.script.sets_cache):
+        yield {"read_only": below_any(facts.cache, facts.site.read_only, facts.home)}
+
+
 def _log(facts: PreflightFacts) -> Cases:
     """Find where the job is submitted from, and where Slurm would write its log."""
     script, site = facts.script, facts.site
@@ -114,6 +145,23 @@ PLACES = (
             "{said}, but {whose} is {limit:,}", "#SBATCH --array=0-{fitting:before}", lambda f: f.most > f.limit
         ),
         fine_if("{said}; {whose} is {limit:,}"),
+    ),
+    rules("space", _space)(
+        problem_if("{said}, but {whose} is {limit:size}", "df -h {place:quoted}", lambda f: f.needs > f.limit),
+        warning_if(
+            "{said}; the quota of {site.name} is {quota:size}, so the source does not fit there as a whole",
+            "badcjobs plan SOURCE --site {site.name}   (read it where it is, or copy and run it in parts)",
+            lambda f: f.quota and (f.source.bytes or 0) > f.quota,
+        ),
+        fine_if("{said}; the quota of {site.name} is {quota:size}", when=lambda f: f.quota),
+        fine_if("{said}"),
+    ),
+    rules("cache", _cache)(
+        warning_if(
+            "{cache} is below {read_only}, which compute nodes of {site.name} cannot write: what a run learns is lost",
+            'export XDG_CACHE_HOME="{site.cache}"   (in the job script, or in setup under [submit])',
+            lambda f: f.read_only is not None,
+        )
     ),
     rules("submit folder", _log)(
         problem_if(

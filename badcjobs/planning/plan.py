@@ -32,17 +32,19 @@ from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.planning.findings import below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.place_rules import results_bytes
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, say
-from badcjobs.report.words import count, duration, number
+from badcjobs.report.words import count, data_size, duration, number
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
 from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.survey import PlannedRow
+from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
 FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
@@ -290,6 +292,7 @@ _LINES = {
     "time": "--time={time}: {time_why}",
     "waves": "{sizes}{plan.waves_why}",
     "files": "{plan.files:,} at most, with shards, logs and job scripts; none per chunk{quota}",
+    "space": "{space}",
     "finished": "{finished}",
     "measured on": "{speed.devices:list}",
 }
@@ -350,10 +353,24 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "many": len(waves),
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
+        "space": _space(plan),
         "time_why": "what the fullest task needs" if plan.sizing.chosen else "as requested",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
     }
+
+
+def _space(plan: CampaignPlan) -> str:
+    """Return the bytes of the source, of the results and of copies, and the quota."""
+    size, needs = plan.survey.walk.size, results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours)
+    source = f"{data_size(size.total_bytes)} in {count(size.files, 'file')}"
+    if size.total_bytes is None:
+        source = f"not known: none of its {count(size.files, 'file')} was found here"
+    elif size.unsized:
+        source = f"about {source} ({size.unsized:,} were not looked at)"
+    text = f"the source: {source}; results: about {data_size(needs)}; copies of audio on the disk of the node: at most"
+    quota = f"; the quota of {plan.site.name} is {plan.site.space_tb:g} TB" if plan.site.space_tb else ""
+    return f"{text} {data_size(MOST_STAGED_BYTES)} per task{quota}"
 
 
 def span(seconds: float) -> str:

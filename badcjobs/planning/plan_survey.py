@@ -1,9 +1,8 @@
-"""Read the sources of a plan once, from end to end; mistakes are counted and do not stop it."""
+"""Read the sources for check and plan once, from end to end; mistakes are counted and do not stop it."""
 
 from __future__ import annotations
 
 import heapq
-import shlex
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +23,25 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 
 
-def read_sources(sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None) -> Survey:
+def read_sources(
+    sources: Sources,
+    rows: RowFile | None,
+    progress: Progress,
+    folder: Path | None = None,
+    *,
+    needs_audio: bool = False,
+) -> Survey:
     """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
-        chunks, walk = survey(sources, mistakes)
+        chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
         found = _tally(chunks, Survey(walk, mistakes), rows, progress)
         if (others := survey_again(sources, walk)) is not None:
             if rows is not None:
                 rows.clear()
             found = _tally(others, Survey(walk, mistakes), rows, progress)
+    size = found.walk.size
+    if (guessed_s := size.guessed_s()) is not None:
+        found.lengths.guess(guessed_s, size.not_here_unknown)
     found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
     return found
 
@@ -42,12 +51,8 @@ def _tally(rows: Iterable[PlannedRow], found: Survey, kept: RowFile | None, prog
     before, from_ms, until_ms = "", 0, 0
     for row_number, row in enumerate(rows, 1):
         start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
-        if row.unreadable and end_ms is None:
-            found.lengths.add(None)
-            found.unreadable += 1
-            full_path = row.base + row.path.removeprefix("./")
-            found.unreadable_fix = found.unreadable_fix or f"ls -l {shlex.quote(full_path)}"
-            _keep(found.unreadable_names, f"{row.path}: {row.unreadable}")
+        if row.fails:
+            found.lengths.add(0)
         elif there_ms is not None and end_ms is not None and there_ms < end_ms:
             end_ms = max(start_ms, there_ms)  # no more will be done
             if end_ms > start_ms:
@@ -57,7 +62,7 @@ def _tally(rows: Iterable[PlannedRow], found: Survey, kept: RowFile | None, prog
                 found.nothing_there += 1
         else:
             add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
-        if end_ms is not None:
+        if end_ms is not None and not row.fails:
             if start_ms < until_ms and row.recording_id == before:
                 found.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
             before, from_ms, until_ms = row.recording_id, start_ms, end_ms
@@ -84,6 +89,7 @@ class Lengths:
         self.empty = 0
         self.known_ms = 0
         self.longest_ms = 0
+        self._guess_ms: int | None = None
         self._ms = array("I")
         self._many = array("I")
         self._last = -1
@@ -109,6 +115,21 @@ class Lengths:
             self._many.append(1)
             self._last = length_ms
 
+    def guess(self, unknown_s: float, many: int) -> None:
+        """Take the estimated length of this many unknown ones together; the mean counts for the others."""
+        if many:
+            others_ms = (self.unknown - many) * self.mean_ms
+            self._guess_ms = (round(unknown_s * 1000) + others_ms) // max(1, self.unknown)
+
+    @property
+    def guess_ms(self) -> int:
+        """The length of a chunk that is not known."""
+        return self.mean_ms if self._guess_ms is None else self._guess_ms
+
+    @property
+    def guess_s(self) -> float:
+        return self.guess_ms / 1000
+
     @property
     def mean_ms(self) -> int:
         """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
@@ -117,14 +138,14 @@ class Lengths:
 
     @property
     def total_ms(self) -> int:
-        """All of them together; one that is not known counts as the mean of the others."""
-        return self.known_ms + self.unknown * self.mean_ms
+        """All of them together; one that is not known counts as guessed."""
+        return self.known_ms + self.unknown * self.guess_ms
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield length and number of neighbours that are equally long."""
-        mean_ms = self.mean_ms
+        guess_ms = self.guess_ms
         for length_ms, many in zip(self._ms, self._many, strict=True):
-            yield (mean_ms if length_ms == _UNKNOWN else length_ms), many
+            yield (guess_ms if length_ms == _UNKNOWN else length_ms), many
 
     def longer_than(self, limit_ms: float) -> int:
         """Count those that are longer."""
@@ -143,15 +164,10 @@ class Survey:
     walk: Surveyor  # the headers that were read, and the files that are missing
     mistakes: LeftOut
     lengths: Lengths = field(default_factory=Lengths)
-    empty: int = 0
     cut: int = 0  # chunks that are parts of longer files
     shared_ms: int = 0  # of audio that two neighbours in a recording both have
     rows_alone: bool = False  # all of it is manifests, whose rows --chunk-length does not touch
     unknown_names: list[str] = field(default_factory=list)
-    unreadable: int = 0  # files that are there, and cannot be read from here; of unknown length, too
-    unreadable_names: list[str] = field(default_factory=list)  # each with the reason
-    unreadable_fix: str | None = None
-    empty_names: list[str] = field(default_factory=list)
     nothing_there: int = 0  # chunks that will fail: their file ends before them
     _longest: list[tuple[int, int, str]] = field(default_factory=list)
     _shortest_shown_ms: int = 0
@@ -161,9 +177,6 @@ class Survey:
         self.lengths.add(length_ms)
         if length_ms is None:
             _keep(self.unknown_names, path)
-        elif length_ms <= 0:
-            self.empty += 1
-            _keep(self.empty_names, path)
         elif length_ms > self._shortest_shown_ms:
             heapq.heappush(self._longest, (length_ms, -self.lengths.rows, f"{chunk_id} in {path}"))
             if len(self._longest) > LONGEST_SHOWN:
@@ -171,9 +184,9 @@ class Survey:
                 self._shortest_shown_ms = self._longest[0][0]
 
     @property
-    def without_length(self) -> int:
-        """The number of files that can be read but have no length in the header."""
-        return self.lengths.unknown - self.unreadable
+    def other_unknown(self) -> int:
+        """The number of files that are here, but have no length in the header."""
+        return self.lengths.unknown - self.walk.size.not_here_unknown
 
     @property
     def longest(self) -> list[tuple[int, str]]:

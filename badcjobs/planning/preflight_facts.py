@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
@@ -23,13 +24,15 @@ from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import NO_CUTTING, Cutting, StandIn
-from badcjobs.planning.findings import Remark, fine, problem, warning
+from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
+from badcjobs.planning.plan_survey import read_sources
 from badcjobs.planning.site import Site
-from badcjobs.report.words import count
+from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
+from badcjobs.report.words import count, data_size, number
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.sources.mistakes import SHOWN, Remarks, shown, with_more
+from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.open import Sources, open_sources
-from badcjobs.sources.walk import WHOLE, SeenKeys
+from badcjobs.sources.walk import SeenKeys
 from badcjobs.store.connect import read_filesystem
 
 _PATIENCE_S = 30.0
@@ -39,7 +42,6 @@ _NO_MODULES = 97
 _NOT_NOW = ("Unable to contact", "ocket timed out", "temporarily unable")  # of the controller, not of the job
 _LOAD = f'type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load "$@"; echo; echo "{_LIST_FOLLOWS}"; '
 _LOAD += "module -t list 2>&1"
-_GO_ON = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and repeat the command)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,10 @@ class SourceFacts:
     of_unknown_length: int
     manifests_listed: int | None = None
     stats: bool = True  # whether every file was looked at
-    empty: int = 0  # files without any audio
-    unreadable: int = 0  # files that cannot be read from here
+    files: int = 0
+    bytes: int | None = None
+    faults: Mapping[str, Sequence[str]] = field(default_factory=dict)  # every file that gives no audio, by its fault
+    left_out_files: Mapping[str, int] = field(default_factory=dict)  # not audio by their ending → number
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class PreflightFacts:
     log_folders: tuple[FolderFacts, ...] = ()  # that the script names for Slurm's logs
     temporary: FolderFacts | None = None  # what TMPDIR names here
     home: str = ""
+    cache: str | None = None  # our folder in the user's cache, with all links followed
     on_cluster: bool = False
     live_mode: str = "auto"
     grace_s: float = 20.0
@@ -253,52 +258,28 @@ def check_source(
     quick: bool = False,
     cutting: Cutting = NO_CUTTING,
 ) -> tuple[SourceFacts | None, list[Remark]]:
-    """Read every row and look at every file; all mistakes are counted, the first twenty named.
+    """Read every row and look at every file, as a plan does; ``quick``: look at no file.
 
-    ``quick``: look at no file. The facts are None when there are mistakes.
+    The facts are None when the source cannot be used.
     """
-    empty: dict[str, str] = {}  # path → name
-    unreadable: dict[str, str] = {}
     try:
         sources = open_sources(paths, root=root, cutting=cutting)
-        read = _count_rows(sources, progress) if quick else _read_all(sources, progress, empty, unreadable)
+        if quick:
+            facts, remarks = _count_rows(sources, progress)
+            text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
+            return facts, [fine("source", line) for line in (text, *remarks.notes())]
+        survey = read_sources(sources, None, progress, needs_audio=True)
     except BadcjobsError as error:
         look = f"ls -ld {shlex.quote(str(paths[0]))}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
-    facts, remarks = read
-    text = f"{facts.chunks:,} chunks; --quick: no audio file was opened"
-    if not quick:
-        unknown = f", {facts.of_unknown_length:,} of unknown length" if facts.of_unknown_length else ""
-        text = f"{facts.chunks:,} chunks, {facts.audio_s / 3600:,.1f} hours of audio{unknown}; every file is there"
-    found = [fine("source", line) for line in (text, *remarks.notes())]
-    names, empty_names = (tuple(with_more(list(one.values())[:SHOWN], len(one))) for one in (unreadable, empty))
-    if unreadable:
-        said = f"{count(len(unreadable), 'file')} cannot be read from here: their chunks would fail"
-        found.append(problem("audio", said, f"ls -l {shlex.quote(next(iter(unreadable)))}", names))
-    if empty:
-        said = f"{count(len(empty), 'file')} without any audio; each will fail: there is nothing to analyse"
-        found.append(warning("audio", said, _GO_ON, empty_names))
-    return facts, [*found, *(warning("audio", line, _GO_ON) for line in remarks.lines())]
-
-
-def _read_all(
-    sources: Sources, progress: Callable[[int], None], empty: dict[str, str], unreadable: dict[str, str]
-) -> tuple[SourceFacts, Remarks]:
-    """Read all chunks, and find the files of which a run would make nothing but a failed chunk."""
-    remarks = Remarks()
-    chunks = of_unknown_length = 0
-    audio_s = 0.0
-    for chunks, chunk in enumerate(sources.chunks(WHOLE, remarks), 1):
-        progress(chunks)
-        audio_s += chunk.audio_s or 0.0
-        of_unknown_length += chunk.audio_s is None
-        header, name = chunk.fingerprint.header, shown(chunk.source_path)
-        if chunk.fingerprint.audio_bytes == 0 or header.duration_s == 0:
-            empty.setdefault(chunk.audio_path, name)
-        elif header.unreadable:
-            unreadable.setdefault(chunk.audio_path, f"{name}: {header.unreadable}")
-    listed, many = sources.manifests_listed, (len(empty), len(unreadable))
-    return SourceFacts(chunks, audio_s, of_unknown_length, listed, True, *many), remarks
+    lengths, size = survey.lengths, survey.walk.size
+    hours = lengths.total_ms / 3_600_000
+    known = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
+    facts = SourceFacts(lengths.rows, hours * 3600, lengths.unknown, sources.manifests_listed, **known)
+    found = list(apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE)))
+    text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
+    text += "" if size.total_bytes is None else f", {data_size(size.total_bytes)}"
+    return (facts if lengths.rows else None), [fine("source", f"{text}; every file was looked at"), *found]
 
 
 def _count_rows(sources: Sources, progress: Callable[[int], None]) -> tuple[SourceFacts, Remarks]:

@@ -28,6 +28,7 @@ class Site:
     gpu_hours: float | None = None  # running and queued together, per allocation
     time_h: float | None = None
     files: int | None = None  # quota of files where results are written
+    space_tb: float | None = None  # quota of bytes there
     node_gpus: int | None = None
     node_cpus: int | None = None
     node_memory_gb: float | None = None
@@ -35,6 +36,7 @@ class Site:
     writable: tuple[str, ...] = ()  # the only shared folders that they can
     no_submit: tuple[str, ...] = ()  # folders from which sbatch is refused
     node_local: str | None = None  # the variable that names the disk of the node
+    cache: str | None = None  # XDG_CACHE_HOME of jobs, where they cannot write to home; the shell fills in variables
     example: str = "/a/folder/that/all/nodes/can/write"  # a folder for results
     account_ends_with: str | None = None
     modules: tuple[str, ...] = ()  # what a job script loads, in this order
@@ -49,6 +51,11 @@ class Site:
     def time_s(self) -> float | None:
         """The longest time limit."""
         return None if self.time_h is None else self.time_h * 3600
+
+    @property
+    def space_bytes(self) -> float | None:
+        """The quota of bytes where results are written."""
+        return None if self.space_tb is None else self.space_tb * 1e12
 
     @property
     def plan_time_s(self) -> float | None:
@@ -66,9 +73,9 @@ class Site:
 
 # table of the file → its keys, each with the field of Site
 _TABLES: dict[str, dict[str, str]] = {
-    "limits": {key: key for key in ("array_tasks", "queued_jobs", "gpu_hours", "time_h", "files")},
+    "limits": {key: key for key in ("array_tasks", "queued_jobs", "gpu_hours", "time_h", "files", "space_tb")},
     "node": {key: f"node_{key}" for key in ("gpus", "cpus", "memory_gb")},
-    "folders": {key: key for key in ("read_only", "writable", "no_submit", "node_local", "example")},
+    "folders": {key: key for key in ("read_only", "writable", "no_submit", "node_local", "example", "cache")},
     "account": {"ends_with": "account_ends_with"},
     "modules": {"load": "modules"},
     "billing": {key: f"bill_{key}" for key in ("cpu", "memory_gb", "gpu", "rule")},
@@ -167,8 +174,9 @@ def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> tuple[
         values[""]["site"] = name
         if rules.node_gpus is not None:
             values["submit"]["gpus_per_task"] = rules.node_gpus
-        if rules.modules:
-            values["submit"]["setup"] = [f"module load {' '.join(rules.modules)}"]
+        setup = [f"module load {' '.join(rules.modules)}"] if rules.modules else []
+        if setup := [*setup, *([f'export XDG_CACHE_HOME="{rules.cache}"'] if rules.cache else [])]:
+            values["submit"]["setup"] = setup
         words.append(("site", rules.name))
     if shutil.which("sbatch", path=path) is not None:
         words.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))

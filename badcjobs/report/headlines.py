@@ -9,6 +9,7 @@ from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import known_texts
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.report.words import count, duration, indices, moment, number, share_words
+from badcjobs.sources.mistakes import left_out_words
 from badcjobs.store.read_model import AlertFacts, Freshness
 
 _LABELS = 5  # the most frequent ones
@@ -35,6 +36,7 @@ HEADLINES = (
         "; {proof.strangers:count row?} in the job but not in the source",
     )),
     ("recordings", ("{names}",)),
+    ("left out", ("{left_out}",)),
     ("GPU use", ("{use:list}",)),
     ("left", (
         "{unknown_time}",
@@ -106,6 +108,7 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
         "partly": partly,
         "where": where,
         "names": "; ".join(names) or None,
+        "left_out": left_out_words(summary.left_out) or None,
         "unknown_time": None if left is None or known_left else "remaining time not known yet",
         "known_left": known_left,
         "left_s": known_left.wall_s if known_left is not None and known_left.end_at_ms is None else None,

@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any
 
 from badcjobs.report.summary import Summary
-from badcjobs.report.words import UNKNOWN, count, duration, indices, memory, moment, number, plain
+from badcjobs.report.words import UNKNOWN, count, data_size, duration, indices, memory, moment, number, plain
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import DeviceFacts, JobFacts
 
@@ -95,6 +95,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "gpu_time": lambda seconds: gpu_time(seconds),
     "duration": duration,
     "memory": memory,
+    "size": data_size,
     "moment": moment,
     "indices": indices,
     "before": lambda value: f"{value - 1}",  # the last index of that many tasks

@@ -212,8 +212,12 @@ _OOM = "out_of_memory"
 _BEYOND = re.compile(r" s of audio and nothing after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
 _ROWS_BEYOND = "bad_audio, a row beyond the end of its file"
 _ADVICE = {
+    "empty_file": "These files have no audio. Restore them from the recorder's card, or remove them.",
+    "not_audio": "These files are not audio, whatever their names say. Restore or remove them, then run again.",
+    "broken_audio": "These files are truncated, or their headers are wrong. Restore them, then run again.",
+    "unreadable_file": "The job may not read these files. Give it permission (chmod a+r), then run again.",
     "bad_audio": "These files cannot be read. Check one of them, restore or remove them, then run again.",
-    "missing_audio": "These files are missing or truncated. Fetch or restore them, then run again.",
+    "missing_audio": "These files are missing. Fetch or restore them, then run again.",
     "no_space": "A disk was full. Free space (or quota) on the node or in the run folder, then run again.",
     "host_memory": "The node ran out of memory. Request more memory, or run fewer workers.",
     "configuration": "The engine does not work with these settings. Check its models and options, then run again.",

@@ -11,6 +11,7 @@ from typing import Any
 from badcjobs.model import CutShort, load_word
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
+from badcjobs.sources.mistakes import LEFT_OUT
 from badcjobs.store import read_model
 from badcjobs.store.figures import distribution
 
@@ -31,7 +32,7 @@ KEYS = (
     "gaps", "labels", "failed_chunks", "file_remarks", "lossy_files", "completeness", "started_at_ms", "last_sign_ms",
     "devices_at_once", "kwh_per_1000_audio_hours", "states", "chunk_s", "chunk_cost", "tries_on_cpu",
     "audio_hours_on_cpu", "outlook", "findings", "alerts", "errors", "settings", "energy_measured_percent",
-    "recording_names", "tasks_silent", "merged", "cut_short", "queued", "overview",
+    "recording_names", "left_out", "tasks_silent", "merged", "cut_short", "queued", "overview",
 )  # fmt: skip
 _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
@@ -119,11 +120,17 @@ class Summary:
     place: str = ""  # the run folder or the file, for commands
     queued: int | None = None  # array tasks that wait in the queue of Slurm; None: not known
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Files of the source that are not audio by their ending → number; every task counts the whole source."""
+        return {d.subject or "": int(d.value or 0) for d in self.facts.decisions if d.kind == LEFT_OUT}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``badcjobs merge --json``; a number that is not finite is null."""
         from badcjobs.report.verdict import verdict_of  # which needs this module
 
         own = {one.name: getattr(self, one.name) for one in fields(self)} | {"overview": verdict_of(self).to_dict()}
+        own["left_out"] = self.left_out
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
         document["task_list"] = [{name: getattr(task, name) for name in TASK_KEYS} for task in self.facts.tasks]
         document["devices"] = [_device(device) for device in self.devices]

@@ -47,6 +47,14 @@ def memory(value: int | None) -> str:
     return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
+def data_size(value: int | None) -> str:
+    """Return bytes of files as TB, GB or MB, as quotas are counted."""
+    if value is None:
+        return UNKNOWN
+    unit, scale = next(((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9)) if value >= scale), ("MB", 1e6))
+    return f"{value / scale:,.1f} {unit}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration with its units."""
     return durations([seconds])[0]

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import shlex
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from badcjobs.model import AudioHeader, Fingerprint
-from badcjobs.sources.audio_formats import CONSTANT_FRAMES, NotWav, WavHeader, read_flac_info, read_wav_header
+from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, AudioHeader, Fingerprint
+from badcjobs.sources.audio_formats import (
+    CONSTANT_FRAMES,
+    NotWav,
+    WavHeader,
+    begins_like_audio,
+    read_flac_info,
+    read_wav_header,
+)
+from badcjobs.sources.cutter import measure_with_libsndfile
 from badcjobs.sources.mistakes import shown
 
 _HEAD_BYTES = 4096  # per read; by default Python reads one block of the filesystem, which is 4 MiB on Lustre
@@ -18,38 +27,60 @@ _SLACK_S = 1.0  # a smaller difference from the header is not a loss: recorders 
 
 
 def read_header(path: Path | str) -> AudioHeader:
-    """Return what the header of a WAV or FLAC file says, or why it cannot be read."""
+    """Return what the header of an audio file says, or why it gives no audio; a length that is not there is unknown."""
     try:
         with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is slow for a million files)
             try:
                 return _of_wav(read_wav_header(file, compressed=True))
-            except NotWav:
-                flac = read_flac_info(file)
+            except NotWav as problem:
+                why = str(problem)
+            flac = read_flac_info(file)
+            file.seek(0)
+            start = file.read(_HEAD_BYTES)
     except OSError as error:
-        return AudioHeader(unreadable=error.strerror or str(error))
-    if flac is None:
-        return AudioHeader()
-    length_s = flac.frames / flac.rate_hz if flac.frames else None
-    unfinished = flac.frames > 0 and not flac.length_in_header
-    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+        return AudioHeader(fault=UNREADABLE_FILE, why=error.strerror or str(error))
+    if flac is not None:
+        length_s = flac.frames / flac.rate_hz if flac.frames else None
+        unfinished = flac.frames > 0 and not flac.length_in_header
+        return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+    if not start:
+        return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
+    if start.startswith((b"RIFF", b"RF64", b"BW64")) and (start[8:12] == b"WAVE" or len(start) < 12):
+        why = why if len(start) >= 12 else "the file ends within its header"
+        return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {why}")
+    if start.startswith(b"fLaC"):
+        return AudioHeader(fault=BROKEN_AUDIO, why="FLAC, but its header cannot be read")
+    if not begins_like_audio(start):
+        return AudioHeader(fault=NOT_AUDIO, why="it does not begin like any audio format")
+    return AudioHeader(*measure_with_libsndfile(Path(path)))
 
 
 def _of_wav(wav: WavHeader) -> AudioHeader:
     rate_hz, channels, there_s, promised_s = wav.rate_hz or None, wav.channels or None, None, None
-    if wav.kind in CONSTANT_FRAMES and wav.rate_hz and wav.frame_bytes:
+    if wav.kind in CONSTANT_FRAMES:
+        if not (wav.rate_hz and wav.channels and wav.frame_bytes):
+            why = f"its header says {wav.channels} channels, {wav.rate_hz} Hz, {wav.frame_bytes} bytes per frame"
+            return AudioHeader(None, rate_hz, channels, fault=BROKEN_AUDIO, why=why)
         there_s, promised_s = wav.length_s, wav.promised_s
     elif wav.bytes_per_s:
         there_s = wav.data_bytes / wav.bytes_per_s
         promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
     if promised_s is None or there_s is None or promised_s - there_s <= _SLACK_S:
+        if there_s == 0:
+            return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why="it has a header and no audio")
         return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
-    return AudioHeader(promised_s, rate_hz, channels, there_s)
+    why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
+    return AudioHeader(promised_s, rate_hz, channels, there_s, why=why)
 
 
 # --- find files -------------------------------------------------------------------------------------------------------
 
-AUDIO_ENDINGS = (".wav", ".flac")
-AUDIO_FORMATS = "WAV, FLAC"
+# What HawkEars takes from a folder, without names that are seldom audio (.raw, .org). Other engines get them too.
+AUDIO_ENDINGS = (
+    ".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aif", ".aiff", ".aifc", ".3gp", ".amr",
+    ".ape", ".au", ".caf", ".m4b", ".mpga", ".mogg", ".rf64", ".tta", ".voc", ".w64", ".webm", ".wv",
+)  # fmt: skip
+AUDIO_FORMATS = "WAV, FLAC, MP3, OGG, M4A and others"
 
 Found = tuple[str, Fingerprint]  # the absolute path of a file that exists
 ReadHeader = Callable[[str], AudioHeader]
@@ -59,12 +90,19 @@ class NoAudio(Exception):
     """An audio file is missing or cannot be used; the text says why, ``fix`` may be a line to paste."""
 
     def __init__(
-        self, text: str, fix: str | None = None, *, not_found: bool = False, missing_at: str | None = None
+        self,
+        text: str,
+        fix: str | None = None,
+        *,
+        not_found: bool = False,
+        missing_at: str | None = None,
+        key_bytes: int | None = None,
     ) -> None:
         super().__init__(text)
         self.fix = fix
         self.not_found = not_found  # perhaps we looked in the wrong folder
         self.missing_at = missing_at  # where the file should be: only its rows fail; None: the source itself is wrong
+        self.key_bytes = key_bytes  # the size of a file that git-annex has not fetched, from its key; None: not known
 
 
 def is_audio(name: str) -> bool:
@@ -105,12 +143,16 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
             text = f"{what}, not an audio file: {shown(path)}"
             return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
         found = place, Fingerprint(status.st_size, status.st_mtime_ns)
+        if 0 < status.st_size <= LONGEST_POINTER and (key := read_pointer(place)):
+            return _not_fetched(path, Path(place), key)
         return found if read is None else with_header(found, read)
     links = [link for folder in folders if (link := Path(folder, path)).is_symlink()]
     if not links:
         return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=str(Path(folders[0], path)))
-    what, fetch = explain_link(links[0])
-    return NoAudio(f"{what} {shown(path)}", fetch and f"{fetch} .", missing_at=str(links[0]))
+    key = str(links[0].readlink())
+    if _ANNEX in key:
+        return _not_fetched(path, links[0], key)
+    return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=str(links[0]))
 
 
 def with_header(found: Found, read: ReadHeader = read_header) -> Found:
@@ -125,11 +167,43 @@ def end_ms_of(header: AudioHeader) -> int | None:
     return None if header.duration_s is None else round(header.duration_s * 1000)
 
 
-def explain_link(place: Path) -> tuple[str, str | None]:
-    """Return what is wrong with a broken link and, for git-annex, the command that fetches the file."""
-    if ".git/annex" in str(place.readlink()):
-        return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
-    return "a link to a file that does not exist:", None
+# --- git-annex --------------------------------------------------------------------------------------------------------
+
+_ANNEX = "/annex/objects/"
+LONGEST_POINTER = 1024  # bytes; no audio file is as short, apart from empty ones
+_KEY_SIZE = re.compile(r"-s(\d{1,18})(?:-[^/]*)?--[^/]*$")  # SHA256E-s5292044--0123….wav
+_BROKEN_LINK = "a link to a file that does not exist:"
+
+
+def read_pointer(place: str) -> str:
+    """Return the key of an unlocked git-annex file without content, which is its text; "": it is another file."""
+    try:
+        with Path(place).open("rb", _HEAD_BYTES) as file:
+            start = file.read(LONGEST_POINTER)
+    except OSError:
+        return ""
+    return start.decode(errors="replace").splitlines()[0] if start.startswith(_ANNEX.encode()) else ""
+
+
+def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
+    size = _KEY_SIZE.search(key)
+    text, fetch = explain_annex(place)
+    key_bytes = None if size is None else int(size[1])
+    return NoAudio(f"{text} {shown(path)}", f"{fetch} .", missing_at=str(place), key_bytes=key_bytes)
+
+
+def explain_annex(place: Path) -> tuple[str, str]:
+    """Return what is wrong with a file without content, and the command that fetches it."""
+    return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
+
+
+def explain_missing(place: Path) -> str:
+    """Describe why a file is not there; for git-annex with the command that fetches it."""
+    is_link = place.is_symlink()
+    if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
+        what, fetch = explain_annex(place)
+        return f"{what} {place}: {fetch} {shlex.quote(place.name)}"  # last: tables show only the end of an error
+    return f"{_BROKEN_LINK if is_link else 'no such file:'} {place}"
 
 
 def path_below(root: str, path: str) -> str:

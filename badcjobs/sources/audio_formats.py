@@ -16,6 +16,13 @@ _LONGEST_FORMAT = 1024  # bytes; the longest in use has 40
 _BLOCK = 1 << 20
 
 
+_MAGIC = re.compile(
+    rb"RIFF|RF64|BW64|RIFX|riff|fLaC|OggS|ID3|FORM....AIF|caff|\.snd|#!AMR|wvPk|MAC |TTA|Creative Voice|....ftyp"
+    rb"|\x30\x26\xb2\x75|\x1a\x45\xdf\xa3|ADIF|\xff[\xe2-\xff]",  # also WMA, WebM; frames of MP3 and AAC
+    re.DOTALL,
+)
+
+
 class NotWav(ValueError):
     """The file is not a WAV file whose frames can be counted; the text says why."""
 
@@ -115,6 +122,11 @@ def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
             return False
         start = file.seek(start + 8 + size + (size & 1))
     return False
+
+
+def begins_like_audio(start: bytes) -> bool:
+    """Return whether a file may be audio, by its first bytes; some programs write zeros before MP3 frames."""
+    return _MAGIC.match(start) is not None or _MAGIC.match(start.lstrip(b"\0")) is not None
 
 
 def make_head(header: WavHeader, frames: int) -> bytes:

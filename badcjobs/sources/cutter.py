@@ -54,7 +54,7 @@ class AudioCutter:
             return found.length_s
         if isinstance(found, formats.FlacInfo) and found.frames:
             return found.frames / found.rate_hz
-        return _length_with_libsndfile(path) or _length_with_ffprobe(path, self._search_path)
+        return measure_with_libsndfile(path)[0] or _length_with_ffprobe(path, self._search_path)
 
     def promised_s(self, path: Path) -> float | None:
         """Return the seconds of audio that a WAV header states; a truncated file has less.
@@ -251,13 +251,14 @@ def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Pat
         raise CannotCut(f"{source} cannot be decoded: {error}") from error
 
 
-def _length_with_libsndfile(path: Path) -> float | None:
+def measure_with_libsndfile(path: Path) -> tuple[float | None, int | None, int | None]:
+    """Return length, sample rate and channels; None: not known, because the package is missing or cannot read it."""
     try:
         soundfile = load_soundfile()
         with _opened(soundfile, path) as audio:
-            return audio.frames / audio.samplerate or None
-    except Exception:  # the package is missing, or cannot read the file: the next decoder is tried
-        return None
+            return audio.frames / audio.samplerate or None, audio.samplerate, audio.channels
+    except Exception:
+        return None, None, None
 
 
 @contextmanager

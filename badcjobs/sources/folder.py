@@ -1,4 +1,4 @@
-"""Complete recordings as a source: all WAV and FLAC files below a folder, in path order, or the files of a list."""
+"""Complete recordings as a source: all audio files below a folder, in path order, or the files of a list."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def audio_folder(path: Path) -> AudioList:
     """Describe all audio below a folder, without hidden names; only links to files are followed."""
     return AudioList(
         name=str(path),
-        description=f"folder {path}/ ({audio_files.AUDIO_FORMATS})",
+        description=f"folder {path}/",
         folders=(audio_files.with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
         without_rows=f"contains no audio ({audio_files.AUDIO_FORMATS})",
@@ -156,6 +156,8 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
                     audio.append(name)
             elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (False for a circular link)
                 remarks.skip("linked", f"{below}{name}")
+            elif not name.startswith("."):
+                remarks.leave_out(name)
     return audio, folders
 
 
@@ -201,7 +203,7 @@ def _listed(
     repeated = SeenKeys(audio_files.without_ending(audio_files.path_below(base, path)) for path in paths).repeated()
     for line, path in lines(mistakes):
         if not audio_files.is_audio(path):
-            mistakes.add(line, f"{quoted(path)} is not audio (.wav, .flac), unlike the first line")
+            mistakes.add(line, f"{quoted(path)} is not audio ({audio_files.AUDIO_FORMATS}), unlike the first line")
             continue
         full = audio_files.path_below(base, path)
         stem = audio_files.without_ending(full)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +82,13 @@ def shown(path: str) -> str:
 
 EXAMPLES = 3
 _MOST_PATHS = 200_000  # to find a path with two recording ids
+LEFT_OUT = "left_out"  # decision.kind: a row for each ending; every task of a run counts the whole source
+_ENDINGS = 12  # that are named
+# Files that may contain audio, in a form that engines do not read.
+PERHAPS_AUDIO = (
+    ".7z", ".avi", ".bz2", ".gz", ".mkv", ".mov", ".mp4", ".pcm", ".rar", ".raw", ".tar", ".tgz", ".w4v", ".wac", ".xz",
+    ".zip",
+)  # fmt: skip
 
 
 class Remarks:
@@ -100,6 +109,7 @@ class Remarks:
         self._twice = 0
         self._twice_examples: list[str] = []
         self._skipped: dict[str, tuple[int, str]] = {}  # hidden or linked → number, and the first path
+        self.left_out: Counter[str] = Counter()  # files that are not audio by their name: ending → number
         self._before = "", ""
         self._names: dict[int, int] = {}  # hashes: path → recording
 
@@ -107,6 +117,10 @@ class Remarks:
         """Add a name in a folder that is skipped."""
         many, first = self._skipped.get(kind, (0, name))
         self._skipped[kind] = many + 1, min(first, name)
+
+    def leave_out(self, name: str) -> None:
+        """Count a file in a folder that is not audio by its name."""
+        self.left_out[posixpath.splitext(name)[1].lower()] += 1
 
     def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
         """Check the next chunk; the chunks of a recording follow each other."""
@@ -165,6 +179,15 @@ class Remarks:
             what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources"
             found.append(f"{what} and will be processed twice: {_listed(many, self._twice_examples)}")
         return found
+
+
+def left_out_words(counts: Mapping[str, int]) -> str:
+    """Return how many files of each ending were left out, and which of them may contain audio."""
+    ranked = sorted(counts, key=lambda ending: (-counts[ending], ending))
+    named = ", ".join(f"{counts[one]:,} {shown(one) or 'without an ending'}" for one in ranked[:_ENDINGS])
+    more = sum(counts[one] for one in ranked[_ENDINGS:])
+    perhaps = " and ".join(one for one in ranked if one in PERHAPS_AUDIO)
+    return named + (f", {more:,} others" if more else "") + (f"; {perhaps} may contain audio" if perhaps else "")
 
 
 def _listed(many: int, examples: Sequence[str]) -> str:

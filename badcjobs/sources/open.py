@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Chunk, Cutting
-from badcjobs.sources.audio_files import ReadHeader, is_audio, read_header, search_folders
+from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
 from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
@@ -261,7 +261,7 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if is_manifest(path.name) or is_header(start.splitlines()[0].decode(errors="replace")):
         return Manifest(path, search_folders(path, root))
     if b"\0" in start:
-        mistakes.add(0, "is neither audio (.wav, .flac) nor text")
+        mistakes.add(0, f"is neither audio ({AUDIO_FORMATS}) nor text")
         return None
     _, first = next(read_list(path, Mistakes([str(path)])), (0, ""))
     if is_audio(first):
@@ -270,7 +270,7 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
         return ManifestList(path)
     if first:
         why = f"its first line is {quoted(first)}"
-        mistakes.add(0, "lists neither audio (.wav, .flac) nor manifests (.csv)", why=why)
+        mistakes.add(0, f"lists neither audio ({AUDIO_FORMATS}) nor manifests (.csv)", why=why)
     else:
         mistakes.add(0, "lists nothing", why="it has only blank lines and comments")
     return None
@@ -290,7 +290,8 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
     examined, as_one_list = set(islice(repeated, _EXAMINED)), None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
         folders = " ".join(shlex.quote(source.name) for source in sources)  # in a list, equal names keep their folders
-        as_one_list = f"find {folders} -iname '*.wav' -o -iname '*.flac' | sort > recordings.txt"
+        audio = "|".join(one[1:] for one in AUDIO_ENDINGS)
+        as_one_list = f"find {folders} | grep -iE '\\.({audio})$' | sort > recordings.txt"
     first: dict[tuple[str, str], tuple[int, int]] = {}
     for number, source in enumerate(sources):
         walk.mistakes.source = number

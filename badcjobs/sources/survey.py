@@ -1,22 +1,37 @@
-"""Read sources for a plan: every row, only the headers that are needed, without stopping at mistakes.
+"""Read sources for check and plan: every row, without stopping at mistakes, and the headers of the files.
 
-The file of a row with an end is not looked at: for twenty million rows a shared filesystem would need hours. Only the
-first file of each folder is looked at, which finds a wrong --root and a missing folder."""
+``check`` looks at every file. For ``plan`` the first files are enough where the rows have an end: for twenty million
+rows a shared filesystem would need hours. After them, only the first file of each folder is looked at, which finds a
+wrong --root and a missing folder."""
 
 from __future__ import annotations
 
+import math
+import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
+from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
-from badcjobs.sources.badc_manifest import CUT, Columns, Manifest, Question, RowFiles, check_cut, check_row, read_rows
-from badcjobs.sources.mistakes import Mistakes, is_text
+from badcjobs.sources.badc_manifest import (
+    CUT,
+    Columns,
+    Manifest,
+    Question,
+    RowFiles,
+    Times,
+    check_cut,
+    check_row,
+    read_rows,
+)
+from badcjobs.sources.mistakes import Mistakes, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
-_MOST_LOOKS = 1000
+_MOST_LOOKS = 10_000  # at files of rows with an end, for a plan
+_MOST_FOLDERS = 1000
 _NOT_READ = AudioHeader()
 _LOST = "\N{REPLACEMENT CHARACTER}"
 
@@ -36,20 +51,73 @@ class PlannedRow(NamedTuple):
     notes: str = ""
     further: Sequence[str] = ()  # values of columns that are not part of a BADC manifest, and their names
     further_names: tuple[str, ...] = ()
-    there_ms: int | None = None  # where its truncated file ends, from the start of the file
-    unreadable: str = ""  # why its file cannot be read
+    there_ms: int | None = None  # where the audio of its truncated file ends, on the clock of its times
+    fails: bool = False  # its file gives no audio
+
+
+@dataclass(slots=True)
+class SourceSize:
+    """Files and bytes of a source; a file that is not here has its size in its git-annex key."""
+
+    files: int = 0
+    known_bytes: int = 0
+    unsized: int = 0  # files whose size is not known
+    not_here: int = 0  # files whose content git-annex has not fetched
+    not_here_total_bytes: int = 0
+    not_here_unknown: int = 0  # of these, those without a length; and their bytes by ending
+    not_here_bytes: Counter[str] = field(default_factory=Counter)
+    not_here_fix: str | None = None
+    measured: dict[str, list[float]] = field(default_factory=dict)  # ending → bytes, seconds
+
+    def add(self, path: str, size_bytes: int | None, length_s: float | None = None) -> None:
+        """Count one more file."""
+        self.files += 1
+        if size_bytes is None:
+            self.unsized += 1
+            return
+        self.known_bytes += size_bytes
+        if length_s:
+            both = self.measured.setdefault(posixpath.splitext(path)[1].lower(), [0.0, 0.0])
+            both[0] += size_bytes
+            both[1] += length_s
+
+    @property
+    def total_bytes(self) -> int | None:
+        """All files together; one that was not looked at counts as the mean of the others; None: not known."""
+        known = self.files - self.unsized
+        return self.known_bytes * self.files // known if known else None
+
+    def guessed_s(self) -> float | None:
+        """Return the length of the files that are not here, from their size and the others of their ending."""
+        if not self.not_here_bytes or not self.not_here_bytes.keys() <= self.measured.keys():
+            return None
+        return sum(size * self.measured[one][1] / self.measured[one][0] for one, size in self.not_here_bytes.items())
 
 
 class Surveyor(Walk):
-    """A walk that takes all rows, except those with the identity of an earlier row."""
+    """A walk that takes all rows, except those with the identity of an earlier row.
+
+    ``needs_audio``: look at every file; one that is missing is a mistake, too.
+    """
 
     def __init__(
-        self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
+        self,
+        mistakes: Mistakes,
+        cutting: Cutting,
+        read_header: ReadHeader,
+        suspected: Collection[int] = (),
+        *,
+        needs_audio: bool = False,
     ) -> None:
         super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
-        self.not_there: list[str] = []  # missing files, one per folder, with the reason if it is known
+        self.needs_audio = needs_audio
+        self.looks_left = math.inf if needs_audio else _MOST_LOOKS
+        self.not_there: list[str] = []  # missing files of rows with an end, with the reason if it is known
         self.measured = 0  # files whose header was read
         self.rates_hz: Counter[int] = Counter()  # sample rate → files
+        self.size = SourceSize()
+        self.faults: dict[str, list[str]] = {fault: [] for fault in AUDIO_FAULTS}  # every file, with the reason
+        self.first_fault: dict[str, str] = {}  # the path of the first one
         self._suspected = suspected  # hashes of identities that probably repeat
         self._known: set[tuple[str, str]] = set()
         self._folders: Sequence[str] = ()
@@ -69,26 +137,59 @@ class Surveyor(Walk):
         self._known.add(key)
         return is_new
 
-    def measure(self, path: str, header: AudioHeader) -> None:
-        """Count one more file whose header was read, and note a truncated file."""
+    def measure(self, path: str, audio_path: str, found: Fingerprint) -> None:
+        """Count one more file whose header was read, and note one that is truncated or gives no audio."""
+        header = found.header
         self.measured += 1
-        self.remarks.note_broken(path, header)
+        fault = header.fault or (BROKEN_AUDIO if header.there_s is not None else "")
+        self.size.add(path, found.audio_bytes, None if fault else header.duration_s)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
+        if fault:
+            self.first_fault.setdefault(fault, audio_path)
+            self.faults[fault].append(f"{shown(path)}: {header.why}")
 
-    def base_of(self, path: str, folders: Sequence[str]) -> str:
-        """Return the probable base folder of a relative path, from one look per folder."""
+    def miss(self, path: str, error: NoAudio, *, has_end: bool, is_new: bool = True) -> bool:
+        """Count a file that is not here, if it is new, and return whether its row can be planned all the same."""
+        if error.missing_at is None or (error.key_bytes is None and not has_end):
+            return False
+        if not is_new:
+            return True
+        self.size.add(path, error.key_bytes)
+        if error.key_bytes is None:
+            if not self.needs_audio:
+                self.not_there.append(shown(path) if error.not_found else str(error))
+            return True
+        self.size.not_here += 1
+        self.size.not_here_total_bytes += error.key_bytes
+        self.size.not_here_fix = self.size.not_here_fix or error.fix
+        if not has_end:
+            self.size.not_here_unknown += 1
+            self.size.not_here_bytes[posixpath.splitext(path)[1].lower()] += error.key_bytes
+        return True
+
+    def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+        """Report a recording without audio; yield it anyway if only git-annex has to fetch it."""
+        is_planned = self.miss(row.source_path, error, has_end=False)
+        if self.needs_audio or not is_planned:
+            yield from super().add_missing(line, text, error, row, fix)
+        if is_planned:
+            yield replace(row, audio_path=error.missing_at or "")
+
+    def base_of(self, path: str, folders: Sequence[str], *, seen: bool) -> str:
+        """Return the probable base folder of a relative path, from one look per folder; ``seen``: it was looked at."""
         if folders is not self._folders:  # another source
             self._folders, self._base_of = folders, {}
         folder = path[: path.rfind("/") + 1]
         if folder in self._base_of:
             return self._base_of[folder]
         candidates = ("",) if path.startswith("/") else folders
-        if len(self._base_of) >= _MOST_LOOKS:
+        if len(self._base_of) >= _MOST_FOLDERS:
             return self._usual_base if self._usual_base in candidates else candidates[-1]
         answer, below = look_at(path, candidates, None), path.removeprefix("./")
         if isinstance(answer, NoAudio):
-            self.not_there.append(path if answer.not_found else str(answer))
+            if not seen:
+                self.not_there.append(path if answer.not_found else str(answer))
             at = None if answer.not_found else answer.missing_at
             base = next((base for base in candidates if base + below == at), candidates[-1])
         else:
@@ -97,12 +198,12 @@ class Surveyor(Walk):
         return base
 
 
-def survey(sources: Sources, mistakes: Mistakes) -> tuple[Iterator[PlannedRow], Surveyor]:
+def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -> tuple[Iterator[PlannedRow], Surveyor]:
     """Return all rows that can be processed, and the walk, which has the totals after they are read.
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
-    walk = Surveyor(mistakes, sources.cutting, sources.read_header)
+    walk = Surveyor(mistakes, sources.cutting, sources.read_header, needs_audio=needs_audio)
     return _read(sources, walk), walk
 
 
@@ -112,8 +213,9 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
     if not suspected:
         return None
     note_repeats(sources.parts, before)
-    names = [part.name for part in sources.parts]
-    return _read(sources, Surveyor(Mistakes(names), sources.cutting, sources.read_header, suspected))
+    mistakes = Mistakes([part.name for part in sources.parts])
+    walk = Surveyor(mistakes, sources.cutting, sources.read_header, suspected, needs_audio=before.needs_audio)
+    return _read(sources, walk)
 
 
 def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
@@ -122,42 +224,52 @@ def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
     )
 
 
-_Read = tuple[int, list[str], Columns, int, int | None, str]  # line, fields, where they are, start_ms, end_ms, CUT
+# Line, fields, where they are, start and end, CUT, start and end of the first row of the file.
+_Read = tuple[int, list[str], Columns, Times, str, Times]
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
-    files = RowFiles(manifest.folders, walk.cutting, walk.read_header)
+    files, before, gone, seen = RowFiles(manifest.folders, walk.cutting, walk.read_header), "", "", False
     answered = look_ahead(_planned_rows(manifest, walk, files), files.look)
-    for (line, row, columns, start_ms, end_ms, cut), look in answered:
+    for (line, row, columns, (start_ms, end_ms), cut, first), look in answered:
         path, is_cut, header = row[columns.source_path], cut == "yes", _NOT_READ
-        if end_ms is None:
+        if path != before or look is not None:
+            before, seen = path, look is not None
+            if look is None:
+                walk.size.add(path, None)
+        if seen and (gone != path or end_ms is None or walk.needs_audio):
+            times, had_end = (start_ms, end_ms), end_ms is not None
             try:
-                times = start_ms, None
-                _, fingerprint, end_ms, is_cut = files.resolve(path, times, look, times, known_cut=is_cut)
-                cut = "yes" if is_cut else cut
+                audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=is_cut)
+                header = files.header
+                cut = "yes" if is_cut and not had_end else cut
+                if look is not None:  # otherwise it is the file of the row before
+                    walk.measure(path, audio_path, replace(fingerprint, header=header))
             except NoAudio as problem:
-                walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
-                continue
-            end_ms, header = _end_of(start_ms, end_ms, fingerprint), files.header
-            if look is not None:  # otherwise it is the file of the row before
-                walk.measure(path, header)
+                is_planned = walk.miss(path, problem, has_end=had_end, is_new=look is not None)
+                if walk.needs_audio or not is_planned:
+                    walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
+                if not is_planned:
+                    continue
+                gone = path
+        there_ms = None if header.there_s is None else round(header.there_s * 1000) + (0 if is_cut else start_ms)
         further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
         names = columns.further_names
         if cut:
             further, names = (*further, cut), (*names, CUT)
         yield PlannedRow(
-            row[columns.recording_id], row[columns.chunk_id], path, walk.base_of(path, manifest.folders), start_ms,
-            end_ms, "" if columns.sha256 is None else row[columns.sha256], is_cut,
+            row[columns.recording_id], row[columns.chunk_id], path, walk.base_of(path, manifest.folders, seen=seen),
+            start_ms, end_ms, "" if columns.sha256 is None else row[columns.sha256], cut == "yes",
             "" if columns.overlap_ms is None else row[columns.overlap_ms],
             "" if columns.notes is None else row[columns.notes],
-            further, names, _breaks_off_ms(header), header.unreadable,
+            further, names, there_ms, header.fault != "",
         )  # fmt: skip
 
 
 def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[tuple[_Read, Question | None]]:
-    """Yield rows with the questions about their files; only rows without an end have a question."""
+    """Yield rows with the questions about their files; rows with an end have one as long as looks are left."""
     mistakes, known_mistakes = walk.mistakes, 0
-    before, as_first, undecided = "", "", walk.cutting.rows is None
+    before, as_first, undecided, looks = "", "", walk.cutting.rows is None, False
     for line, row, columns in read_rows(manifest.path, mistakes):
         recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
         is_new = walk.takes(recording_id, chunk_id)
@@ -166,7 +278,8 @@ def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterat
         for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
             mistakes.add(line, text)
         if path != before:  # as RowFiles.ask sees it
-            before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
+            before, as_first, looks = path, "" if end_ms is None else f"as {start_ms}-{end_ms}", walk.looks_left > 0
+            walk.looks_left -= 1
         elif not cut and undecided:
             cut = as_first
         if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
@@ -175,8 +288,11 @@ def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterat
             if wrong or wrong_cut or lost:
                 continue
         if is_new:
-            question = files.ask(path, (start_ms, None), ours=True)[1] if end_ms is None else None
-            yield (line, row, columns, start_ms, end_ms, cut), question
+            first = times = start_ms, end_ms
+            question = None
+            if looks or end_ms is None:
+                first, question = files.ask(path, times, ours=True)
+            yield (line, row, columns, times, cut, first), question and (path, True)
 
 
 def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
@@ -184,28 +300,19 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
     for chunk in part.chunks(walk):
         if chunk.audio_path != before:
             before, header = chunk.audio_path, chunk.fingerprint.header
-            there_ms = _breaks_off_ms(header)
-            walk.measure(chunk.source_path, header)
+            there_ms = None if header.there_s is None else round(header.there_s * 1000)
+            if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
+                walk.measure(chunk.source_path, chunk.audio_path, chunk.fingerprint)
         if chunk.source_path.isascii() or is_text(chunk.source_path):
             base, path = _split(chunk)
-            end_ms = _end_of(chunk.start_ms, chunk.end_ms, chunk.fingerprint)
             further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
             is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
             yield PlannedRow(
-                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, end_ms, "", is_part, "", "",
-                further, names, there_ms, header.unreadable,
+                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, "", is_part, "", "",
+                further, names, there_ms, header.fault != "",
             )  # fmt: skip
         else:
             walk.mistakes.add(0, f"contains a path that is not UTF-8: {chunk.source_path!r}")
-
-
-def _end_of(start_ms: int, end_ms: int | None, fingerprint: Fingerprint) -> int | None:
-    """Return the end of a chunk; an empty file has no header, and ends at its start."""
-    return start_ms if end_ms is None and fingerprint.audio_bytes == 0 else end_ms
-
-
-def _breaks_off_ms(header: AudioHeader) -> int | None:
-    return None if header.there_s is None else round(header.there_s * 1000)
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:

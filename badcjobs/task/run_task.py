@@ -38,7 +38,7 @@ from badcjobs.report.words import count
 from badcjobs.run_toml import check_against, freeze
 from badcjobs.settings import RunSettings
 from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.mistakes import Remarks
+from badcjobs.sources.mistakes import LEFT_OUT, Remarks, left_out_words
 from badcjobs.sources.recording_names import gap_lines, name_reader
 from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, held
 from badcjobs.store.live_files import read_lost_devices, read_pulse
@@ -191,6 +191,10 @@ def list_work(task: Task) -> None:
         log.warning("%s", line)
     for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), names.patterns)):
         log.info("%s", line)
+    if remarks.left_out:
+        log.info("left out: %s", left_out_words(remarks.left_out))
+    for ending, many in remarks.left_out.items():
+        task.add_decision(LEFT_OUT, ending, many, "files in the source that are not audio by their ending")
 
 
 def skip_done(task: Task) -> None:

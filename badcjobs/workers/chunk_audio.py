@@ -7,17 +7,18 @@ becomes one: start of the first, end of the second, the higher score. One that c
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
+from badcjobs.model import BROKEN_AUDIO, UNREADABLE_FILE, Chunk, ChunkResult, ChunkStarted, Detection
 from badcjobs.seams import Session
-from badcjobs.sources.audio_files import explain_link
+from badcjobs.sources.audio_files import LONGEST_POINTER, explain_missing, read_header, read_pointer
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NotThere
+from badcjobs.workers import retry
 
 _SLACK_S = 1.0  # recorders are not exact
 LONGEST_KEPT_STEM = 50  # characters of up to 4 bytes; a file name may have 255 bytes
@@ -30,6 +31,10 @@ OVERLAP_S = 6.0
 GRID_S = 9.0
 # Its low-band model has windows of 4 s, so blocks of 12 s. Pieces that are long enough start at a multiple of both.
 WIDE_GRID_S = 36.0
+# Failures whose reason may be the file.
+_OF_FILES = (
+    retry.BAD_AUDIO, retry.MISSING_AUDIO, retry.ENGINE_ERROR, retry.EXIT_CODE, retry.NO_OUTPUT, retry.NO_PROGRAM
+)  # fmt: skip
 _MOST_PIECES = 1 << 16  # enough for a week; a longer file is a mistake
 
 
@@ -55,12 +60,11 @@ def check_audio(chunk: Chunk) -> None:
     try:
         status = os.stat(chunk.audio_path)  # noqa: PTH116 - the path as given
     except (FileNotFoundError, NotADirectoryError) as error:
-        path = Path(chunk.audio_path)
-        what, fetch = explain_link(path) if path.is_symlink() else ("no such file:", None)
-        # The command to paste is last, because tables show only the last line of an error.
-        raise NotThere(f"{what} {path}" + (f": {fetch} {shlex.quote(path.name)}" if fetch else "")) from error
+        raise NotThere(explain_missing(Path(chunk.audio_path))) from error
     except OSError:
         return  # the engine will report why it cannot be read
+    if 0 < status.st_size <= LONGEST_POINTER and read_pointer(chunk.audio_path):
+        raise NotThere(explain_missing(Path(chunk.audio_path)))
     is_same = (status.st_size, status.st_mtime_ns) == (listed.audio_bytes, listed.audio_mtime_ns)
     if listed.audio_bytes is not None and not is_same:
         raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
@@ -104,6 +108,19 @@ def describe_audio(chunk: Chunk) -> str:
         return chunk.audio_path
     start_s, end_s = stretch_of(chunk)
     return f"{chunk.audio_path} from {start_s:g} s to {'its end' if end_s == math.inf else f'{end_s:g} s'}"
+
+
+def name_fault(result: ChunkResult) -> ChunkResult:
+    """Return a failure with the class and the reason that its file gives, if that gives no audio or is truncated."""
+    if result.error_class not in _OF_FILES or not Path(result.chunk.audio_path).is_file():  # opening a pipe blocks
+        return result
+    header, path = read_header(result.chunk.audio_path), result.chunk.audio_path
+    fault, is_plain = header.fault, result.error_class in (retry.BAD_AUDIO, retry.MISSING_AUDIO)
+    if header.there_s is not None and is_plain:
+        fault = BROKEN_AUDIO
+    if not fault or (fault == UNREADABLE_FILE and header.why != os.strerror(errno.EACCES)):
+        return result  # also if the filesystem fails
+    return replace(result, error_class=fault, error=f"{result.error or ''}\n{path}: {header.why}".lstrip())
 
 
 # --- in pieces --------------------------------------------------------------------------------------------------------

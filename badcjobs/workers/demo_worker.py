@@ -1,4 +1,4 @@
-"""The worker process of the demo engine: finds loud sounds in WAV (standard library) and FLAC (soundfile) files.
+"""The worker process of the demo engine: finds loud sounds in WAV files (standard library) and others (soundfile).
 
 It is started as ``python -m badcjobs.workers.demo_worker``, and reads and writes the same lines as ``hawkears_worker``.
 """
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from badcjobs.devices.simulated import simulated_memory_bytes
 from badcjobs.errors import BadInput
-from badcjobs.sources.audio_formats import read_wav_header
+from badcjobs.sources.audio_formats import begins_like_audio, read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
 from badcjobs.store.run_lock import folder_lock
 from badcjobs.workers.hawkears_worker import OrderPipe
@@ -72,9 +72,12 @@ def main(args: Sequence[str]) -> None:
                 answer = {"error": refusal}
         except NoDecoder as error:
             install = "pip install 'badcjobs[audio]'   (in the environment of badcjobs)"
-            answer = {"error_class": NO_PROGRAM, "error": f"{path}: FLAC needs a decoder: {error}\n{install}"}
+            answer = {
+                "error_class": NO_PROGRAM,
+                "error": f"{path}: it is not WAV and needs a decoder: {error}\n{install}",
+            }
         except (OSError, ValueError) as error:
-            what = f"{error} (the demo engine reads WAV with PCM or float samples, and FLAC)"
+            what = f"{error} (the demo engine reads WAV with PCM or float samples, and what soundfile reads)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
         burn(options.burn_s)
         pipe.send("failed" if "error" in answer else "done", id=order["id"], **answer)
@@ -85,12 +88,12 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
     """Return the length of an audio file and its loud sounds as [start_ms, end_ms, label, score, name]."""
     with Path(path).open("rb") as file:
         head = file.read(12)
-        if head.startswith((b"fLaC", b"ID3")):  # some programs write tags before the audio
-            kind, channels, rate, bits, raw = read_flac(path)
-        elif head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
+        if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
             kind, channels, rate, bits, raw = read_wav(file)
+        elif begins_like_audio(head):
+            kind, channels, rate, bits, raw = read_with_soundfile(path)
         else:
-            raise ValueError("the file is empty" if not head else "the file is neither WAV nor FLAC")
+            raise ValueError("the file is empty" if not head else "the file is not audio")
     audio_s = len(raw) * 8 / bits / channels / rate
     window = max(1, int(_WINDOW_S * rate)) * channels
     levels = [*peaks(kind, bits, raw, window), 0.0]
@@ -120,8 +123,8 @@ def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
     return kind, channels, rate, bits, file.read(header.frames * header.frame_bytes)
 
 
-def read_flac(path: str) -> tuple[int, int, int, int, bytes]:
-    """Return the same for a FLAC file, in 16 bits; raise NoDecoder if soundfile is not installed."""
+def read_with_soundfile(path: str) -> tuple[int, int, int, int, bytes]:
+    """Return the same for other formats, in 16 bits; raise NoDecoder if soundfile is not installed."""
     soundfile = load_soundfile()
     try:
         with soundfile.SoundFile(path) as audio:

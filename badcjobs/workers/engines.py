@@ -7,13 +7,13 @@ HawkEars 2 runs through its Python API (since 2.3): our worker program ``hawkear
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,15 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.paths import RunFolder, user_cache
+from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
 from badcjobs.processes import fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine, Launcher
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments
 from badcjobs.workers.stream_session import EngineStart, HangTimeout, StreamSession
+
+log = logging.getLogger(__name__)
 
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
@@ -297,11 +299,16 @@ def hawkears_environment(
     folder, or in the task's own folder where compute nodes cannot write to home.
     """
     env = worker_environment(environ, plan)
-    caches = user_cache(environ)
+    caches, why = user_cache(environ), ""
     if caches is not None:
-        with suppress(OSError):
+        try:
             caches.mkdir(parents=True, exist_ok=True)
-    if caches is None or not os.access(caches, os.W_OK):
+            why = "" if os.access(caches, os.W_OK) else "it is read-only here"
+        except OSError as error:
+            why = error.strerror or str(error)
+    if why and plan.slot == 0:  # once per task
+        log.warning("%s cannot be written: %s; every task compiles again; %s", caches, why, ANOTHER_CACHE)
+    if caches is None or why:
         caches = scratch.absolute().parent
     for name, folder in _CACHES:
         env.setdefault(name, str(caches / f"{folder}-cache"))

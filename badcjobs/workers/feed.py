@@ -21,7 +21,7 @@ from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
 from badcjobs.workers import retry
-from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio
+from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio, name_fault
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
@@ -247,6 +247,7 @@ class SessionFeed:
         del self._given[original.key]
         sound = self._stager.release(original, failed=not event.ok)
         result = replace(event, chunk=original, error=error, charged=event.charged and (event.ok or sound))
+        result = name_fault(result) if result.charged else result
         # A truncated recording has less audio than the chunk's times imply.
         lengths = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
         result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut into pieces")
@@ -326,4 +327,5 @@ class SessionFeed:
         yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
-        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
+        ended_at_ms = self._clock.now_ms()
+        return name_fault(ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error))

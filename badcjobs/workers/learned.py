@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from badcjobs import __version__
 from badcjobs.errors import BadInput
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
-from badcjobs.paths import user_cache
+from badcjobs.paths import ANOTHER_CACHE, user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.settings import to_toml as in_toml
@@ -72,6 +72,7 @@ class Learned:
 
     subject: str
     files: Sequence[Path]
+    _refused: set[Path] = field(default_factory=set, compare=False)  # files that cannot be written
 
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model, each from the first file that has it."""
@@ -92,7 +93,12 @@ class Learned:
                 lessons.setdefault(self.subject, {}).setdefault(model, {}).update(facts)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 _replace(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
-            except (OSError, AttributeError) as error:
+            except OSError as error:
+                if file not in self._refused:
+                    self._refused.add(file)
+                    why = error.strerror or error
+                    log.warning("what this run learns cannot be kept in %s: %s; %s", file, why, ANOTHER_CACHE)
+            except AttributeError as error:
                 log.debug("cannot write %s: %s", file, error)
 
 

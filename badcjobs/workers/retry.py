@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from badcjobs.model import Chunk, ChunkResult
+from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkResult
 
 # Caused by the chunk, or charged to it.
 BAD_AUDIO = "bad_audio"
@@ -198,6 +198,9 @@ class Retries:
             history["steps down"] += 1
             return RetryDecision("pending", alone=True, lean=True)
         if ways_left is not None:
+            del self._history[key]
+            return RetryDecision("failed")
+        if result.error_class in AUDIO_FAULTS:  # the file will be the same
             del self._history[key]
             return RetryDecision("failed")
         is_death = result.error_class in DEATHS

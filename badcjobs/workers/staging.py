@@ -29,7 +29,7 @@ _SHARE = 0.25  # of the free space: workers, databases and other users' jobs nee
 _POLL_S = 0.2  # new chunks in the queue and free disk space cause no notification
 _JOIN_S = 1.0  # do not wait longer for a reader that hangs in a dead filesystem
 _MOST_FAILURES = 20  # in a row
-_MOST_BYTES = 20 * 2**30
+MOST_STAGED_BYTES = 20 * 2**30
 _MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs uses the memory of the job
 _IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -50,7 +50,7 @@ class StagingChoice:
 def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
     """Decide by the filesystems of some chunks and of the node-local folder; ``wanted`` is auto, always or never."""
     here = read_filesystem(local)
-    most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else _MOST_BYTES
+    most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else MOST_STAGED_BYTES
     if wanted != "auto":
         return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
     if not chunks:

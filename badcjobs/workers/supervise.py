@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
@@ -32,7 +32,7 @@ class Tally:
 
     done: int = 0
     failed: int = 0
-    missing: int = 0  # the failed chunks whose audio file is missing
+    missing: int = 0  # the failed chunks whose audio file is missing, or gives no audio
     tries: int = 0
     node_fault: str | None = None  # why the task stopped although chunks are left; None: it did not
     gave_up: str | None = None  # why the task stopped trying; None: it did not
@@ -249,10 +249,10 @@ class Supervisor:
                 self.journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
             return
         tally.failed += 1
-        tally.missing += result.error_class == retry.MISSING_AUDIO
+        tally.missing += result.error_class in (retry.MISSING_AUDIO, *AUDIO_FAULTS)
         what = f"{result.error_class}: {_last_line(result.error)}"
         log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
-        # Missing files are not a fault of the engine.
+        # Missing and damaged files are not a fault of the engine.
         if tally.done == 0 and tally.failed - tally.missing >= self.policy.give_up_after:
             self._give_up(f"{tally.failed} chunks failed and no chunk was done; last error: {what}")
 

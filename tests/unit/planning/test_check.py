@@ -67,6 +67,7 @@ class LoginNode:
         path, home = options.get("PATH", ""), options.get("HOME", "home")
         path = ":".join(f"{self.here}/{one}" for one in [*path.split(), "plain"] if path != "bare")
         environ = {"HOME": f"{self.here}/{home}", "TMPDIR": options.get("TMPDIR", "/tmp"), "PATH": path}
+        environ["XDG_CACHE_HOME"] = options.get("XDG_CACHE_HOME", f"{self.here}/cache")
         submit = {key: options[key] for key in ("time", "account", "mem", "cluster") if key in options}
         submit |= {key: int(options[key]) for key in ("tasks", "gpus_per_task") if key in options}
         more = {"engine": "demo", "cpu_workers": int(options.get("cpu_workers", 0))} if "submit" in options else {}
@@ -115,7 +116,7 @@ def paste(node, script, fix):
     if line.startswith("sed "):
         subprocess.run(["bash", "-c", line], cwd=node.here, check=True)
         script = (node.here / "a.sbatch").read_bytes().decode()
-    if line.startswith(("exec ", "module load", "unset ")):
+    if line.startswith(("exec ", "module load", "unset ", "export ")):
         word = line.split()[0]
         kept = [one for one in script.splitlines() if word != "exec" or "badcjobs run" not in one]
         kept = [one for one in kept if word != "module" or not one.startswith("module")]
@@ -196,7 +197,8 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
         for word, meant in meanings.items():
             text = text.replace(word, meant.replace("⏎", "\n"))
         (work / "job.sbatch").write_text(text, newline="")
-        here = {"HOME": f"{tmp_path}/home", "PATH": f"{tmp_path}/bin", **environ}
+        places = {"HOME": f"{tmp_path}/home", "XDG_CACHE_HOME": f"{tmp_path}/scratch/cache"}
+        here = {**places, "PATH": f"{tmp_path}/bin", **environ}
         where = (here, SystemClock(), work, SubmitSettings(**submit), f"{tmp_path}/site.toml", "job.sbatch")
         checked = check(CheckOrder(RunSettings(), *where, parse=PARSE))
         said.append(f"{name} → exit code {checked.exit_code}")

@@ -88,6 +88,7 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
         header = read_header(path)
         said = f"{header.duration_s} s" + (f", only {header.there_s} s there" if header.there_s is not None else "")
         said += f", {header.sample_rate_hz} Hz × {header.channels}" + (", unfinished" if header.unfinished else "")
+        said += f" — {header.problem}" if header.fault else ""
         lengths = f"{ALONE.length_s(path)} of {ALONE.promised_s(path)} s"
         sizes = ", ".join(str(ALONE.size_bytes(path, *part)) for part in ((0, math.inf), (0.5, 0.75), (3, 2)))
         try:
@@ -98,7 +99,7 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
             frames = str(problem)
         lines.append(f"{name}: {said} | cut: {lengths}; {sizes} bytes | {frames}")
     for path in (tmp_path, tmp_path / "gone.wav"):
-        lines.append(f"{read_header(path).unreadable}: {ALONE.length_s(path)} {ALONE.promised_s(path)}")
+        lines.append(f"{read_header(path).problem}: {ALONE.length_s(path)} {ALONE.promised_s(path)}")
     pages({"headers.txt": "\n".join(lines)})
 
 

@@ -48,7 +48,10 @@ def run_lines(sources, shard):
             header, mark = one.fingerprint.header, one.fingerprint
             about = [f"{one.start_ms}-{one.end_ms}", "cut" if one.is_cut else "", f"{mark.audio_bytes} bytes"]
             about += [f"sha {mark.audio_sha256[:4]}" if mark.audio_sha256 else "", str(header.duration_s or "")]
-            about += [f"only {header.there_s}" if header.there_s is not None else "", header.unreadable]
+            about += [
+                f"only {header.there_s}" if header.there_s is not None else "",
+                header.problem if header.fault else "",
+            ]
             about += ["unfinished" if header.unfinished else ""]
             lines.append("  " + " | ".join([*one.key, one.source_path, one.audio_path, ", ".join(filter(None, about))]))
         lines += [f"  remark: {line}" for line in (*remarks.lines(), *remarks.notes())]
@@ -126,7 +129,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
             counted = []
             facts, found = check_source([Path(name)], None, progress=counted.append, quick=quick)
-            assert facts is not None and counted == list(range(1, facts.chunks + 1))
+            assert facts is not None and counted == (list(range(1, facts.chunks + 1)) if quick else [])
             listed = "\n".join(f"{one.severity} {one.text} {one.details} try: {one.fix}" for one in found)
             said[f"check-{name[:1]}{'-quick' * quick}.txt"] = f"{facts}\n{listed}"
     pages({name: text.replace(str(folder), "HERE") for name, text in said.items()})

@@ -316,9 +316,11 @@ def test_results_and_errors_carry_the_chunk_as_it_was_and_no_copy_outlives_them(
     results = bench.results(listen, [*files, *cuts])
     assert [one.chunk for one in results] == [*files, *cuts]
     assert [one.audio_path for one in given] == [str(expected(one)) for one in [*files, *cuts]]
-    assert [(one.error, one.charged) for one in results if one.error] == [
-        (f"cannot read {files[1].audio_path}!", True), (f"cannot read {bench.recording} from 1 s to 6 s!", True),
-    ]  # fmt: skip
+    name, what = files[1].audio_path, "it does not begin like any audio format"
+    assert [(one.error_class, one.error, one.charged) for one in results if one.error] == [
+        ("not_audio", f"cannot read {name}!\n{name}: {what}", True),
+        ("exit_code", f"cannot read {bench.recording} from 1 s to 6 s!", True),
+    ]
     for chunks, what in ((files, f"{files[0].audio_path}$"), (cuts, r"night\.wav from 0 s to 5 s")):
         with pytest.raises(SessionBroken, match=f"died at .*{what}"):
             bench.results(crash, chunks)
