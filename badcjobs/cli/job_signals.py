@@ -103,7 +103,7 @@ class BatchTask:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             code = self._wait()
-            if code == ExitCode.RUN_ME_AGAIN and not self._ended:  # it stopped before the warning came
+            if code == ExitCode.RUN_ME_AGAIN and self._may_requeue:  # it stopped before the warning came
                 signal.raise_signal(_warning())
         except SystemExit as over:  # raised by checkpoint, in submitit's signal handler
             code = int(over.code or 0)
@@ -123,10 +123,13 @@ class BatchTask:
         code: int = ExitCode.RUN_ME_AGAIN
         if self._child is not None:
             code = self._wait(tell=signal.SIGUSR1)
-        refused = self._said is not None and os.fstat(self._said).st_size > 0
-        if code != ExitCode.RUN_ME_AGAIN or self._ended or self._requeues < 1 or refused:
-            raise SystemExit(code)  # done, failed, cancelled, no requeue is left, or another task has its work
+        if code != ExitCode.RUN_ME_AGAIN or self._requeues < 1 or not self._may_requeue:
+            raise SystemExit(code)  # done, failed, no requeue is left, cancelled, or another task has its work
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
+
+    @property
+    def _may_requeue(self) -> bool:
+        return not self._ended and (self._said is None or os.fstat(self._said).st_size == 0)
 
     def _wait(self, tell: signal.Signals | None = None) -> int:
         """Wait for the child and return its exit code; can be called repeatedly, because handlers interrupt it.

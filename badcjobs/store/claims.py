@@ -18,8 +18,8 @@ import re
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,32 +40,26 @@ _BYTES = 1024  # of every version of a claim, so that it can be written in place
 _NAME = re.compile(r"\.claim-([0-9a-f]{8})-(all|\d+)-(\d+)-(\d+)-([0-9a-f]+)")
 
 
+class PartTaken(BadcjobsError):
+    """A live task works on the same part."""
+
+    exit_code = ExitCode.RUN_ME_AGAIN
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a source: every ``count``-th row, or those of one line of a list of manifests."""
 
-    source: int  # a number for the source and its root folder
-    line: int | None  # of a list of manifests; None: of all of it, or there is no list
+    source: str  # eight digits for the source and its root folder
+    line: str  # of a list of manifests; "all": all of it, or there is no list
     index: int
     count: int
 
     def overlaps(self, other: Part) -> bool:
         """Return whether the two parts may have a row in common."""
-        if self.source != other.source or (self.line is None) != (other.line is None):
+        if self.source != other.source or (self.line == "all") != (other.line == "all"):
             return self.source == other.source
         return self.line == other.line and (self.index - other.index) % math.gcd(self.count, other.count) == 0
-
-    def claim_name(self, token: str) -> str:
-        """Return the name of a claim on this part."""
-        return f".claim-{self.source:08x}-{'all' if self.line is None else self.line}-{self.index}-{self.count}-{token}"
-
-
-def parse_name(name: str) -> tuple[Part, str] | None:
-    """Return the part and the token in the name of a claim; None: not a claim."""
-    if (found := _NAME.fullmatch(name)) is None:
-        return None
-    source, line, index, count, token = found.groups()
-    return Part(int(source, 16), None if line == "all" else int(line), int(index), int(count)), token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +68,13 @@ class Holder:
 
     task: str  # its name
     restart: int  # Slurm's; the one in the name also counts several runs in one job
-    machine: str  # process numbers are comparable only within one boot and one container
     pid: int
-    process_start: str | None
+    process: str | None  # as ``find_process`` describes it
     every_s: float
     since_ms: int
-    beat_at_ms: int
+    beat_at_ms: int = 0
     beat: int = 0
     works: bool = False  # False: it still looks for others
-
-    @classmethod
-    def here(cls, key: TaskKey, restart: int, pid: int, every_s: float, now_ms: int) -> Holder:
-        """Describe this process."""
-        return cls(key.name, restart, _read_machine(), pid, _read_start(pid), every_s, now_ms, now_ms)
 
     @classmethod
     def parse(cls, text: str) -> Holder | None:
@@ -98,53 +86,63 @@ class Holder:
             return None
 
     @property
+    def key(self) -> TaskKey:
+        """The task as a key."""
+        key = TaskKey.parse(self.task)
+        assert key is not None
+        return key
+
     def has_ended(self) -> bool:
-        """Whether it was a process of this machine that no longer exists."""
-        return self.machine == _read_machine() != "" and _read_start(self.pid) != self.process_start
+        """Return whether it was a process of this machine that no longer exists."""
+        here = find_process(os.getpid())
+        same_machine = bool(self.process and here and self.process.split()[:2] == here.split()[:2])
+        return same_machine and find_process(self.pid) != self.process
 
     def is_earlier_attempt_of(self, other: Holder) -> bool:
         """Return whether Slurm has restarted the task of this attempt since."""
-        mine, theirs = TaskKey.parse(self.task), TaskKey.parse(other.task)
-        if mine is None or theirs is None:
-            return False
-        same = [(key.job_id, key.array_index, key.procid) for key in (mine, theirs)]
-        return same[0] == same[1] and self.restart < other.restart
+        mine, theirs = ((one.key.job_id, one.key.array_index, one.key.procid) for one in (self, other))
+        return mine == theirs and self.restart < other.restart
 
 
-def _read_machine() -> str:
-    with suppress(OSError):
-        return f"{read_boot_id()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
-    return ""
-
-
-def _read_start(pid: int) -> str | None:
-    """Return when a process started, in the kernel's count; None: it has ended."""
+def find_process(pid: int) -> str | None:
+    """Describe a process by boot, container, number and start; None: there is no such process, or it has ended."""
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        container = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
     except OSError:
         return None
-    return None if state in "ZX" else others[18]
-
-
-class PartTaken(BadcjobsError):
-    """A live task works on the same part."""
-
-    exit_code = ExitCode.RUN_ME_AGAIN
+    return None if state in "ZX" else f"{read_boot_id() or None} {container} {pid} {others[18]}"
 
 
 class Claim:
-    """The claim of this task; ``lost``: another task has taken the part over."""
+    """The claim of this task, from the beginning to the end of a block; ``lost``: another task has taken the part over.
 
-    def __init__(self, out: RunFolder, part: Part, me: Holder, clock: Clock) -> None:
+    The beginning raises PartTaken, and waits as long as it is not known whether another holder is alive.
+    """
+
+    def __init__(self, out: RunFolder, part: Part, me: Holder, clock: Clock, while_waiting: Callable[[], None]) -> None:
         self.lost = False
-        self.out, self._part, self._me, self._clock = out, part, me, clock
+        self._out, self._part, self._me, self._clock, self._while_waiting = out, part, me, clock, while_waiting
         self._token = f"{me.since_ms:012x}{secrets.token_hex(4)}"  # the earlier one is less; equal clocks do not matter
-        self.path = out.tasks / part.claim_name(self._token)
+        self.path = out.tasks / f".claim-{part.source}-{part.line}-{part.index}-{part.count}-{self._token}"
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, name="claim", daemon=True)
 
-    def acquire(self, while_waiting: Callable[[], None]) -> None:
-        """Take the part, or raise PartTaken; wait as long as it is not known whether another holder is alive."""
+    def __enter__(self) -> Claim:
+        try:
+            self._acquire()
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, OSError):
+                raise self._out.unusable(error) from error
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _acquire(self) -> None:
         draft = self.path.with_suffix(".tmp")
         with replacing(self.path, draft, lasting=False):
             draft.write_text(self._text())
@@ -154,7 +152,7 @@ class Claim:
             for path in rivals:
                 self._look_at(path, seen)
             began_s = self._clock.monotonic_s()
-            while_waiting()
+            self._while_waiting()
             self._clock.sleep(step_s)
             # A look that hangs with its filesystem is one look: the holder may hang, too.
             passed_s = min(self._clock.monotonic_s() - began_s, 2 * step_s)
@@ -162,24 +160,16 @@ class Claim:
             self._beat()
         self._me = replace(self._me, works=True)
         self._beat()
-        self._thread.start()
-
-    def release(self) -> None:
-        """Give the part back."""
-        self._ended.set()
-        with suppress(OSError):
-            self.path.unlink()
+        threading.Thread(target=self._beat_on, name="claim", daemon=True).start()
 
     def _rivals(self) -> list[Path]:
         """Return the claims on overlapping parts; their names are enough for that."""
         if self.lost:
             raise self._refusal(None)
-        found = []
-        for name in os.listdir(self.out.tasks):  # noqa: PTH208 - names, not paths
-            claim = parse_name(name)
-            if claim is not None and claim[1] != self._token and claim[0].overlaps(self._part):
-                found.append(self.out.tasks / name)
-        return sorted(found)
+        claims = filter(None, map(_NAME.fullmatch, os.listdir(self._out.tasks)))  # noqa: PTH208 - names, not paths
+        others = (claim for claim in claims if claim[5] != self._token)
+        parts = {claim[0]: Part(claim[1], claim[2], int(claim[3]), int(claim[4])) for claim in others}
+        return [self._out.tasks / name for name, part in sorted(parts.items()) if part.overlaps(self._part)]
 
     def _look_at(self, path: Path, seen: dict[Path, tuple[str, float]]) -> None:
         """Remove a claim without a live holder; raise PartTaken if its holder is alive and wins."""
@@ -189,15 +179,15 @@ class Claim:
         except FileNotFoundError:
             return
         holder = Holder.parse(text)
-        if path not in seen and holder is not None:
-            log.info("task %s has claimed the same work; waiting for its next heartbeat", holder.task)
+        name, every_s = (path.name, self._me.every_s) if holder is None else (holder.task, holder.every_s)
+        if path not in seen:
+            log.info("task %s has claimed the same work; waiting for its next heartbeat", name)
         first_text, silent_s = seen.setdefault(path, (text, 0.0))
-        limit_s = _SILENT_BEATS * (self._me.every_s if holder is None else holder.every_s)
         # Some machines hide the processes of other users.
-        ended = holder is not None and ((is_ours and holder.has_ended) or holder.is_earlier_attempt_of(self._me))
-        if ended or (text == first_text and silent_s >= limit_s):
-            why = "it has ended" if ended else f"it is silent for {limit_s:g} s"
-            log.warning("taking over the work of task %s: %s", holder.task if holder else path.name, why)
+        ended = holder is not None and ((is_ours and holder.has_ended()) or holder.is_earlier_attempt_of(self._me))
+        if ended or (text == first_text and silent_s >= _SILENT_BEATS * every_s):
+            why = "it has ended" if ended else f"it is silent for {_SILENT_BEATS * every_s:g} s"
+            log.warning("taking over the work of task %s: %s", name, why)
             path.unlink(missing_ok=True)
         elif text != first_text:
             if holder is None or holder.works or path.name.rpartition("-")[2] < self._token:
@@ -205,21 +195,20 @@ class Claim:
             seen[path] = text, 0.0  # it came later, and gives up when it sees us
 
     def _refusal(self, holder: Holder | None) -> PartTaken:
-        part = self._part
-        what = f"shard {part.index}/{part.count}" + (f" of line {part.line + 1}" if part.line is not None else "")
-        look = shlex.join(["badcjobs", "monitor", str(self.out.path)])
-        key = None if holder is None else TaskKey.parse(holder.task)
-        if holder is None or key is None:
-            return PartTaken(f"another live task works on {what} of this source in {self.out.path}", fix=look)
-        since, beat = (
-            datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-            for at_ms in (holder.since_ms, holder.beat_at_ms)
-        )
+        part, name, why = self._part, "another live task", "both would process the same chunks"
+        if holder is not None:
+            name, key = f"task {holder.task}", holder.key
+            since, beat = (
+                datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+                for at_ms in (holder.since_ms, holder.beat_at_ms)
+            )
+            where = f"job {key.job_id}, array index {key.array_index}, node {key.node}"
+            why = f"{where}, since {since}, last heartbeat {beat}; {why}"
+        line = "" if part.line == "all" else f" of line {int(part.line) + 1}"
         return PartTaken(
-            f"task {holder.task} works on {what} of this source in {self.out.path}",
-            why=f"job {key.job_id}, array index {key.array_index}, node {key.node}, since {since},"
-            f" last heartbeat {beat}; both would process the same chunks",
-            fix=f"{look}   (to work on it again, wait until that task has ended)",
+            f"{name} works on shard {part.index}/{part.count}{line} of this source in {self._out.path}",
+            why=why,
+            fix=f"{shlex.join(['badcjobs', 'monitor', str(self._out.path)])}   (run again when that task has ended)",
         )
 
     def _text(self) -> str:
@@ -241,16 +230,3 @@ class Claim:
         except OSError as error:
             self.lost = not self._ended.is_set() and error.errno in (errno.ENOENT, errno.ESTALE)
             log.debug("no heartbeat in %s: %s", self.path.name, error)
-
-
-@contextmanager
-def held(claim: Claim, while_waiting: Callable[[], None]) -> Iterator[Claim]:
-    """Hold a part of the source; give it back at the end, however the block ends."""
-    try:
-        try:
-            claim.acquire(while_waiting)
-        except OSError as error:
-            raise claim.out.unusable(error) from error
-        yield claim
-    finally:
-        claim.release()

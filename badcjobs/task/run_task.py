@@ -40,7 +40,7 @@ from badcjobs.settings import RunSettings
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.mistakes import LEFT_OUT, Remarks, left_out_words
 from badcjobs.sources.recording_names import gap_lines, name_reader
-from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, held
+from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, find_process
 from badcjobs.store.live_files import read_lost_devices, read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
@@ -128,7 +128,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     database = out.task_database(key)
     records = None
     try:
-        with held(make_claim(resolved, settings, world, key), lambda: raise_if_stopped(world.stop)) as claim:
+        with make_claim(resolved, settings, world, key) as claim:
             records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
             records.claim_file = claim.path
             world.log_to(out.task_log(key))
@@ -160,10 +160,12 @@ def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, key:
     """Return the claim on our part of the source, which two live tasks never have at the same time."""
     run, shard = resolved.run.settings, resolved.shard
     source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
-    line = resolved.place.position if resolved.sources.picked_by_position else None
-    beat_s = min(LONGEST_BEAT_S, settings.heartbeat_every_s)
-    me = Holder.here(key, resolved.allocation.restart, world.pid, beat_s, world.clock.now_ms())
-    return Claim(RunFolder(settings.out.absolute()), Part(source, line, shard.index, shard.count), me, world.clock)
+    line = str(resolved.place.position) if resolved.sources.picked_by_position else "all"
+    part = Part(f"{source:08x}", line, shard.index, shard.count)
+    beat_s, now_ms = min(LONGEST_BEAT_S, settings.heartbeat_every_s), world.clock.now_ms()
+    me = Holder(key.name, resolved.allocation.restart, world.pid, find_process(world.pid), beat_s, now_ms, now_ms)
+    out = RunFolder(settings.out.absolute())
+    return Claim(out, part, me, world.clock, lambda: raise_if_stopped(world.stop))
 
 
 def list_work(task: Task) -> None:

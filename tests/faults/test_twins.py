@@ -82,9 +82,10 @@ def test_a_silent_claim_is_taken_over_and_its_holder_stops_without_another_resul
 
 
 def test_parts_overlap_if_they_have_a_row_in_common():
-    parts = [Part(7, None, index, count) for count in range(1, 7) for index in range(count)]
+    parts = [Part("7", "all", index, count) for count in range(1, 7) for index in range(count)]
     for one, other in product(parts, parts):
         common = any(row % one.count == one.index and row % other.count == other.index for row in range(60))
         assert one.overlaps(other) == common
-    line = Part(7, 2, 0, 1)
-    assert [line.overlaps(other) for other in (parts[3], Part(7, 3, 0, 1), Part(8, 2, 0, 1))] == [True, False, False]
+    line = Part("7", "2", 0, 1)
+    others = (parts[3], Part("7", "3", 0, 1), Part("8", "2", 0, 1))
+    assert [line.overlaps(other) for other in others] == [True, False, False]
