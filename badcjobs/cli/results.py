@@ -29,6 +29,7 @@ def merge(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Job database [job.sqlite in DIR].")
     ] = None,
+    mix: Annotated[bool, typer.Option("--mix", help="Allow files of different runs.")] = False,
     remove_merged: Annotated[
         bool, typer.Option("--remove-merged", help="Delete task databases that are fully merged.")
     ] = False,
@@ -49,7 +50,7 @@ def merge(
     log_to_stderr(quiet=True)
     counter = Pace("task databases merged")
     given = inputs or [find_run(None, read_project(context), "merge")]
-    order = MergeOrder(given, out or default_target(given), progress=counter, tell=remark)
+    order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
     job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS))
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})

@@ -38,6 +38,7 @@ from badcjobs.store.connect import (
 from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.plausible import UNREADABLE, find_damage
+from badcjobs.store.runs import refuse_different_runs, refuse_no_runs
 from badcjobs.store.schema import APPLICATION_ID, DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
 from badcjobs.store.source_files import (
@@ -256,6 +257,7 @@ class MergeOrder:
 
     inputs: Sequence[Path]
     target: Path
+    mix: bool = False  # files of different runs, and folders that are no run
     progress: Callable[[int, int, int], None] = lambda files, of, rows: None
     tell: Callable[[str], None] = lambda text: None
 
@@ -272,6 +274,8 @@ class MergeOutcome:
 def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
     """Bring the job database up to date with the given files; the old one stays until the new one is complete."""
     check_inputs(order.inputs)
+    if not order.mix:
+        refuse_no_runs(order.inputs)
     if order.target.is_dir():
         raise DatabaseProblem(f"{order.target} is a folder", fix=f"badcjobs merge … -o {order.target}/job.sqlite")
     try:
@@ -294,6 +298,9 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
         )
     known = {file.path: file for file in files}
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
+    if not order.mix:
+        readable = [file.file for file in changed if file.reason is None]
+        refuse_different_runs(readable, order.inputs, order.target if state == "current" else None)
     # Forget skipped files that are gone, and skipped folders that can be read now. The rows of other files that are
     # gone stay.
     unread = [(file.path, order.target.parent / file.path) for file in files if file.status == "skipped"]

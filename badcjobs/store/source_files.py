@@ -266,7 +266,7 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
         raise DatabaseProblem("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a file")
     if status.st_size == 0:
         raise DatabaseProblem("the file is empty")
-    damage = _check_bytes(path, status.st_size)
+    damage = check_bytes(path, status.st_size)
     stated, computed = read_checksum(path)
     damage = damage or _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
@@ -305,7 +305,7 @@ _PAGE_BYTES = 4096
 _TREE_PAGES = (2, 5, 10, 13)  # the first byte of an SQLite page that is in use
 
 
-def _check_bytes(path: Path, size_bytes: int) -> str | None:
+def check_bytes(path: Path, size_bytes: int) -> str | None:
     """Return the damage that a few bytes show; refuse at once a file of any size that cannot be a database of ours.
 
     A file whose first page is lost can be salvaged: the pages after it are those of our tables.

@@ -100,6 +100,38 @@ def test_a_killed_merge_leaves_the_old_content_or_the_new(site, new, request, tm
     print(f"killed {kills} times: {seen[old]} times the old content, {seen[finished]} times the new")
 
 
+def test_runs_are_mixed_only_when_asked_and_nothing_is_written_into_a_folder_that_is_no_run(site, pages):
+    runs = site.folder / "runs"
+    for name, engine in (("june", "demo"), ("ju ly", "other"), ("far/below/march", "demo")):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "run.toml").write_text(f'[run]\nengine = "{engine}"\n')
+        for index in range(2):
+            settings = f'{{"out": "{name}", "source": ["{name}.csv"]}}'
+            of_run = {"job_id": str(len(name)), "engine": engine, "settings": settings}
+            TaskFile(runs / name, index=index, states={f"c{index}": "done"}, **of_run).write()
+    (runs / "notes").mkdir()
+    said, june = [], ("runs/june/tasks/4_0.r0.gpu1.sqlite", "runs/june/tasks/4_1.r0.gpu1.sqlite")
+    assert site.badcjobs("merge", *june[:1]).exit_code == 0
+    before = (runs / "june" / "job.sqlite").read_bytes()
+    for words in (
+        ["."],
+        ["runs"],
+        ["runs/notes"],
+        ["runs/june", "runs/ju ly"],
+        [june[1], "runs/far/below/march/tasks"],
+    ):
+        refused = site.badcjobs("merge", *words)
+        said += [f"$ badcjobs merge {shlex.join(words)}", refused.stderr, f"exit code {refused.exit_code}", ""]
+        assert (runs / "june" / "job.sqlite").read_bytes() == before
+    left = [path for path in site.folder.rglob("job.sqlite") if path.parent.name != "june"]
+    assert left == [], "nothing is written"
+    pages({"refused.txt": "\n".join(said).replace(str(site.folder), "FOLDER")})
+    assert site.badcjobs("merge", *june).exit_code == 0
+    mixed = site.badcjobs("merge", "--mix", "runs", "-o", "all.sqlite", "--json")
+    assert (mixed.exit_code, mixed.json["tasks"]) == (0, 6)
+    assert site.badcjobs("merge", june[1], "-o", "all.sqlite").exit_code == 0, "its run is in it"
+
+
 def answer(site, command, *keys):
     """Merge or report; return some of what it says of the job and of its completeness, and the latter."""
     document = site.badcjobs(command, site.out, "--json").json

@@ -86,6 +86,8 @@ class TaskFile:
     chunk_ended_at_ms: int = START_MS + 5_000
     verdict: str = "done"
     telemetry: bool = True
+    engine: str = "demo"
+    settings: str | None = None  # as JSON
     shard: tuple[int, int] | None = None  # which part of the source, of how many; None: it does not say
 
     @property
@@ -111,7 +113,9 @@ class TaskFile:
         return live.paths
 
     def _write_work(self, writer: TaskWriter, device_id: int | None) -> None:
-        writer.update_task(devices=self.devices, workers=self.devices)
+        writer.update_task(devices=self.devices, workers=self.devices, engine=self.engine)
+        if self.settings is not None:
+            writer.write_meta({"settings": self.settings})
         writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
         if self.shard is not None:
             writer.update_task(shard_index=self.shard[0], shard_count=self.shard[1])

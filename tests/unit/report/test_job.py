@@ -19,7 +19,7 @@ from rooms.cli import files_text
 from rooms.devices import find_place
 from rooms.model import Allocation, ArrayOrder, ArrayShape, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database, write_page
-from rooms.root import BadInput, DatabaseProblem, FrozenRun, RunSettings
+from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
 from rooms.sources import Shard
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
 from support.damage import garbage_page, page_with
@@ -103,7 +103,7 @@ def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing():
 def answer(ask, folder):
     try:
         found = str(ask())
-    except DatabaseProblem as error:
+    except BadcjobsError as error:
         found = f"{error.what}\n    why: {error.why}\n    try: {error.fix}"
     return found.replace(str(folder), "")
 
@@ -179,7 +179,7 @@ class Run:
 
     def merge(self, *others, target=None):
         target = target or self.folder / "job.sqlite"
-        merge(MergeOrder([self.folder, *others], target), CLOCK)
+        merge(MergeOrder([self.folder, *others], target, mix=bool(others)), CLOCK)
         return target
 
     def copy(self, folder):

@@ -194,7 +194,8 @@ def test_what_a_later_run_takes_from_a_merge_is_what_cannot_change_any_more(tmp_
     left = run.earlier_databases(TaskKey("4822", 0, 0, "gpu1"), store.merged_files(run.job_database))
     assert running in left and ended not in left
     lengths = "(1, 'a', '', 30.0), (2, 'a', '', 30.0), (1, 'b', '', 30.0), (2, 'b', '', 31.0), (1, 'c', '', NULL)"
-    change(run.job_database, f"INSERT INTO recording (task_id, recording_id, source_path, duration_s) VALUES {lengths}")
+    columns = "task_id, recording_id, source_path, duration_s"
+    change(run.job_database, f"INSERT INTO task_recording ({columns}) VALUES {lengths}")
     assert store.known_lengths(run.job_database) == {"a": 30.0}
 
 
