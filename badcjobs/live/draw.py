@@ -14,15 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
-from badcjobs.live.snapshot import (
-    STATES,
-    Snapshot,
-    mean_of_known,
-    mean_utilization,
-    severity_word,
-    total_power_w,
-    verdict,
-)
+from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, severity_word, total_power_w
 from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import load_word
@@ -131,7 +123,7 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
     lines = _title(snapshot, width)
     if low and not full:
         return lines[:1]
-    found = verdict(snapshot)
+    found = snapshot.verdict
     if snapshot.reading is not None:
         lines.append([Part(snapshot.reading, "bold yellow")])
     if found is not None:

@@ -23,20 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.run_files import resolves_outside
-from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document, verdict_document
+from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import ProcessFacts
 from badcjobs.paths import FileVersion, file_version
-from badcjobs.report.prometheus import (
-    HOST,
-    READING,
-    Sample,
-    device_samples,
-    info_samples,
-    prometheus_text,
-    run_samples,
-    samples_of,
-)
+from badcjobs.report import prometheus as metrics
 from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.store.read_tasks import read_processes
@@ -93,7 +84,7 @@ class DocumentCache:
             tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
             devices={key: item for key, (facts, item) in self._known.items() if isinstance(facts, DeviceFacts)},
             alerts=tuple(map(alert_document, snapshot.alerts)),
-            verdict=verdict_document(snapshot),
+            verdict=snapshot.verdict_document,
         )
 
 
@@ -134,16 +125,16 @@ class LiveSource:
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; for a run, its totals too."""
         run = self.home.name if self.home else ""
-        samples: list[Sample] = [*info_samples(run)]
+        samples = [*metrics.info_samples(run)]
         for device in documents.snapshot.devices:
             if device.alive:  # the last reading of an ended task is not current
-                samples += device_samples(READING, device, run)
+                samples += metrics.device_samples(metrics.READING, device, run)
         for task in documents.snapshot.tasks:
             if task.state == "running":  # the same for a silent task
-                samples += samples_of(HOST, task, run, task.name)
+                samples += metrics.samples_of(metrics.HOST, task, run, task.name)
         if isinstance(self.view, RunView):
-            samples += run_samples(summarize_run(self.view.files, documents.snapshot), run)
-        return prometheus_text(samples)
+            samples += metrics.run_samples(summarize_run(self.view.files, documents.snapshot), run)
+        return metrics.prometheus_text(samples)
 
     def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
         """Return the processes on the devices of running tasks, by device key; an unchanged file is not read again."""

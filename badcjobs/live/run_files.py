@@ -69,7 +69,7 @@ class RunFiles:
     @property
     def tasks(self) -> list[TaskFacts]:
         """All attempts in all files."""
-        return [task for seen in self._seen.values() for task in seen.tasks]
+        return [with_latest_readings(task) for seen in self._seen.values() for task in seen.tasks]
 
     @property
     def troubles(self) -> list[str]:

@@ -133,6 +133,28 @@ class Snapshot:
         """How far reading has come, in words; None: everything has been read."""
         return f"reading {self.files - self.unread:,} of {self.files:,} task databases" if self.unread else None
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on a run so far; None: a machine, or no chunk is known yet."""
+        total, states = self.total, self.total.states
+        if not total.chunks:
+            return None
+        left = max(0, (total.source_chunks or total.chunks) - total.settled)
+        running = bool(states.get("running") or self.unread or (states.get("waiting") and total.standstill is None))
+        state, word, counts = judge(total.done, total.failed, left, running=running)
+        counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
+        counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
+        cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
+        look = shlex.join(["badcjobs", "report" if self.title.endswith(".sqlite") else "merge", self.title])
+        steps = tuple(("", command) for command in total.go_on or (() if running else (look,)))
+        return Verdict(state, word, counts, (total.done, total.failed, left), (), 0, "", cost, "", steps)
+
+    @property
+    def verdict_document(self) -> dict[str, Any] | None:
+        """The verdict for scripts; None: there is none."""
+        found = self.verdict
+        return None if found is None else {**found.to_dict(), "word": found.word, "counts": found.counts}
+
     def eta_s(self, ends_at_ms: int | None) -> float | None:
         """Return the seconds from this snapshot until a time."""
         return None if ends_at_ms is None else max(0.0, (ends_at_ms - self.at_ms) / 1000)
@@ -151,7 +173,7 @@ class Snapshot:
             "alerts": [alert_document(alert) for alert in self.alerts],
             "remarks": list(self.remarks),
             "unread": self.unread,
-            "verdict": verdict_document(self),
+            "verdict": self.verdict_document,
         }
 
 
@@ -203,29 +225,6 @@ _TROUBLE_WORDS = {
 def _run_alert(kind: str, message: str, tasks: Sequence[TaskFacts]) -> TaskAlert:
     since_ms = min(task.ended_at_ms or task.heard_at_ms or task.started_at_ms for task in tasks)
     return TaskAlert(kind, "critical", message, None, since_ms)
-
-
-def verdict(snapshot: Snapshot) -> Verdict | None:
-    """Return the verdict on a run so far; None: a machine, or no chunk is known yet."""
-    total, states = snapshot.total, snapshot.total.states
-    if not total.chunks:
-        return None
-    left = max(0, (total.source_chunks or total.chunks) - total.settled)
-    running = bool(states.get("running") or snapshot.unread or (states.get("waiting") and total.standstill is None))
-    state, word, counts = judge(total.done, total.failed, left, running=running)
-    counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
-    counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
-    cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
-    look = shlex.join(["badcjobs", "report" if snapshot.title.endswith(".sqlite") else "merge", snapshot.title])
-    commands = total.go_on or (() if running else (look,))
-    steps = tuple(("", command) for command in commands)
-    return Verdict(state, word, counts, (total.done, total.failed, left), (), 0, "", cost, "", steps)
-
-
-def verdict_document(snapshot: Snapshot) -> dict[str, Any] | None:
-    """Return the verdict for scripts; None: there is none."""
-    found = verdict(snapshot)
-    return None if found is None else {**found.to_dict(), "word": found.word, "counts": found.counts}
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------

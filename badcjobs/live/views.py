@@ -17,15 +17,7 @@ from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.run_files import (
-    ArrayOfRun,
-    RunFiles,
-    files_of_array,
-    is_abandoned,
-    last_job_of,
-    read_array,
-    with_latest_readings,
-)
+from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
 from badcjobs.live.snapshot import (
     Snapshot,
     Total,
@@ -36,17 +28,7 @@ from badcjobs.live.snapshot import (
     standstill,
     total_power_w,
 )
-from badcjobs.model import (
-    CHARTED,
-    SLOW_MS,
-    AlertLimits,
-    InventoryDevice,
-    ProcessFacts,
-    ProcessReading,
-    Reading,
-    StandIn,
-    with_slow_metrics,
-)
+from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
 from badcjobs.paths import RunFolder, file_version, is_there
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
@@ -63,6 +45,8 @@ from badcjobs.telemetry.recorder import Followed
 
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
 _MAX_READINGS = 240  # per device
+_MORE_PATIENCE = 4  # times as long as the first look
+_RECENT_MS = 10_000  # a reading may lack metrics that an earlier one has
 _TRY = "give the run folder (--out of run or submit)"
 
 
@@ -102,19 +86,22 @@ class RunView:
     title: str
     _array: ArrayOfRun = field(default_factory=ArrayOfRun)
     _array_mark: object = None
+    _patience: int = 1
     _go_on: tuple[object, tuple[str, ...]] = (None, ())  # (state that they are for, commands)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
         files, now_ms = self.files, self.clock.now_ms()
-        until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s
+        # Only the first look at a large run is short: each one costs time for all that was read before.
+        until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s * self._patience
         unread = files.read_changes(now_ms, until_s)
+        self._patience = _MORE_PATIENCE if unread else 1
         mark = tuple(map(file_version, files_of_array(files.folder)))
         if files.only is None and mark != self._array_mark:
             self._array, self._array_mark = read_array(files), mark
         every, array = files.tasks, self._array
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
-        lines = sorted((with_latest_readings(task.at(now_ms)) for task in newest), key=_sort_key)
+        lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
         tasks = list(array.as_submitted(lines))
         if not unread:
             state = "unbegun" if is_abandoned(array, files, lines) else "waiting"
@@ -277,7 +264,7 @@ class MachineView:
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(opened.inventory)
         ]
-        self._book = AlertBook(None, followed, limits, describe=_describe)
+        self._book = AlertBook(None, followed, limits, describe=self._describe)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
@@ -308,6 +295,11 @@ class MachineView:
         """Close the device reader."""
         self._resources.close()
 
+    def _describe(self, pid: int) -> str:
+        named = (process for listed in self._processes.values() for process in listed if process.pid == pid)
+        process = next(named, ProcessFacts(pid, None, None, None))
+        return process_words(pid, process.program, process.user)
+
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
         reading, trouble = Reading(), None
         try:
@@ -317,7 +309,7 @@ class MachineView:
         if reading.processes is not None:
             self._processes[number] = name_processes(reading.processes)
         past = self._readings[number]
-        recent = [one for at_ms, one in reversed(past) if now_ms - at_ms <= SLOW_MS and trouble is None]
+        recent = [one for at_ms, one in reversed(past) if now_ms - at_ms <= _RECENT_MS and trouble is None]
         past.append((now_ms, reading))
         columns = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
         series = [tuple(None if value is None else round(value) for value in column) for column in columns]
@@ -333,16 +325,11 @@ class MachineView:
             memory_total_bytes=device.memory_total_bytes,
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
-            reading=with_slow_metrics(reading, recent),
+            reading=reading.completed(recent),
             trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *series),
             processes=self._processes.get(number),
             trouble=trouble,
         )
-
-
-def _describe(pid: int) -> str:
-    (process,) = name_processes([ProcessReading(pid)])
-    return process_words(pid, process.program, process.user)
 
 
 View = RunView | MachineView

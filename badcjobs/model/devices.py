@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 __all__ = [
-    "CHARTED", "COUNTERS", "METRICS", "SLOW_MS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device",
-    "Envelope", "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
-    "Stretches", "UsageReading", "load_word", "with_slow_metrics"
+    "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
+    "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
+    "Stretches", "UsageReading", "load_word"
 ]  # fmt: skip
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
@@ -147,6 +147,14 @@ class Reading:
     processes: tuple[ProcessReading, ...] | None = None  # None: not read this time
     faults: tuple[str, ...] = ()  # reported since the last reading: "Xid 79", …
 
+    def completed(self, before: Iterable[Reading]) -> Reading:
+        """Return it with the metrics that are read every few seconds, from the readings before it, latest first."""
+        found = self
+        for earlier in before:
+            known = {name: getattr(earlier, name) for name in _SLOW_METRICS if getattr(found, name) is None}
+            found = replace(found, **known)
+        return found
+
 
 def load_word(utilization_percent: float | None) -> str | None:
     """Return a word for the load of a device; None: not known."""
@@ -155,22 +163,13 @@ def load_word(utilization_percent: float | None) -> str | None:
     return next((word for most, word in _LOAD_WORDS if utilization_percent <= most), "heavy")
 
 
+_SLOW_METRICS = (
+    "sm_activity_percent", "sm_occupancy_percent", "fan_percent", "encoder_percent", "decoder_percent"
+)  # fmt: skip
 _LOAD_WORDS = ((0, "idle"), (25, "light"), (75, "moderate"))  # up to this utilization
 _NO_METRICS = ("missing", "sources", "processes", "faults")
 # The metrics of a sample; the table `sample` has a column for each.
 METRICS = tuple(one.name for one in fields(Reading) if one.name not in _NO_METRICS)
-_SLOW_METRICS = (  # readers ask for them every few seconds
-    "sm_activity_percent", "sm_occupancy_percent", "fan_percent", "encoder_percent", "decoder_percent"
-)  # fmt: skip
-SLOW_MS = 10_000  # the age up to which such a metric is shown
-
-
-def with_slow_metrics(reading: Reading, before: Iterable[Reading]) -> Reading:
-    """Return a reading with the slow metrics that it lacks, from readings a few seconds before it, latest first."""
-    for earlier in before:
-        known = {metric: getattr(earlier, metric) for metric in _SLOW_METRICS if getattr(reading, metric) is None}
-        reading = replace(reading, **known)
-    return reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,7 @@ BAR = ("█", "x", "·")  # done, failed, left: different signs, so that no colo
 _FEW_S = 600.0  # less GPU time than this is shown in seconds or minutes
 # A template is left out if one of its figures is None (with '?': 0).
 _COST = (
-    "{no_gpu}",
-    "{few_s:duration} of GPU time",
-    "{gpu_hours:two} GPU-hours",
+    "{gpu_time}",
     " in {s.wall_s:duration}",
     ", {energy}",
     ", measured for {measured} of the GPU time",
@@ -135,9 +133,7 @@ def _figures(summary: Summary) -> dict[str, object]:
     partly = "" if many == len(summary.devices) else f" (known for {many:,} of {devices_words(summary.devices)})"
     return {
         "s": summary,
-        "no_gpu": None if gpu_s else "no GPU",
-        "few_s": gpu_s if 0 < gpu_s < _FEW_S else None,
-        "gpu_hours": summary.gpu_hours if gpu_s >= _FEW_S else None,
+        "gpu_time": gpu_time(gpu_s),
         "energy": f"energy {'not measured' if wh is None else energy(wh) + partly}" if gpu_s else None,
         "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
         "busy": None if busy is None else share_words(100 * busy),

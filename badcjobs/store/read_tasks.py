@@ -18,18 +18,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
 
-from badcjobs.model import (
-    CHARTED,
-    METRICS,
-    SLOW_MS,
-    ChartData,
-    Envelope,
-    ProcessFacts,
-    Reading,
-    Stretches,
-    silent_after_s,
-    with_slow_metrics,
-)
+from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
@@ -87,7 +76,7 @@ _ALERTS = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
-_RECENT_ROWS = 10  # of a device; they may have the metrics that are not in each sample
+_RECENT_ROWS, _RECENT_MS = 10, 10_000  # of a device; they may have the metrics that are not in each sample
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
@@ -209,7 +198,7 @@ def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, 
     found, row_number = {}, 0
     for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
         row_number += samples
-        place = (device_id, last_ms - SLOW_MS, last_ms)
+        place = (device_id, last_ms - _RECENT_MS, last_ms)
         by_row = f"{wanted} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
         rows = db.execute(by_row, (*place, row_number - _RECENT_ROWS, row_number)).fetchall()
         if not rows or rows[0][0] != last_ms:
@@ -217,7 +206,7 @@ def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, 
             rows = db.execute(by_time, (*place, task_id)).fetchall()
         if rows:
             last, *before = (Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows)
-            found[device_id] = rows[0][0], with_slow_metrics(last, before)
+            found[device_id] = rows[0][0], last.completed(before)
     return found
 
 

@@ -280,7 +280,7 @@ class DeviceConditions:
             self._level("thermal", reading.temperature_c, hot_c, 3.0, more=why_hot),
             self._level("memory", memory_percent, limits.memory_percent, 2.0),
             self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
-            *self._utilization(reading),
+            self._utilization(reading),
             *_throttling(self.device.label, reading.throttle_reasons),
             self._idle(reading, work_waits),
             *self._reported(reading.faults),
@@ -295,35 +295,21 @@ class DeviceConditions:
         message = f"{self.device.label} can no longer be read: {reason}"
         return [_off("idle"), Condition("lost", True, message, severity=CRITICAL)]  # unknown is not idle
 
-    def _utilization(self, reading: Reading) -> list[Condition]:
-        """Return the condition of a sustained load, if a limit is set; it names the busiest processes."""
+    def _utilization(self, reading: Reading) -> Condition:
+        """Return the condition of a sustained load; it names the busiest processes."""
         limit = self.limits.utilization_percent
         if limit is None:
-            return []
+            return Condition("utilization", None)
         if reading.processes is not None:  # they are in few readings
-            busiest = sorted(
-                reading.processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0), reverse=True
-            )
+            busiest = sorted(reading.processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0))[::-1]
             more = f" and {len(busiest) - _MOST_NAMED} more" if len(busiest) > _MOST_NAMED else ""
             named = ", ".join(self.describe(process.pid) for process in busiest[:_MOST_NAMED])
             self._responsible = named + more or "no process is visible"
-        return [
-            self._level(
-                "utilization", reading.utilization_percent, limit, 5.0, more=f" ({self._responsible})",
-                quiet_s=_FLICKER_S, after_s=_SUSTAINED_S,
-            )
-        ]  # fmt: skip
+        named = f" ({self._responsible})"
+        return self._level("utilization", reading.utilization_percent, limit, 5.0, more=named, quiet_s=_FLICKER_S)
 
     def _level(
-        self,
-        kind: str,
-        value: float | None,
-        limit: float,
-        back: float,
-        *,
-        more: str = "",
-        quiet_s: float = 0.0,
-        after_s: float = 0.0,
+        self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
     ) -> Condition:
         """Compare a value with its limit; the problem is over only when the value is ``back`` below the limit."""
         if value is None:
@@ -332,7 +318,7 @@ class DeviceConditions:
             return _off(kind, quiet_s)
         power_limit_w = self.device.power_limit_w
         message = _LEVELS[kind].format(device=self.device.label, value=value, limit=limit, power_limit_w=power_limit_w)
-        on = True if value >= limit else None
+        on, after_s = True if value >= limit else None, _SUSTAINED_S if kind == "utilization" else 0.0
         return Condition(kind, on, message + more, value, limit, after_s=after_s, quiet_s=quiet_s)
 
     def _idle(self, reading: Reading, work_waits: bool) -> Condition:

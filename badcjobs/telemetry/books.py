@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from badcjobs.model import METRICS, SLOW_MS, HostReading, Reading
+from badcjobs.model import METRICS, HostReading, Reading
 from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
 
 # The inode of the machine's initial PID namespace; in any other one, the driver's process ids are not those seen here.
@@ -23,6 +23,7 @@ _GONE_MS = 60_000  # after this time, the same process id is another process
 # In the environment of a recorded command. Not the mark of workers: those are ended if their wrapper is killed.
 RECORDING_MARK = "BADCJOBS_RECORDING"
 _COST_EVERY_MS = 10_000
+_LATEST_KEPT_MS = 10_000
 _LATEST_EVERY_MS = 900  # every second, with some tolerance for an early sample
 _WORTH_A_SHARE_S = 10.0  # in a shorter time the start is nearly all of the cost
 
@@ -192,7 +193,7 @@ class LatestBook(Book):
             return
         self._next_ms = at_ms + _LATEST_EVERY_MS
         devices = {
-            device_id: {metric: value for metric, (was_ms, value) in known.items() if at_ms - was_ms <= SLOW_MS}
+            device_id: {metric: value for metric, (was_ms, value) in known.items() if at_ms - was_ms <= _LATEST_KEPT_MS}
             for device_id, known in self._known.items()
             if device_id not in unreadable
         }
