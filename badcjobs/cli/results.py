@@ -166,7 +166,7 @@ def export(
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
-    from badcjobs.report.export import SOURCE, ExportOrder, form_of
+    from badcjobs.report.export import ExportOrder, form_of
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
@@ -195,7 +195,7 @@ def export(
     def tell(table: str, rows: int, of: int | None) -> None:
         if of is not None and not rows:
             remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
-        words = _ROWS if table == SOURCE else f"rows of {table} written"
+        words = _ROWS if table == "source" else f"rows of {table} written"
         pace(rows, of, what=words if of is None else "chunk files written")
 
     try:

@@ -40,8 +40,7 @@ from badcjobs.store.export_tables import (
     rows_written_to,
 )
 
-Progress = Callable[[str, int, int | None], None]  # table, rows so far, of how many if that is known
-SOURCE = "source"  # instead of a table, while the source of the run is read
+Progress = Callable[[str, int, int | None], None]  # table or "source", rows so far, of how many if that is known
 ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
 ALL, NAMELESS = "all_study_areas", "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
@@ -102,7 +101,7 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
     if order.form == "parquet":
         load_pyarrow()
     with open_for_export(database) as db:
-        remarks = find_remarks(db, database, lambda rows: progress(SOURCE, rows, None))
+        remarks = find_remarks(db, database, lambda rows: progress("source", rows, None))
         if order.of_detections:
             files, notes = _export_heard(db, order, database, stdout, progress)
             return files, [*remarks, *notes]

@@ -279,7 +279,8 @@ class CommandSession:
             with suppress(ValueError, OSError):  # such as BirdNET's list of its own settings
                 parse_detections(path.read_text(encoding="utf-8"), path.name)
                 return path
-        raise FileNotFoundError(f"{given.name}{', only ' if written else ''}{', '.join(p.name for p in written)}")
+        others = f", only {', '.join(path.name for path in written)}" if written and len(stems) == 1 else ""
+        raise FileNotFoundError(f"{{output}} ({given.name}) was not written{others}")
 
     def _read(self, chunk: Chunk, started_at_ms: int, stems: Sequence[str]) -> ChunkResult:
         try:
@@ -288,13 +289,11 @@ class CommandSession:
             self._engine.keep_raw(chunk, content, path.suffix)
             detections = tuple(parse_detections(content.decode(), path.name))
         except FileNotFoundError as missing:
-            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {{output}} was not written ({missing})"
-        except UnknownTable as problem:
-            if not self._engine.understood:  # every chunk would fail like this one
-                raise SessionBroken(retry.CONFIGURATION, f"{path.name} cannot be read: {problem}") from problem
-            error_class, error = retry.BAD_OUTPUT, f"{path.name} cannot be read: {problem}"
+            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {missing}"
         except (ValueError, OSError) as problem:
             error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
+            if isinstance(problem, UnknownTable) and not self._engine.understood:  # all chunks would fail
+                raise SessionBroken(retry.CONFIGURATION, error) from problem
         else:
             self._engine.understood = True
             return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
