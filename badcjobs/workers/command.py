@@ -240,7 +240,8 @@ class CommandSession:
             try:
                 process = self._launcher.start(argv, env=env, cwd=None, stderr=self._log, receives_term=receives_term)
             except OSError as error:
-                raise SessionBroken(retry.NO_PROGRAM, f"{argv[0]}: {error}", at_start=True) from error
+                error_class = retry.fault_of_node(error, self._folder) or retry.NO_PROGRAM
+                raise SessionBroken(error_class, f"{argv[0]}: {error}", at_start=True) from error
             self._running = process
         size, since_s = log_size(self._log), self._clock.monotonic_s()
         try:
