@@ -19,6 +19,7 @@ from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkResult
 # Caused by the chunk, or charged to it.
 BAD_AUDIO = "bad_audio"
 MISSING_AUDIO = "missing_audio"  # the file is missing, or ends before this chunk starts: no engine has seen it
+PERMANENT = frozenset({MISSING_AUDIO, *AUDIO_FAULTS})  # tried once: the file will be the same
 BAD_OUTPUT = "bad_output"  # the engine's output cannot be read
 NO_OUTPUT = "no_output"  # the engine reported success but wrote nothing
 EXIT_CODE = "exit_code"
@@ -197,10 +198,7 @@ class Retries:
         if ways_left and history["steps down"] < _MOST_STEPS_DOWN:
             history["steps down"] += 1
             return RetryDecision("pending", alone=True, lean=True)
-        if ways_left is not None:
-            del self._history[key]
-            return RetryDecision("failed")
-        if result.error_class in AUDIO_FAULTS:  # the file will be the same
+        if ways_left is not None or result.error_class in PERMANENT:
             del self._history[key]
             return RetryDecision("failed")
         is_death = result.error_class in DEATHS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
@@ -249,7 +249,7 @@ class Supervisor:
                 self.journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
             return
         tally.failed += 1
-        tally.missing += result.error_class in (retry.MISSING_AUDIO, *AUDIO_FAULTS)
+        tally.missing += result.error_class in retry.PERMANENT
         what = f"{result.error_class}: {_last_line(result.error)}"
         log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
         # Missing and damaged files are not a fault of the engine.
