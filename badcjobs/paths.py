@@ -25,6 +25,16 @@ def is_there(path: Path) -> bool:
         raise BadInput(f"{path} cannot be read", why=error.strerror, fix=line) from error
 
 
+def shell_line(*words: str | Path) -> str:
+    """Return a command to paste into a shell, whatever is in its words; a Path is never read as an option."""
+    given = [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
+    escaped = [
+        os.fsencode(word).decode("latin-1").encode("unicode_escape").decode().replace("'", "\\'") for word in given
+    ]
+    both = zip(given, escaped, strict=True)
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{odd}'" for word, odd in both)
+
+
 class RunFolder:
     """The folder given as --out."""
 

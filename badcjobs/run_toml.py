@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape, Cutting
-from badcjobs.paths import is_there
+from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
 
@@ -94,7 +93,7 @@ class FrozenRun:
 
         def line(*words: str, values: Mapping[str, Any]) -> str:
             given = {key: values.get(key) for key, one in SETTINGS["run"].items() if values.get(key) != one.default}
-            return shlex.join(["badcjobs", "run", *words, f"--out={out}", *option_words(given)])
+            return shell_line("badcjobs", "run", *words, f"--out={out}", *option_words(given))
 
         whole = line(*self.settings.get("source", ()), values={**others, **self.settings})
         if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
@@ -109,7 +108,7 @@ def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
     if differing:
         named = _PATTERNS in differing  # without an option
         other_patterns = "; badcjobs export --config FILE uses other patterns" if named else ""
-        same = f"use the same settings{f' (--config={shlex.quote(str(path))} has them)' if named else ''}"
+        same = f"use the same settings{f' (--config={shell_line(path)} has them)' if named else ''}"
         raise BadInput(
             f"{', '.join(differing)}: different from {path}",
             why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, Sources, explain_moved_option, read_project, run_options, with_settings
 from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
 from badcjobs.cli.targets import Target, refuse_data
@@ -80,7 +82,21 @@ def check(
     )  # fmt: skip
     found = check_all(order)
     answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))
+    if not json_wanted:
+        words = _after_check(sources, out or project.get("run", "out"), script, ready=not found.exit_code)
+        output.say_next(*words, note="once the problems are fixed" if found.exit_code else "")
     return int(found.exit_code)
+
+
+def _after_check(sources: Sequence[str], out: object, script: str | None, *, ready: bool) -> Sequence[str | Path]:
+    """Return the command that submits what was checked; the same check again, if it found problems."""
+    if not ready or not sources:
+        return output.this_command(*([] if sources else ["SOURCE"]))
+    if script is not None:
+        return "sbatch", Path(script)
+    new = [] if out else [f"--out=runs/{Path(sources[0]).stem}"]
+    words = "\0".join(output.this_command(*new, name="submit", without=["--quick"]))
+    return re.sub("--site[=\0]", "--config=site=", words).split("\0")
 
 
 def make_parser(group: Any) -> Callable[[Sequence[str]], ParsedWords]:
@@ -196,6 +212,11 @@ def plan(
         if ends is not None:
             remark(f"finished on {ends} if the first task starts now and no task waits in the queue")
     has_problem = any(one.severity == PROBLEM for one in made.remarks)
+    if not json_wanted and planned.written:
+        output.say_next("sbatch", planned.written[0][0])
+    elif not json_wanted:
+        fixed = "once the problems are fixed" if has_problem else ""
+        output.say_next(*output.this_command(*([] if has_problem else ["--out=plan"])), note=fixed)
     return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_proje
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
+from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     from badcjobs.live.serve import ServerAddress
@@ -44,7 +44,7 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
         stand_in = find_stand_in(project, simulate)
         return open_machine_view(environ(), SystemClock(), stand_in, hostname=hostname, limits=project.alerts)
     if simulate is not None:
-        line = shlex.join(["badcjobs", command, str(target)])
+        line = shell_line("badcjobs", command, target)
         raise BadInput(
             f"{target} and --simulate {simulate} cannot be combined",
             why="a run folder shows the GPUs of its tasks",
@@ -72,12 +72,15 @@ def monitor(
     from contextlib import closing
 
     from badcjobs.cli.live_screen import can_show, print_snapshot, show, shows_only_ascii
+    from badcjobs.cluster.slurm import QueueReader
     from badcjobs.live.ui_state import UiState
     from badcjobs.live.views import open_run_view
 
     project = read_project(context)
     target = _find_target(target, simulate, project)
-    view = _open_machine("monitor", target, simulate, project) or open_run_view(target or Path(), SystemClock())
+    view = _open_machine("monitor", target, simulate, project) or open_run_view(
+        target or Path(), SystemClock(), ask_queue=QueueReader(SystemClock())
+    )
     ui, ascii_only = UiState.at_start(of_run=target is not None), shows_only_ascii()
     with closing(view):
         if json_wanted:
@@ -110,12 +113,13 @@ def serve(
     from badcjobs.live.serve import serve as serve_view
 
     check_installed()  # before the next import
+    from badcjobs.cluster.slurm import QueueReader
     from badcjobs.live.hub import LiveSource, open_run
 
     project, token = read_project(context), environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
-    words = [*([] if target is None else [str(target)]), *([] if simulate is None else [f"--simulate={simulate}"])]
-    command = shlex.join(["badcjobs", "serve", *words])
+    words = [one for one in (target, simulate and f"--simulate={simulate}") if one is not None]
+    command = shell_line("badcjobs", "serve", *words)
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
@@ -125,7 +129,8 @@ def serve(
         remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
     with closing(listening):
         machine = _open_machine("serve", target, simulate, project)
-        source = open_run(target or Path(), SystemClock()) if machine is None else LiveSource(machine)
+        clock = SystemClock()
+        source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
         with closing(source.view):
             tell = partial(_announce, place, target, token, json_wanted=json_wanted)
             serve_view(

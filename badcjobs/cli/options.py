@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
+from badcjobs.paths import shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, stand_in, to_toml
 
@@ -121,7 +121,7 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
     if sources := given.pop("source", None):
         raise BadInput(
             f"{' '.join(sources)}: only options of run can be given after --",
-            fix=f"badcjobs {command} {shlex.join(sources)} … -- …",
+            fix=f"badcjobs {command} {shell_line(*map(Path, sources))} … -- …",
         )
     return given
 
@@ -137,7 +137,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         return "it is an option of run, which must be given after --", _with_dashes(words, option)
     if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
-        return "it is an option of submit", f"badcjobs submit … {option} {shlex.quote(value or '…')}"
+        return "it is an option of submit", f"badcjobs submit … {option} {shell_line(value or '…')}"
     for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
         for key in (bare, f"{bare}_s"):
             setting = SETTINGS[table].get(key)
@@ -147,7 +147,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
                 if setting.kind in ("texts", "numbers"):
                     value = to_toml([value or "…"]) if setting.kind == "texts" else to_toml(setting.default)
                 word = f"{table}.{key}={value or '…'}"
-                fix = f"--config {shlex.quote(word)}"
+                fix = f"--config {shell_line(word)}"
                 return f"it is a key of the table [{table}] of badcjobs.toml", fix
     return None
 
@@ -163,7 +163,7 @@ def _with_dashes(words: Sequence[str], refused: str) -> str:
         of_run = name.startswith("--") and setting is not None and bool(setting.heading) and not shared
         (moved if of_run or waiting else own).append(word)
         waiting = of_run and setting is not None and setting.kind != "switch" and name == word
-    return shlex.join(["badcjobs", *own, "--", *moved, *words[at + 1 :]])
+    return shell_line("badcjobs", *own, "--", *moved, *words[at + 1 :])
 
 
 def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:

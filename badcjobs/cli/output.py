@@ -8,11 +8,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.paths import shell_line
 from badcjobs.report.words import plain
 
 if TYPE_CHECKING:
@@ -69,6 +70,18 @@ if logging.lastResort is not None:  # prints warnings of commands that do not se
 def say(text: str, *, painted: bool = False) -> None:
     """Print a result as text; ``painted``: it may have colours."""
     _print(safe_lines(text, painted=painted))
+
+
+def say_next(*words: str | Path, note: str = "") -> None:
+    """Print the next useful command, the last line of a result."""
+    say(f"next: {shell_line(*words)}{note and f'   ({note})'}")
+
+
+def this_command(*more: str, name: str | None = None, without: Sequence[str] = ()) -> list[str]:
+    """Return the words of this command line, with more options (before --), another name, or without flags."""
+    own, *words = [word for word in sys.argv[1:] if word not in ("--debug", *without)]
+    at = words.index("--") if "--" in words else len(words)
+    return ["badcjobs", name or own, *words[:at], *more, *words[at:]]
 
 
 def print_document(document: str) -> None:

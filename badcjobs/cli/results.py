@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +14,7 @@ from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_docume
 from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
+from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob
@@ -43,6 +43,7 @@ def merge(
     Example:
       badcjobs merge runs/july
     """
+    from badcjobs.cluster.slurm import QueueReader
     from badcjobs.report.job import default_target, finish_job, job_title
     from badcjobs.report.text import removal_text, summary_text
     from badcjobs.store.merge import MergeOrder
@@ -51,7 +52,8 @@ def merge(
     counter = Pace("task databases merged")
     given = inputs or [find_run(None, read_project(context), "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
-    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS))
+    queue = QueueReader(SystemClock())
+    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS), ask_queue=queue)
     if json_wanted:
         print_json({**job.to_dict(), "why_no_report": job.why_no_report})
     else:
@@ -93,6 +95,7 @@ def report(
     Example:
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
+    from badcjobs.cluster.slurm import QueueReader
     from badcjobs.report.job import report_job
 
     log_to_stderr(quiet=True)
@@ -105,12 +108,13 @@ def report(
     to_stdout = ["--json"] if json_wanted else []
     to_stdout += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
     if len(to_stdout) > 1:
-        again = f"badcjobs report {shlex.quote(str(job))} {to_stdout[0]}   (and the others into files)"
+        again = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
         what = f"{' and '.join(to_stdout)} cannot be printed together"
         raise BadInput(what, why="stdout holds one document", fix=again)
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
-    with report_job(job, SystemClock(), compare, Pace(_ROWS)) as found:
+    queue = QueueReader(SystemClock())
+    with report_job(job, SystemClock(), compare, Pace(_ROWS), queue) as found:
         for target, make in zip(targets, (found.to_html, found.to_markdown, found.to_prometheus), strict=True):
             if target.path is not None:
                 _write(target.path, make())

@@ -16,7 +16,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
-from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world
+from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, this_command
+from badcjobs.errors import ExitCode
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.text_fit import GAP, Part, rate, span
 from badcjobs.report.words import count, plain
@@ -59,6 +60,9 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     with ProgressBars(wanted=not json_wanted) as bars:
         end = run_task(chosen, replace(read_world(), show=bars.show, log_to=log_to))
     answer(json_wanted, lambda: end, lambda: task_end_text(end))
+    if not json_wanted:
+        stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and "SLURM_JOB_ID" not in os.environ
+        say_next(*(this_command() if stopped else ["badcjobs", "merge", Path(end["out"])]))
     return int(end["exit_code"])
 
 

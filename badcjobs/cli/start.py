@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, read_project
 from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
 from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     import random
@@ -83,14 +85,13 @@ def demo(
         raise BadcjobsError(
             f"demo task {bad.index} ended with exit code {bad.exit_code}",
             why=bad.log.read_text(errors="replace").strip()[-2000:] if bad.log.exists() else bad.note,
-            fix=f"cat {bad.log}",
+            fix=shell_line("cat", bad.log),
         )
     if json_wanted:
         print_json(done.job.summary.to_dict())
         return done.exit_code
-    say(summary_text(done.job.summary, folder.name, colour=colour_wanted()), painted=True)
-    say("\n".join(["", "  each task", f"    badcjobs {' '.join(arguments)}", ""]))
-    say(files_text(done.job))
+    more = [f"  each task   {shell_line('badcjobs', *arguments)}", files_text(done.job)]
+    say(summary_text(done.job.summary, folder.name, colour=colour_wanted(), more=more), painted=True)
     return done.exit_code
 
 
@@ -268,7 +269,7 @@ def init(
     found, values = find_here(environ(), Path.cwd(), site)
     write_new(Path(NAME), project_text(values), f"less {NAME}")
     say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found)]))
-    say("next: edit it, then badcjobs check SOURCE")
+    output.say_next("badcjobs", "check", "SOURCE", note="after editing it")
     return 0
 
 
@@ -301,8 +302,14 @@ def template(
         shelf = list_templates()
         width = max(len(one.name) for one in shelf)
         lines = [f"  {one.name:<{width}}  {one.about}" for one in shelf]
-        text = "\n".join(["Templates (badcjobs template NAME --set KEY=VALUE -o job.sbatch):", "", *lines])
-        answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
+        lines = [
+            "Templates, to fill in with --set KEY=VALUE:",
+            "",
+            *lines,
+            "",
+            "next: badcjobs template array -o job.sbatch",
+        ]
+        answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: "\n".join(lines))
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
     filled = fill_template(name, settings or [], read_project(context), complete=complete)
@@ -314,8 +321,11 @@ def template(
         return 0
     if out is None:
         print_document(filled.text.rstrip("\n"))
+        remark(f"next: {shell_line(*output.this_command('--out=job.sbatch'))}")
     else:
-        say(f"{out} is written; next: sbatch {out}")
+        say(f"{out} is written")
     if filled.open:
         remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
+    if out is not None:
+        output.say_next(*(("badcjobs", "check") if filled.open else ("sbatch",)), out)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ende
 from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
 from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
 from badcjobs.errors import BadInput
+from badcjobs.paths import shell_line
 from badcjobs.project import Project, find_project_file
 from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
@@ -175,6 +175,8 @@ def _follow_up(
     if states is None or not (how.wait or has_ended(states)):
         if how.json_wanted:
             output.print_json(facts)
+        else:
+            output.say_next("badcjobs", "monitor", result.plan.order.out)
         return 0
     return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(_ROWS)), how)
 
@@ -212,12 +214,12 @@ def _result_text(facts: dict[str, Any], result: SubmitResult) -> str:
     if facts["merge_unsure"]:
         merge = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
-        merge = f"there is no merge job; later: badcjobs merge {shlex.quote(facts['out'])}"
+        merge = f"there is no merge job; later: badcjobs merge {shell_line(Path(facts['out']))}"
     lines = {
         "folder": facts["out"],
         **({} if result.found else _notes(result.plan)),
         "merge": merge,
-        **dict(zip(("queue", "logs", "so far"), facts["follow"], strict=False)),
+        **dict(zip(("queue", "logs"), facts["follow"], strict=True)),
     }
     head = f"job {facts['job_id']} {said}: {count(facts['tasks'], 'array task')} for {chunks}{merging}"
     return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
@@ -232,11 +234,6 @@ def _report_slurm_end(
         output.print_json({**facts, **end, "summary": summary.to_dict()})
         return code
     _say_end(facts.get("job_id", ""), verdict, ends, summary)
-    if code:
-        left = (
-            "--again submits what is left" if summary.verdict != "done" else "--again -- --no-resume repeats all of it"
-        )
-        output.say(f"\n  the same command with {left}")
     return code
 
 
@@ -286,7 +283,7 @@ def _submit_script(
 ) -> int:
     """Run a user's job script on this machine as sbatch would; exit with its verdict."""
     script, *others = sources
-    name = shlex.quote(script)
+    name = shell_line(Path(script))
     if options.cluster != "local":
         raise BadInput(
             f"{script} is a job script, and --cluster is slurm", why="sbatch submits a script", fix=f"sbatch {name}"
@@ -336,25 +333,25 @@ def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mappin
         return done.exit_code
     if done.job is None:
         output.say(f"job {done.job_id}: {done.verdict}")
+        if done.exit_code:
+            output.say_next(*output.this_command())
         return done.exit_code
-    _say_end(done.job_id, done.verdict, done.rows, done.job.summary)
-    output.say("\n" + files_text(done.job))
-    if done.exit_code:
-        whole = done.job.summary.verdict == "done"
-        output.say("\n  the same command " + ("starts those tasks again" if whole else "does what is left"))
+    _say_end(done.job_id, done.verdict, done.rows, done.job.summary, [files_text(done.job)])
     return done.exit_code
 
 
 # --- on both ----------------------------------------------------------------------------------------------------------
 
 
-def _say_end(job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Summary) -> None:
+def _say_end(
+    job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Summary, files: Sequence[str] = ()
+) -> None:
     """Print the tasks that did not complete, and the summary; the tasks come first if every chunk is done."""
     words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
     title = "the complete run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
-    text = summary_text(summary, title, colour=output.colour_wanted())
-    output.say("\n".join([words, *lines, "", text] if words else [text, *lines]), painted=True)
+    text = summary_text(summary, title, colour=output.colour_wanted(), more=[*([] if words else lines), *files])
+    output.say("\n".join([words, *lines, "", text] if words else [text]), painted=True)
 
 
 def _notes(plan: ArrayPlan) -> dict[str, str]:
@@ -376,4 +373,5 @@ def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
     else:
         between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
         output.print_document(between.join(scripts.values()).rstrip("\n"))
+        output.remark(f"next: {shell_line(*output.this_command(without=['--dry-run']))}")
     return 0

@@ -21,6 +21,7 @@ from typing import Any
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
+from badcjobs.paths import shell_line
 from badcjobs.project import is_config_file
 from badcjobs.settings import nearest
 
@@ -180,7 +181,7 @@ def read_text(script: Path, cwd: Path) -> str:
         return (cwd / script).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         seen = script.parent if isinstance(error, FileNotFoundError) else script
-        look = f"ls -l {shlex.quote(str(seen))}"
+        look = shell_line("ls", "-l", seen)
         raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
 
 
@@ -300,7 +301,7 @@ def _split(line: str) -> list[str]:
 
 def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
     """Yield the mistakes that keep sbatch from reading the options of a script."""
-    file = shlex.quote(name)
+    file = shell_line(Path(name))
     if not text.startswith("#!"):
         yield Mistake(
             ": its first line is not #! with an interpreter, so sbatch refuses it", f"sed -i '1i #!/bin/bash' {file}"
@@ -324,7 +325,9 @@ def _option_mistake(said: str, text: str, name: str) -> Mistake:
     else:
         example = example_of(option.removeprefix("--"))
         right = line.replace(word, f"{option}={example}") or f"{option}={example}" if example else None
-    fix = f"#SBATCH {right}" if right else f"sbatch --test-only {shlex.quote(name)}   (shows the message of sbatch)"
+    fix = (
+        f"#SBATCH {right}" if right else f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
+    )
     return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
 
 

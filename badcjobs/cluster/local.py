@@ -25,7 +25,7 @@ from badcjobs.cluster.slurm import cancel_line, has_ended, query_number, query_s
 from badcjobs.cluster.wait_for_job import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
 from badcjobs.store import submission_record as records
@@ -188,7 +188,7 @@ class LocalScheduler:
             raise BadInput(
                 f"the folder of the logs does not exist: {logs}",
                 why="Slurm does not create it: every task would fail without a message",
-                fix=f"mkdir -p {logs}",
+                fix=shell_line("mkdir", "-p", logs),
             )
         request, cores, tell = job.request, self._world.cores, self._tell
         many = len(request.indices)
@@ -296,9 +296,9 @@ def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: W
     else:
         why = f"options after -- reach a script in the variable {_ARGUMENTS}, which this one does not use"
     raise BadInput(
-        f"{where}: the badcjobs there would not get {shlex.join(words)}",
+        f"{where}: the badcjobs there would not get {shell_line(*words)}",
         why=why,
-        fix=f"add {shlex.join(words)} to its line   (or: badcjobs run … ${_ARGUMENTS})",
+        fix=f"add {shell_line(*words)} to its line   (or: badcjobs run … ${_ARGUMENTS})",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
 from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress
+from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress, read_row
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.free import DeviceLocks, describe_holder, lock_folder
 from badcjobs.devices.listing import open_devices
@@ -30,6 +30,8 @@ from badcjobs.task.startup import World
 _TICK_S = 0.05
 _TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # while other runs use the devices
 _WRITE_EVERY_S = 0.5  # the file of states
+_TELL_FIRST_S, _TELL_LAST_S = 0.5, 60.0  # the pause between two lines about the chunks doubles
+_CHUNKS = "SELECT count(*), sum(status IN ('done', 'skipped')), sum(status IN ('failed', 'poison')) FROM chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ class LocalArray:
         # Every process of this job carries this mark, appended to that of an outer job.
         self._mark = f"{outer}/{job.job_id}-{os.getpid()}".lstrip("/")
         self._next_lock_s = self._next_words_s = self._next_write_s = 0.0
+        self._chunks: dict[int | None, tuple[int, int, int]] = {}  # by index: listed, done, failed
+        self._pause_s, self._next_chunks_s, self._told = _TELL_FIRST_S, 0.0, ""
         self._stale = False
 
     def run(self) -> list[TaskRow]:
@@ -179,6 +183,7 @@ class LocalArray:
                     self._finish_attempt(row)
                 self._start_what_fits()
                 self._write_states()
+                self._tell_chunks()
                 self._clock.sleep(_TICK_S)
             for row in self._waiting:
                 self._change(row, CANCELLED, "never started: the emulation was stopped")
@@ -267,6 +272,7 @@ class LocalArray:
             words += f"; not restarted: {why_not}"
         if row.exit_code:
             words += f"; log: {row.log}"
+        self._count_chunks(row, self._tasks.glob(f"{self.job.task_name(row.index)}.r{row.restarts}.*.sqlite"))
         self._write_down(row, attempt, state)
         self._change(row, state, words)
 
@@ -315,6 +321,29 @@ class LocalArray:
         ended = f"{sum(counts.values())} of {len(self.rows)} ended{f' ({ends})' if ends else ''}"
         name = " ".join(filter(None, [self.job.task_name(row.index), state, note]))
         self._tell(f"{name}; {ended}, {running} running, {waiting} waiting")
+
+    def _tell_chunks(self) -> None:
+        """Tell how many chunks are done, from the files that the tasks are writing, if that has changed."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._next_chunks_s or not self._running:
+            return
+        for row in self._running:
+            live = self.job.attempt_folder(row.index, row.restarts).glob("tmp/*/wrapper.sqlite")
+            self._count_chunks(row, live, live=True)
+        listed, done, failed = (
+            (sum(counts) for counts in zip(*self._chunks.values(), strict=True)) if self._chunks else (0, 0, 0)
+        )
+        words = f"{done:,} of {count_of(listed, 'chunk')} done{f', {failed:,} failed' if failed else ''}"
+        if listed and words != self._told:
+            self._told = words
+            self._tell(f"job {self.job.job_id}: {words}; {len(self._running)} running, {len(self._waiting)} waiting")
+            self._pause_s = min(2 * self._pause_s, _TELL_LAST_S)
+        self._next_chunks_s = now_s + self._pause_s
+
+    def _count_chunks(self, row: TaskRow, files: Iterable[Path], *, live: bool = False) -> None:
+        for path in files:
+            if (found := read_row(path, _CHUNKS, live=live)) and found[0]:
+                self._chunks[row.index] = (found[0], found[1], found[2])
 
     def _write_states(self, *, last: bool = False) -> None:
         """Write the states to their file, at most twice a second, and at the end."""

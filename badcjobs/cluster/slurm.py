@@ -19,16 +19,19 @@ import shlex
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from badcjobs.cluster.job_script import read_script, read_text
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted
-from badcjobs.seams import Unanswered
+from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
+from badcjobs.paths import RunFolder, shell_line
+from badcjobs.seams import Clock, Unanswered
+from badcjobs.store import submission_record as records
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +39,13 @@ POLL_S = 30.0  # squeue loads the controller, which all users share
 _WORK = "array.pkl"  # a run folder has one array at a time
 _ENDLESS = 1_000_000  # submitit's own limit of requeues; ours is ArrayOrder.requeues
 _PATIENCE_S = 60.0  # a busy controller answers late
+_VIEW_PATIENCE_S = 2.5  # the first screen of a live view must not wait long
 _ON_A_LOGIN_NODE = "run this on a login node of the cluster"
 _SBATCH_PATIENCE_S = 180.0  # if the queue is full, sbatch itself retries for up to 120 s
 _SILENCE_S = 10.0  # without an answer for this long, log a line
 _NUMBER = re.compile(r"(?:Submitted batch job )?(?P<id>[0-9]+)(?:;\S+| on cluster \S+)?")
 _LOST_ANSWERS = ("timed out", "zero bytes")  # the controller may have accepted the job
+_TOO_MANY = re.compile(r"Submit\w*Limit|submit limit|MaxArraySize|array specification", re.IGNORECASE)
 _STATUS = re.compile(r"[0-9]+(:[0-9]+)?")
 # All other states are final.
 UNFINISHED = frozenset(
@@ -153,6 +158,51 @@ def query_states(job: Submitted) -> JobStates:
     return JobStates(array, merge, codes, tuple(sorted(reasons)), merge_reason)
 
 
+class QueueReader:
+    """Asks squeue what Slurm has of a run, at most every 30 s; a squeue that fails is no error: not known."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: tuple[object, float, Queue | None] = (None, 0.0, None)
+
+    def __call__(self, run: Path, job_ids: Iterable[str]) -> Queue | None:
+        """Return what Slurm has of the jobs with these numbers, and of others whose script has this run folder."""
+        with suppress(OSError, ValueError, BadInput):
+            record, now_s = records.read_record(run), self._clock.monotonic_s()
+            own = Submitted("", None, ()) if record is None else record.job
+            ids = {one for one in (own.job_id, *job_ids) if one.isdecimal() and not records.rows_in(run, one).exists()}
+            if self._last[0] != (run, ids, own) or now_s >= self._last[1]:
+                self._last = (run, ids, own), now_s + POLL_S, query_queue(run, ids, own.merge_job_id) if ids else None
+            return self._last[2]
+        return None
+
+
+def query_queue(run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
+    """Call squeue once for the jobs of the owner of a run folder."""
+    wanted = ["squeue", "-h", "-r", "-u", str(run.stat().st_uid), "-o", "%F|%T|%r|%Z|%o"]
+    try:
+        text = ask(wanted, patience_s=_VIEW_PATIENCE_S)
+    except (NotHere, Unanswered):
+        return Queue(known=False)
+    rows = [fields for line in text.splitlines() if len(fields := line.strip().split("|", 4)) == 5]
+    scripts = {(place, script) for number, _, _, place, script in rows if number not in job_ids}
+    of_run = {one for one in scripts if _is_script_of(run, *one)}
+    mine = [row for row in rows if row[0] in job_ids or (row[3], row[4]) in of_run]
+    waiting = [reason for _, state, reason, _, _ in mine if state == "PENDING"]
+    reasons, jobs = tuple(sorted({*waiting} - _USUAL)), tuple(sorted({row[0] for row in mine}))
+    merge = merge_job_id if merge_job_id in {row[0] for row in rows} else None
+    return Queue(True, jobs, len(waiting), len(mine) - len(waiting), reasons, merge)
+
+
+def _is_script_of(run: Path, place: str, script: str) -> bool:
+    """Say whether a job script, submitted in a folder, runs badcjobs with this run folder."""
+    with suppress(OSError, BadInput):
+        found = read_script(read_text(Path(script), Path(place)), script, {}, place)
+        named = (found.start.values.get("out") if found.start else None) or found.out
+        return bool(named) and Path(place, str(named)).samefile(run)
+    return False
+
+
 def query_number(script: Path) -> str | None:
     """Return the number of the job that was submitted with this script; None: there is no such job.
 
@@ -168,21 +218,23 @@ def query_number(script: Path) -> str | None:
     return parse_number(ask(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%F|%o"]), script)
 
 
-def ask(argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: str = _ON_A_LOGIN_NODE) -> str:
+def ask(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: str = "", patience_s: float = _PATIENCE_S
+) -> str:
     """Return the output of a Slurm program; raise NotHere if it is missing, Unanswered if it does not answer now."""
     program = argv[0]
     try:
         done = subprocess.run(
             argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, errors="replace",
-            timeout=_PATIENCE_S, check=False,
+            timeout=patience_s, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
         why = f"the program {program} is not on PATH"
-        raise NotHere("there is no Slurm here", why=why, fix=instead) from error
+        raise NotHere("there is no Slurm here", why=why, fix=instead or _ON_A_LOGIN_NODE) from error
     except OSError as error:
         raise Unanswered(f"{program} cannot be run: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise Unanswered(f"{program} did not answer within {_PATIENCE_S:.0f} s") from error
+        raise Unanswered(f"{program} did not answer within {patience_s:.0f} s") from error
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
     return done.stdout  # an invalid job id: the job ended long ago
@@ -307,7 +359,12 @@ class SlurmScheduler:
         if answer.job_id is None and answer.sure:
             script.unlink()
             (order.logs / _WORK).unlink()
-            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix="the same command with --dry-run")
+            fix = "the same command with --dry-run"
+            if _TOO_MANY.search(answer.said):
+                begun = RunFolder(order.out).run_toml.exists()  # then its number of tasks cannot change
+                fewer = f"with --tasks {(order.tasks + 1) // 2}   (fewer, larger tasks)"
+                fix = f"the same command {'when squeue --me lists fewer jobs' if begun else fewer}"
+            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix=fix)
         job_id = answer.job_id or (_find_by_script(script) or answer).job_id
         if job_id is None:
             raise SubmissionUnknown(
@@ -369,8 +426,7 @@ class SlurmScheduler:
     def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
         """Return the commands that show the queue, the logs and the results so far."""
         ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
-        logs = f"{shlex.quote(str(order.logs))}/{job.job_id}_*_log.out"
-        return f"squeue -j {ids}", f"tail -F {logs}", f"badcjobs merge {shlex.quote(str(order.out))}"
+        return f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"
 
 
 def _find_by_script(script: Path) -> Answer | None:

@@ -8,7 +8,6 @@ makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from badcjobs.cluster import slurm
 from badcjobs.cluster.slurm import SlurmScheduler
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.project import Project, is_config_file
 from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
@@ -334,7 +333,7 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
         differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
         then, now = record.run_arguments, plan.order.run_arguments
         if then != now:
-            differing += [f"then: {shlex.join(then)}", f"now: {shlex.join(now)}"]
+            differing += [f"then: {shell_line(*then)}", f"now: {shell_line(*now)}"]
         if differing:
             ending = f"once it has ended ({slurm.cancel_line(record.job)} ends it)"
             raise BadInput(

@@ -8,7 +8,6 @@ has installed them.
 from __future__ import annotations
 
 import logging
-import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +19,13 @@ from typing import Any
 from badcjobs.cluster.slurm import UNFINISHED, has_ended, query_ends
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.errors import ExitCode, NotHere
-from badcjobs.model import JobStates, Submitted, TaskKey
-from badcjobs.paths import RunFolder
+from badcjobs.model import JobStates, Queue, Submitted, TaskKey
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count
 from badcjobs.seams import Clock, Scheduler, Unanswered
-from badcjobs.store.connect import open_job_database, open_sealed
+from badcjobs.store.connect import open_job_database, read_only_uri
 from badcjobs.store.merge import MergeOrder
 
 log = logging.getLogger(__name__)
@@ -73,9 +72,10 @@ def evaluate_job(
         ends = find_ends(result.job, states, folder, logs)
         raise no_task_started(result.job.job_id, ends, then="the same command with --again")
     if states.merge == "COMPLETED" and folder.job_database.exists():
-        summary = summarize_database(folder.job_database, progress, now_ms=clock.now_ms())
+        summary = summarize_database(folder.job_database, progress, clock.now_ms(), lambda run, job_ids: Queue())
     else:
-        summary = finish_job(MergeOrder([folder.path], folder.job_database), clock, reading_source=progress).summary
+        order = MergeOrder([folder.path], folder.job_database)
+        summary = finish_job(order, clock, reading_source=progress, ask_queue=lambda run, job_ids: Queue()).summary
     ends = find_ends(result.job, states, folder, logs)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
@@ -193,10 +193,11 @@ def made_progress(tasks: Path, attempt: str) -> bool | None:
     return any(known) if known else None
 
 
-def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
-    """Return the single row of a query; None: the database cannot be read."""
+def read_row(database: Path, question: str, *, live: bool = False) -> tuple[Any, ...] | None:
+    """Return the single row of a query; None: the database cannot be read. ``live``: a task is writing it."""
     try:
-        with closing(open_sealed(database)) as db:
+        uri = read_only_uri(database, sealed=not live)
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
             row: tuple[Any, ...] | None = db.execute(question).fetchone()
             return row
     except sqlite3.Error:
@@ -228,7 +229,7 @@ def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
     bad = [end for end in ends if not end.well]
     lines = []
     for end in bad[:_MOST_LINES]:
-        where = f"less {shlex.quote(str(end.log))}" if end.log.exists() else "no log"
+        where = f"less {shell_line(end.log)}" if end.log.exists() else "no log"
         lines.append(f"{end.words(job_id)}; {where}")
     return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
 
@@ -248,5 +249,5 @@ def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> N
     return NotHere(
         f"no task of job {job_id} could start",
         why=f"{end.words(job_id)}\n{said or lacking}",
-        fix=f"less {shlex.quote(str(end.log if said is not None else end.log.parent))}   (then {then})",
+        fix=f"less {shell_line(end.log if said is not None else end.log.parent)}   (then {then})",
     )

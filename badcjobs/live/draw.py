@@ -4,11 +4,11 @@ Colour only repeats what the text says, so that every page can be read without c
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -18,6 +18,7 @@ from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utiliza
 from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import load_word
+from badcjobs.paths import shell_line
 from badcjobs.report.tables import ending
 from badcjobs.report.words import UNKNOWN, count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
@@ -144,7 +145,7 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
         for command in total.go_on[:1]:
             wrapped = fitting.wrap_command(command, width - 2)
             if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
-                wrapped = [f"badcjobs merge {shlex.quote(snapshot.title)}"]  # it prints the same command
+                wrapped = [shell_line("badcjobs", "merge", Path(snapshot.title))]  # it prints the same command
             lines += [[Part(f"  {line}")] for line in wrapped]
     elif full and found is not None:
         lines += [[Part(f"next: {command}")] for _, command in found.next[:1]]
@@ -434,7 +435,7 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     if task.working_on and not any(device.chunks for device in devices):
         lines += fitting.labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
     if not snapshot.title.endswith(".sqlite") and task.node:
-        log = f"tail -f {snapshot.title}/tasks/{task.name}.log"
+        log = shell_line("tail", "-f", Path(snapshot.title, "tasks", f"{task.name}.log"))
         lines += [[], *fitting.labelled("log", log, _NAMES, width, "dim")]
     return lines
 

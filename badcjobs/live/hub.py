@@ -25,7 +25,7 @@ from badcjobs.errors import BadcjobsError
 from badcjobs.live.run_files import resolves_outside
 from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
-from badcjobs.model import ProcessFacts
+from badcjobs.model import AskQueue, ProcessFacts, not_asked
 from badcjobs.paths import FileVersion, file_version
 from badcjobs.report import prometheus as metrics
 from badcjobs.seams import Clock
@@ -100,10 +100,10 @@ def _item(key: str, facts: TaskFacts | DeviceFacts) -> Item:
 # --- the view and the files behind it ---------------------------------------------------------------------------------
 
 
-def open_run(target: Path, clock: Clock) -> LiveSource:
+def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> LiveSource:
     """Open a run folder or one of its databases; raise DatabaseProblem for anything else."""
     named = target if target.name not in ("", "..") else target.resolve()  # "badcjobs serve ." in a run folder
-    view = open_run_view(named, clock, confined=True)
+    view = open_run_view(named, clock, confined=True, ask_queue=ask_queue)
     folder = view.files.folder.path.absolute()
     run = folder.parent if folder.name == "tasks" else folder
     return LiveSource(view, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort, Reading
-from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, version_of
+from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, shell_line, version_of
 from badcjobs.report.progress import means_killed
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
@@ -94,7 +93,7 @@ class RunFiles:
         try:
             found = dict(self._find())
         except OSError as error:
-            line = shlex.join(["ls", "-ld", str(error.filename)])
+            line = shell_line("ls", "-ld", Path(str(error.filename)))
             what = f"{error.filename} cannot be read: {error.strerror}"  # remarks and HTTP errors show only this line
             raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
         self.many = len(found)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word
+from badcjobs.paths import shell_line
 from badcjobs.report.progress import progress_of
 from badcjobs.report.summary import running_s
 from badcjobs.report.verdict import Verdict, gpu_time, judge
@@ -145,7 +146,7 @@ class Snapshot:
         counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
         counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
         cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
-        look = shlex.join(["badcjobs", "report" if self.title.endswith(".sqlite") else "merge", self.title])
+        look = shell_line("badcjobs", "report" if self.title.endswith(".sqlite") else "merge", Path(self.title))
         steps = tuple(("", command) for command in total.go_on or (() if running else (look,)))
         return Verdict(state, word, counts, (total.done, total.failed, left), (), 0, "", cost, "", steps)
 

@@ -4,7 +4,7 @@ A line is a list of parts. Widths are terminal cells; ``to_text`` converts a lin
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from badcjobs.report.words import UNKNOWN, plain, spark
 
 GAP = "  "
 _CONTINUED = " \\\n    "  # between the lines of a wrapped command
+_SHELL_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"])+""")
 _MIN_BAR = 4
 _ASCII = dict(zip("–×·°…→▸↑↓━╸─▁▂▃▄▅▆▇█", "-x| ~>>^v=>-_.:-=+*#", strict=True))
 
@@ -190,7 +191,7 @@ def wrap_command(command: str, width: int) -> list[str] | None:
     """Return a command in lines that can be pasted together; None: a word of it is too long for one line."""
     if cell_len(command) <= width:
         return [command]
-    words = [Part(word if word == "…" else shlex.quote(word)) for word in shlex.split(command)]
+    words = [Part(found[0]) for found in _SHELL_WORD.finditer(command)]
     room = width - len(_CONTINUED)
     lines = flow(words, room, " ")
     if any(width_of(line, " ") > room for line in lines):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -28,8 +27,8 @@ from badcjobs.live.snapshot import (
     standstill,
     total_power_w,
 )
-from badcjobs.model import CHARTED, AlertLimits, InventoryDevice, ProcessFacts, Reading, StandIn
-from badcjobs.paths import RunFolder, file_version, is_there
+from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
+from badcjobs.paths import RunFolder, file_version, is_there, shell_line
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.run_toml import FrozenRun
@@ -50,10 +49,10 @@ _RECENT_MS = 10_000  # a reading may lack metrics that an earlier one has
 _TRY = "give the run folder (--out of run or submit)"
 
 
-def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunView:
+def open_run_view(path: Path, clock: Clock, *, confined: bool = False, ask_queue: AskQueue = not_asked) -> RunView:
     """Open a run folder, its tasks folder, a task database or a job database; raise DatabaseProblem for anything else.
 
-    ``confined``: do not follow links that leave the run folder.
+    ``confined``: do not follow links that leave the run folder. ``ask_queue`` is called only while no task is running.
     """
     if not is_there(path):
         why = "badcjobs submit, or the first task that starts, creates the run folder"
@@ -62,14 +61,14 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False) -> RunVie
         try:
             names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
         except OSError as error:
-            line = shlex.join(["ls", "-ld", str(path)])
+            line = shell_line("ls", "-ld", path)
             raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
         is_tasks = path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names)
         if names and not is_tasks and not names & set(_RUN_FOLDER_ENTRIES):
             why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
             raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
         folder = RunFolder(path.absolute().parent if is_tasks else path)
-        return RunView(RunFiles(folder, None, clock, confined), clock, title=str(path))
+        return RunView(RunFiles(folder, None, clock, confined), clock, title=str(path), ask_queue=ask_queue)
     try:
         read_tasks(path)
     except DatabaseProblem as error:
@@ -84,6 +83,7 @@ class RunView:
     files: RunFiles
     clock: Clock
     title: str
+    ask_queue: AskQueue = not_asked
     _array: ArrayOfRun = field(default_factory=ArrayOfRun)
     _array_mark: object = None
     _patience: int = 1
@@ -150,11 +150,21 @@ class RunView:
         if not tasks and self.files.only is None:
             over = find_idle_emulation(run.absolute()) if readable else None
             return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
-        if reason is None or (not total.states.get("silent") and readable and is_emulated_now(run)):
+        if reason is None and set(total.states) != {"waiting"}:
+            return total
+        if not total.states.get("silent") and readable and is_emulated_now(run):
             return total  # a running emulation starts the next task
+        queue = self.ask_queue(run, {task.job_id for task in tasks}) if readable else None
+        if queue is not None and (queue.waiting or queue.running):
+            now = "no task has published anything lately" if queue.running else "no task is running"
+            return replace(total, standstill=f"{now}: {queue}", go_on=queue.release)
+        if reason is None and (queue is None or not queue.known):
+            return total
+        reason = reason or "no task is running or queued, and none has started"
         if self._go_on[0] != (reason, self._array_mark):
             self._go_on = (reason, self._array_mark), self._resume_commands(tasks, every)
-        return replace(total, standstill=reason, go_on=self._go_on[1])
+        unsure = " (unless still queued)" if queue is not None and not queue.known else ""
+        return replace(total, standstill=f"{reason}{unsure}", go_on=self._go_on[1])
 
     def _resume_commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
         """Return commands that resume the run, the last one without Slurm; empty without a run.toml."""
@@ -165,13 +175,14 @@ class RunView:
             frozen = FrozenRun.read(run.run_toml)
         except BadcjobsError:
             return ()
+        trace = find_trace(run.path, last_job_of(tasks) or self._array.job_id)
         if frozen is None or not tasks or self.files.only is not None:
-            return ()
+            return (trace.line("--again"),) if trace.command else ()
         left = [task for task in tasks if task.pending or not task.begun]
         without_slurm = any(task.job_id.startswith("local") for task in left)
         indices = () if without_slurm else [task.array_index for task in left]
         settings = json.loads(max(every, key=lambda task: task.age).settings or "{}") if every else {}
-        return finish_lines(frozen, run.path, settings, find_trace(run.path, last_job_of(tasks)), indices)
+        return finish_lines(frozen, run.path, settings, trace, indices)
 
 
 def _sort_key(line: TaskFacts) -> tuple[int, str, int, int]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = [
-    "Allocation", "ArrayOrder", "ArrayShape", "CutShort", "JobStates", "Progress", "Submitted", "TaskKey",
-    "default_cpus", "default_mem", "expected_end_ms", "is_silent", "parse_stop_after", "publish_interval_s",
-    "silent_after_s", "stable_id"
+    "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "CutShort", "JobStates", "Progress", "Queue", "Submitted",
+    "TaskKey", "default_cpus", "default_mem", "expected_end_ms", "is_silent", "not_asked", "parse_stop_after",
+    "publish_interval_s", "silent_after_s", "stable_id"
 ]  # fmt: skip
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
@@ -202,6 +202,36 @@ class JobStates:
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # of tasks that have ended, if not 0
     why_pending: tuple[str, ...] = ()  # Slurm's reasons, if array tasks wait for more than their turn
     why_merge_pending: str | None = None  # Slurm's reason for the merge job
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What Slurm has of a run now: the jobs and the number of their array tasks."""
+
+    known: bool = True  # False: there is no squeue here, or it does not answer
+    jobs: tuple[str, ...] = ()
+    waiting: int = 0
+    running: int = 0
+    reasons: tuple[str, ...] = ()  # unusual reasons for waiting: JobHeldUser
+    merge: str | None = None  # the merge job, if it waits or runs
+
+    @property
+    def release(self) -> tuple[str, ...]:
+        """The command that releases jobs which the user holds; empty: none is held."""
+        return (f"scontrol release {','.join(self.jobs)}",) if "JobHeldUser" in self.reasons else ()
+
+    def __str__(self) -> str:
+        why = f" ({', '.join(self.reasons)})" if self.reasons else ""
+        waiting = f"{self.waiting:,} task{' waits' if self.waiting == 1 else 's wait'} in the queue{why}"
+        running = f"{self.running:,} task{' runs' if self.running == 1 else 's run'} in Slurm"
+        return " and ".join([*([running] if self.running else []), *([waiting] if self.waiting else [])])
+
+
+AskQueue = Callable[[Path, Iterable[str]], Queue | None]  # for a run folder and the jobs of its tasks
+
+
+def not_asked(run: Path, job_ids: Iterable[str]) -> None:
+    """Return that nothing is asked: the ``AskQueue`` of who does not want it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly,
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
-from badcjobs.paths import RunFolder, user_cache
+from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.findings import SEVERITIES, Remark, apply_rules, fine, problem, warning
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
@@ -119,7 +118,7 @@ def check(order: CheckOrder) -> Checked:
         )
     elif script and (start := script.start) and start.sources != ():
         why = "is inside an image" if start.sources else "cannot be read from here"
-        line = f"badcjobs check {shlex.quote(script.name)} SOURCE"
+        line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
         findings = [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
     of_run = _check_run_folder(settings, asked, order.cwd)
     facts = _collect_facts(settings, order, site, script, asked, source)
@@ -187,7 +186,7 @@ def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScr
         raise BadInput(
             f"{name} does not use {_ARGUMENTS}",
             why="options after -- reach a job script in this variable",
-            fix=f"add {shlex.join(order.run_words)} to the line with badcjobs run",
+            fix=f"add {shell_line(*order.run_words)} to the line with badcjobs run",
         )
     settings = order.settings
     variables = {

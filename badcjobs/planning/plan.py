@@ -30,6 +30,7 @@ from typing import Any, TextIO
 from badcjobs import paths as resources
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
+from badcjobs.paths import shell_line
 from badcjobs.planning.findings import below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
@@ -198,7 +199,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         raise BadInput(
             f"{target} exists already",
             why="running or queued jobs may use its shards",
-            fix=f"--out {shlex.quote(str(target.with_name(target.name + '-2')))}",
+            fix=f"--out {shell_line(target.with_name(target.name + '-2'))}",
         )
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -317,8 +318,8 @@ def plan_text(planned: Planned) -> str:
     if planned.left_out is not None:
         lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT)
     for script, out in planned.written[:_SHOWN_SCRIPTS]:
-        lines.append(f"{'':{_INDENT}}sbatch {shlex.quote(str(script))}")
-        lines.append(f"{'':{_INDENT}}badcjobs merge {shlex.quote(str(out))}   (once it has ended)")
+        lines.append(f"{'':{_INDENT}}sbatch {shell_line(script)}")
+        lines.append(f"{'':{_INDENT}}badcjobs merge {shell_line(out)}   (once it has ended)")
     if (more := len(planned.written) - _SHOWN_SCRIPTS) > 0:
         lines.append(f"{'':{_INDENT}}… and {more:,} more, each after the one before has ended")
     return "\n".join(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
 from badcjobs.model import FITS, Probed, ProbeKey
+from badcjobs.paths import shell_line
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import SubprocessLauncher
 from badcjobs.report.completeness import merge_again
@@ -170,7 +170,7 @@ def probe_line(settings: RunSettings, workers: int | None, store: str | None) ->
     }
     words = list(option_words(values))
     file = [] if store is None else [f"--out={store}"]
-    return shlex.join(["badcjobs", "probe", "AUDIO", *file, *(["--", *words] if words else [])])
+    return shell_line("badcjobs", "probe", "AUDIO", *file, *(["--", *words] if words else []))
 
 
 def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> str | None:

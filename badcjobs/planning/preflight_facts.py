@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import NO_CUTTING, Cutting, StandIn
+from badcjobs.paths import shell_line
 from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
 from badcjobs.planning.plan_survey import read_sources
 from badcjobs.planning.site import Site
@@ -270,7 +270,7 @@ def check_source(
             return facts, [fine("source", line) for line in (text, *remarks.notes())]
         survey = read_sources(sources, None, progress, needs_audio=True)
     except BadcjobsError as error:
-        look = f"ls -ld {shlex.quote(str(paths[0]))}"
+        look = f"ls -ld {shell_line(paths[0])}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
     lengths, size = survey.lengths, survey.walk.size
     hours = lengths.total_ms / 3_600_000

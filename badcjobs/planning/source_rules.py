@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+from pathlib import Path
 from typing import Any
 
 from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE
+from badcjobs.paths import shell_line
 from badcjobs.planning.findings import Advice, Cases, note_if, problem_if, rules, warning_if
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -49,7 +50,7 @@ def _faults(facts: Any) -> Cases:
     failing = f"; {count(nothing, 'chunk')} without any of it would fail" if nothing else ""
     for fault, (severity, what, fix) in _FAULTS.items():
         if names := survey.walk.faults[fault]:
-            path = shlex.quote(survey.walk.first_fault[fault])
+            path = shell_line(Path(survey.walk.first_fault[fault]))
             yield {
                 "severity": severity, "fault": fault.replace("_", " "), "many": len(names), "details": names,
                 "what": what.format(failing=failing), "fix": fix.format(path=path),

@@ -6,7 +6,6 @@ scratch database.
 
 from __future__ import annotations
 
-import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape
-from badcjobs.paths import RunFolder, is_there
+from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.headlines import news_words
 from badcjobs.report.words import count, index_ranges
 from badcjobs.run_toml import FrozenRun
@@ -304,6 +303,6 @@ def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) 
     if merged == Freshness(merged.as_of_ms, gone=merged.gone, closed=merged.closed):
         return None
     if database.name == "job.sqlite" and tuple(file_folders) == ("tasks",):
-        return shlex.join(["badcjobs", "merge", str(database.parent)])
-    folders = [str(database.parent / folder) for folder in file_folders]
-    return shlex.join(["badcjobs", "merge", *folders, "-o", str(database)])
+        return shell_line("badcjobs", "merge", database.parent)
+    folders = [database.parent / folder for folder in file_folders]
+    return shell_line("badcjobs", "merge", *folders, "-o", database)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import BinaryIO
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import NamePattern
+from badcjobs.paths import shell_line
 from badcjobs.report.completeness import find_remarks
 from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, gap_lines
@@ -147,7 +147,7 @@ def _check(order: ExportOrder, database: Path) -> None:
     if order.needs_folder and one_file:
         said = "to stdout" if output is None else f"one file ({output})"
         all_in_one = f"; {ALL}.{order.form} in it has all detections in one file" if order.by_study_area else ""
-        folder = "FOLDER" if output is None else shlex.quote(f"{output}-files")
+        folder = "FOLDER" if output is None else shell_line(Path(f"{output}-files"))
         raise BadInput(
             f"this writes several files, not {said}", why=f"--out must be a folder{all_in_one}", fix=f"--out {folder}"
         )
@@ -209,7 +209,7 @@ def _export_heard(
         raise DatabaseProblem(
             f"{database} has no detections in the time of the recordings",
             why="it is a task database, or was merged by an earlier version of badcjobs",
-            fix=f"badcjobs merge {shlex.quote(str(folder))}   (then export that folder)",
+            fix=f"badcjobs merge {shell_line(folder)}   (then export that folder)",
         )
     heard = JobDetections(db, order.time_zone)
     if order.patterns:

@@ -18,7 +18,7 @@ HEADLINES = (
     ("tasks", (
         "{s.tasks:whole} ({verdicts})",
         "; last update from a silent task: {heard:moment}",
-        "; array index {not_started:indices} not started, perhaps still in the queue",
+        "; array index {not_started:indices} not started{queue}",
         "; no database from array index {no_database:indices}{see}",
     )),
     ("merged", ("{news}",)),
@@ -65,12 +65,14 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     figures: dict[str, Any] = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
     missing, logs = summary.tasks_missing or None, summary.completeness.missing_logs if summary.completeness else ()
     silent, running = frozenset(summary.tasks_silent), summary.tasks_by_verdict.get(RUNNING)
+    waits = summary.queue is not None and summary.queue.waiting
     heard_ms = [task.heard_at_ms or 0 for task in summary.facts.tasks if task.name in silent]
     figures |= {
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "heard": max(heard_ms, default=None),
-        "not_started": missing if running else None,
-        "no_database": None if running else missing,
+        "not_started": missing if running or waits else None,
+        "no_database": None if running or waits else missing,
+        "queue": f": {summary.queue}" if waits else ", perhaps still in the queue",
         "see": f" (see {logs[0]})" if logs else "",
         "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
         "more_labels": len(summary.facts.labels[_LABELS:]),

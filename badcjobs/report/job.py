@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,13 +29,13 @@ from textwrap import fill
 from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import CutShort, NameGaps
-from badcjobs.paths import RunFolder, is_there
+from badcjobs.model import AskQueue, CutShort, NameGaps, not_asked
+from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
 from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.page import page
-from badcjobs.report.progress import Outlook
+from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_text
 from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
@@ -66,8 +65,9 @@ Progress = Callable[[int], None]  # how many rows of the source have been read
 
 
 def finish_job(
-    order: MergeOrder, clock: Clock, *, remove_merged: bool = False, reading_source: Progress = lambda rows: None
-) -> FinishedJob:
+    order: MergeOrder, clock: Clock, *, remove_merged: bool = False, ask_queue: AskQueue = not_asked,
+    reading_source: Progress = lambda rows: None,
+) -> FinishedJob:  # fmt: skip
     """Merge task databases into a job database, summarise it, write its page.
 
     A page that cannot be written is not an error: the numbers are safe in the job database.
@@ -78,7 +78,7 @@ def finish_job(
         above = [place.absolute().parent for place in order.inputs if place.absolute().name == "tasks"]
         found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
         raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
-    summary = summarize_database(order.target, reading_source, clock.now_ms())
+    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue)
     # A database that was published during the merge is no reason to merge again.
     news = summary.merged
     summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
@@ -92,12 +92,17 @@ def finish_job(
     return FinishedJob(order.target, report, summary, merged, removed, why_no_report)
 
 
-def summarize_database(database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None) -> Summary:
+def summarize_database(
+    database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None, ask_queue: AskQueue = not_asked
+) -> Summary:
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
     facts = read_job(database)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
     place = database.parent if database.name == "job.sqlite" else database
+    if summary.verdict != "done" or summary.tasks_by_verdict.get(RUNNING):
+        queue = ask_queue(database.parent.absolute(), {task.job_id for task in facts.tasks})
+        summary = replace(summary, queue=queue)
     # An interrupted submit of this run: its array may be in the queue.
     folders = [database.parent / folder for folder in facts.file_folders]
     submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
@@ -112,12 +117,13 @@ def summarize_database(database: Path, progress: Progress = lambda rows: None, n
 
 @contextmanager
 def report_job(
-    job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None
-) -> Iterator[ReportedJob]:
+    job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None,
+    ask_queue: AskQueue = not_asked,
+) -> Iterator[ReportedJob]:  # fmt: skip
     """Summarise a job, a task database or a recording, and compare it with another one."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
-        summaries = [summarize_database(database, progress, clock.now_ms()) for database, _ in jobs]
+        summaries = [summarize_database(database, progress, clock.now_ms(), ask_queue) for database, _ in jobs]
         (database, title), comparison = jobs[0], None
         if beside is not None:
             titles = (title, jobs[1][1]) if title != jobs[1][1] else (str(job), str(beside))
@@ -348,12 +354,12 @@ def find_job_database(given: Path) -> Path:
     if given.is_dir() and not started and (found := find_unbegun(given)) is not None:
         raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
     if given.is_dir() and RunFolder(given).tasks.is_dir():
-        line = shlex.join(["badcjobs", "merge", str(given)])
+        line = shell_line("badcjobs", "merge", given)
         raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)
     what = "is not a run folder: it contains neither job.sqlite nor tasks/" if given.is_dir() else "does not exist"
     above = given if given.is_dir() else next(folder for folder in given.absolute().parents if folder.is_dir())
     raise DatabaseProblem(
         f"{given} {what}",
         why="expected: a run folder (--out of badcjobs run or submit), or its job.sqlite",
-        fix=shlex.join(["ls", str(above)]),
+        fix=shell_line("ls", above),
     )

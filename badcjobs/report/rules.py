@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from badcjobs.paths import shell_line
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import UNKNOWN, count, data_size, duration, indices, memory, moment, number, plain
 from badcjobs.store.accounting import StateTime
@@ -99,7 +100,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "moment": moment,
     "indices": indices,
     "before": lambda value: f"{value - 1}",  # the last index of that many tasks
-    "quoted": shlex.quote,  # for a shell
+    "quoted": lambda path: shell_line(Path(path)),  # for a shell
     "and": " and ".join,
     "or": " or ".join,
     "list": ", ".join,

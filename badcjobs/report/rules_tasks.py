@@ -48,6 +48,7 @@ def _restart_words(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, st
 def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     missing, proof = summary.tasks_missing, summary.completeness
     waits = summary.tasks_by_verdict.get(RUNNING)  # then the missing ones may still be in the queue
+    waits = waits or (summary.queue is not None and summary.queue.waiting)
     if not missing or waits or facts.merged.closed:
         return
     by_note: dict[str, list[int]] = {}  # the notes of an emulation about them

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from badcjobs.model import CutShort, load_word
+from badcjobs.model import CutShort, Queue, load_word
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import LEFT_OUT
@@ -32,7 +32,7 @@ KEYS = (
     "gaps", "labels", "failed_chunks", "file_remarks", "lossy_files", "completeness", "started_at_ms", "last_sign_ms",
     "devices_at_once", "kwh_per_1000_audio_hours", "states", "chunk_s", "chunk_cost", "tries_on_cpu",
     "audio_hours_on_cpu", "outlook", "findings", "alerts", "errors", "settings", "energy_measured_percent",
-    "recording_names", "left_out", "tasks_silent", "merged", "cut_short", "queued", "overview",
+    "recording_names", "left_out", "tasks_silent", "merged", "cut_short", "queue", "overview",
 )  # fmt: skip
 _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
@@ -118,7 +118,7 @@ class Summary:
     merged: read_model.Freshness = field(default_factory=read_model.Freshness)  # whether task databases are newer
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
-    queued: int | None = None  # array tasks that wait in the queue of Slurm; None: not known
+    queue: Queue | None = None  # what Slurm has of the run now; None: it was not asked, or it is no run under Slurm
 
     @property
     def left_out(self) -> dict[str, int]:

@@ -7,13 +7,13 @@ lab notebook: all text from files is escaped.
 from __future__ import annotations
 
 import re
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
 from badcjobs.report.headlines import headlines
 from badcjobs.report.job_tables import failure, report_parts
@@ -209,6 +209,6 @@ def task_end_text(end: Mapping[str, Any]) -> str:
     ]
     if (more := chunks.get("failed", 0) + chunks.get("poison", 0) - len(end["failed"])) > 0:
         sql = "SELECT recording_id, chunk_id, error FROM chunk WHERE status IN ('failed', 'poison')"
-        lines.append(f'  failed      … and {more:,} more: sqlite3 {shlex.quote(end["database"])} "{sql}"')
+        lines.append(f'  failed      … and {more:,} more: sqlite3 {shell_line(end["database"])} "{sql}"')
     lines += [f"  note        {end['note']}"] if end["note"] else []
-    return "\n".join(plain(line) for line in (*lines, f"  next        badcjobs merge {shlex.quote(end['out'])}"))
+    return "\n".join(map(plain, lines))

@@ -5,11 +5,11 @@ Text, page and notebook make it from a summary (``verdict_of``); the live views 
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from badcjobs.model import load_word
+from badcjobs.paths import shell_line
 from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import busy_share, known_texts
 from badcjobs.report.rules_waiting import LEAST_S
@@ -160,29 +160,33 @@ def _no_findings(summary: Summary) -> str:
 
 def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
     """Return what to do next, true for the state of the job; several lines are alternatives."""
-    proof, place, queued = summary.completeness, summary.place, summary.queued
-    monitor = shlex.join(["badcjobs", "monitor", place])
+    proof, place, queue = summary.completeness, summary.place, summary.queue
+    monitor = shell_line("badcjobs", "monitor", place)
     if summary.cut_short is not None:  # Slurm may have its array: any other command might do the same work twice
         return (("repeat the submit that was cut short", summary.cut_short.command),)
     if summary.merged.command is not None:
-        return (("to include what is new since the merge", summary.merged.command),)
-    if state == RUNNING or queued:
-        return ((f"{count(queued, 'task waits', 'tasks wait')} in the queue" if queued else "", monitor),)
+        waits = f" (or wait for merge job {queue.merge})" if queue is not None and queue.merge else ""
+        return ((f"to include what is new since the merge{waits}", summary.merged.command),)
+    if queue is not None and (queue.waiting or queue.running):
+        return ((str(queue), next(iter(queue.release), monitor)),)
+    if state == RUNNING:
+        return (("", monitor),)
     if (proof is None or not proof.finish) and summary.verdict != "done" and summary.chunks:
-        return (("run the same command or script again, then", shlex.join(["badcjobs", "merge", place])),)
+        return (("run the same command or script again, then", shell_line("badcjobs", "merge", place)),)
     if proof is None or not proof.finish:
         table = [] if summary.chunks else ["--table", "sample"]
         file = "detections.csv" if summary.chunks else "samples.csv"
-        return (("", shlex.join(["badcjobs", "export", place, *table, "-o", file])),)
+        return (("", shell_line("badcjobs", "export", place, *table, "-o", file)),)
     first, *others = proof.finish
     how = (
         "to do what is left" if summary.verdict == "stopped" else "to try failed chunks again, once the cause is fixed"
     )
     if first.startswith("sbatch "):
         how = "submit the same script again for these indices"
-    if others and queued is None and summary.verdict == "stopped":
+    unknown = bool(others) if queue is None else not queue.known
+    if unknown and summary.verdict == "stopped":
         how += ", unless tasks of it are still queued"
-    elif summary.tasks_silent:
+    elif summary.tasks_silent and (queue is None or unknown):
         how += ", unless its silent tasks are still running"
     # If the script is not known, the other line can be pasted.
     return ((how, first), *((("or do it in one run", line) for line in others) if first.endswith("…") else ()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
@@ -17,6 +16,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
+from badcjobs.paths import shell_line
 from badcjobs.settings import value_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
@@ -73,7 +73,9 @@ def read_record(out: Path) -> Record | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(
-            f"{path} is damaged", why=str(error), fix=f"mv {path} {path}.old   (badcjobs then forgets that job)"
+            f"{path} is damaged",
+            why=str(error),
+            fix=f"{shell_line('mv', path, f'{path}.old')}   (badcjobs then forgets that job)",
         ) from error
 
 
@@ -195,7 +197,7 @@ class Trace:
 
     def line(self, *more: str) -> str:
         """Return the command to paste, with more options; empty: it is not known."""
-        return shlex.join(with_words(self.command, *more)) if self.command else ""
+        return shell_line(*with_words(self.command, *more)) if self.command else ""
 
     def log_of(self, index: int) -> str | None:
         """Return the log of an array task; None: not known, or not readable."""
@@ -235,7 +237,7 @@ def find_unbegun(out: Path) -> CutShort | None:
     """Return what to do when no task of a run has published anything; None: no task is known."""
     if (found := find_cut_short(out) or find_idle_emulation(out)) is not None:
         return found
-    look = shlex.join(["badcjobs", "monitor", str(out)])
+    look = shell_line("badcjobs", "monitor", out)
     if (record := _record_in(out)) is not None:
         return CutShort(f"job {record.job.job_id} was submitted; none of its tasks has published anything yet", look)
     if is_emulated_now(out):
@@ -272,7 +274,7 @@ def find_cut_short(out: Path) -> CutShort | None:
     if record is not None and record.is_of(intent[1]):
         number = record.job.job_id
         what = f"the submit of job {number} was interrupted, or is still running; the same command does the rest"
-    return CutShort(what, shlex.join(_command_of(intent[1], out)) or "the same badcjobs submit")
+    return CutShort(what, shell_line(*_command_of(intent[1], out)) or "the same badcjobs submit")
 
 
 def _command_of(record: Record, out: Path) -> tuple[str, ...]:

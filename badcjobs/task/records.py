@@ -21,7 +21,7 @@ from badcjobs.devices.allocation import EndTime, requested_memory_bytes
 from badcjobs.devices.listing import OpenedDevices, open_devices
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import METRICS, AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
-from badcjobs.paths import LocalFolder
+from badcjobs.paths import LocalFolder, shell_line
 from badcjobs.processes import TASK_MARK
 from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.store.atomic_write import try_to_write
@@ -307,7 +307,7 @@ def run_record(
     """Record until the command ends, the time is over or a signal arrives; return the JSON document of ``--json``."""
     _check_options(options, duration_s, out)
     check_target(out, overwrite=overwrite)
-    needs_device = None if command else f"badcjobs record --out {out} --simulate 2"
+    needs_device = None if command else shell_line("badcjobs", "record", "--out", out, "--simulate", "2")
     records, devices = start_recording(out.absolute(), world, options, live_mode=live_mode, needs_device=needs_device)
     end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
     if command:
@@ -464,7 +464,7 @@ def check_target(out: Path, *, overwrite: bool) -> None:
             why, fix = ("recordings are not overwritten without --force", "another name, or --force (overwrite=True)")
             raise BadInput(f"{out} already exists", why=why, fix=fix)
         if not out.absolute().parent.is_dir():
-            raise BadInput(f"the folder of {out} does not exist", fix=f"mkdir -p {out.parent}")
+            raise BadInput(f"the folder of {out} does not exist", fix=shell_line("mkdir", "-p", out.parent))
         try_to_write(out)
     except OSError as error:
         if error.errno not in _TEMPORARY:

@@ -32,7 +32,7 @@ from badcjobs import __version__
 from badcjobs.devices.allocation import own_memory_bytes
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
 from badcjobs.model import Device, TaskKey
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.processes import end_leftovers
 from badcjobs.report.words import count
 from badcjobs.run_toml import check_against, freeze
@@ -410,7 +410,9 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         unsaved = task.writer.waiting
         note = f"the last publication failed; the task's own files stay in {records.local.path}"
         note += f", without {count(unsaved, 'transaction')} that no disk accepted" if unsaved else ""
-        note += f"; as long as this node exists: badcjobs merge {task.settings.out} {records.local.path}"
+        note += (
+            f"; as long as this node exists: {shell_line('badcjobs', 'merge', task.settings.out, records.local.path)}"
+        )
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)

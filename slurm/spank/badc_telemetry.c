@@ -253,14 +253,22 @@ static void close_output(void)
         dup2(null, fd);
 }
 
-static void remove_if_empty(const char *file)
+/* Leave either a database or a log with the reason why there is none. */
+static void finish_log(const char *file, time_t started, int stopped)
 {
-    char log[512];
+    char database[512], log[512];
     struct stat found;
+    int log_fd;
 
+    snprintf(database, sizeof database, "%s.sqlite", file);
     snprintf(log, sizeof log, "%s.log", file);
-    if (lstat(log, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0)
+    if (stopped && lstat(database, &found) != 0 && errno == ENOENT) {
+        log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
+        dprintf(log_fd, "badc-telemetry: nothing was recorded: the job ended after %ld s, before the recorder was ready\n",
+                (long)(time(NULL) - started));
+    } else if (lstat(log, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0) {
         unlink(log);
+    }
 }
 
 static void end_recorder(pid_t recorder)
@@ -281,6 +289,8 @@ static void end_recorder(pid_t recorder)
 static void keep_recorder(const char *file, char **environment)
 {
     struct pollfd end_it = {.fd = stop[0], .events = POLLIN};
+    time_t started = time(NULL);
+    int stopped = 0;
     pid_t recorder;
 
     close(stop[1]); /* otherwise poll would never see the end of the pipe */
@@ -291,10 +301,11 @@ static void keep_recorder(const char *file, char **environment)
         become_recorder(file, environment);
     while (recorder > 0 && waitpid(recorder, NULL, WNOHANG) == 0)
         if (poll(&end_it, 1, 500) > 0) {
+            stopped = 1;
             end_recorder(recorder);
             break;
         }
-    remove_if_empty(file);
+    finish_log(file, started, stopped);
     unlink(lock_path);
     _exit(0);
 }

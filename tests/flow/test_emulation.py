@@ -4,6 +4,7 @@ The first ones run side by side; after each the merge has run, every chunk is ac
 is named, and a command finishes it.
 """
 
+import re
 import shlex
 import signal
 import sys
@@ -184,6 +185,7 @@ def test_ctrl_c_ends_the_tasks_in_order_and_a_killed_emulation_keeps_its_run(sce
     assert first.exit_code == 130, first.stderr
     assert [(task["state"], task["exit_code"]) for task in first.json["tasks"]] == [("CANCELLED", 75)]
     assert (first.json["summary"]["done"], first.json["summary"]["left"]) == (1, 2)
+    assert re.search(r"job \d+: [01] of 3 chunks done; 1 running, 0 waiting\n", first.stderr), first.stderr
     scenarios["stopped"].all_done(second)
     refused, finished = scenarios["killed"].ends
     assert (refused.exit_code, "another emulation" in refused.stderr) == (2, True), refused

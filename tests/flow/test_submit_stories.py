@@ -70,7 +70,11 @@ def command(words, name):
 def environment(node, changes):
     given = dict(change.strip().split("=", 1) for change in changes if change.strip())
     inside = array_task(2, [0, 1, 2]) if given.pop("INSIDE", None) else {}
-    does = {key: given.pop(key) for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT", "SINFO") if key in given}
+    does = {
+        key: given.pop(key)
+        for key in ("SBATCH", "MERGE", "SCRIPTS", "STATES", "SACCT", "SINFO", "QUEUE")
+        if key in given
+    }
     return {**node.env(**does), **inside, **given}
 
 
@@ -103,14 +107,14 @@ def test_a_story_at_the_login_node(site, pages, name):
     said += ["sbatch was called with\n" + node.calls, "run as\n" + " ".join(run), "left\n" + "\n".join(left)]
     text = re.sub(r"file_[0-9a-f]{32}", "file_UNIQUE", site.plain("\n\n".join(said)))
     text = text.replace(f".{socket.gethostname().split('.')[0]}.", ".HERE.")
-    text = re.sub(r"\n *no NVIDIA driver on this machine.*", "", text)
+    text = re.sub(r"\n *no NVIDIA driver on this machine.*|badcjobs: job \d+: \d+ of .* done.* waiting\n", "", text)
     pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})
 
 
 def told(stdout):
     """Return what a command says, without what other tests are about and what differs from run to run."""
     if not stdout.startswith("{"):
-        return re.sub(r"(?<=no GPU in ).* s\b|[\d.,]+(?= × real time)", "…", stdout)
+        return re.sub(r"(?<=no GPU in ).* s\b|[\d.,]+(?= × real time|.s at the speed so far)", "…", stdout)
     document = json.loads(stdout)
     if "remarks" in document:
         document = {"remarks": document["remarks"], **{key: document["total"][key] for key in ("standstill", "go_on")}}

@@ -251,7 +251,8 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
     if not SPANK_HEADER.exists():
         missing("spank", f"no {SPANK_HEADER}")
     cluster = desk.cluster
-    asked, quiet, without, step = (desk.job(name, chunks=1) for name in ("asked", "quiet", "without", "step"))
+    names = ("asked", "quiet", "without", "step", "short")
+    asked, quiet, without, step, short = (desk.job(name, chunks=1) for name in names)
     for job in (asked, quiet, step):
         python = (job.folder / "badcjobs").read_text().split()[2]
         job.program("badcjobs", f'command=$1; shift; exec {python} -m badcjobs $command --simulate 4 "$@"')
@@ -264,6 +265,8 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
         quiet: quiet.sbatch_lines("exit 7", options=("--gpus-per-node=1",)),
         without: without.sbatch_lines("sleep 0.5", "exit 7", options=("--gpus-per-node=1", "--badc-telemetry", bare)),
     }
+    short.program("badcjobs", "exec sleep 60")  # a recorder that takes long to start
+    ids[short] = short.sbatch_lines("exit 7", options=("--gpus-per-node=1", "--badc-telemetry"))
     script = recorded.replace("$1", "p$SLURM_PROCID")
     srun = ("srun", "-N1", "-n2", "--gpus-per-task=1", "--badc-telemetry=0.2", "bash", "-c", script)
     cluster.run(*srun, cwd=step.folder, env=step.env)
@@ -278,6 +281,8 @@ def test_a_job_that_asks_the_plugin_for_telemetry_finds_a_recording_of_its_own_g
     assert not list(quiet.folder.glob("badc-telemetry-*"))
     (said,) = (path.read_text() for path in without.folder.glob("badc-telemetry-*.log"))
     assert "badcjobs cannot be started: No such file" in said and "try: " in said
+    (said,) = (path.read_text() for path in short.folder.glob("badc-telemetry-*"))
+    assert "nothing was recorded: the job ended after" in said and "before the recorder was ready" in said
     each = [query(path, "SELECT uuid FROM device") for path in step.folder.glob("badc-telemetry-*.s0.p?.sqlite")]
     assert len(each) == 2 and each[0] != each[1], each
     refused = cluster.run("sbatch", "--badc-telemetry=often", asked.folder / "job.sh", check=False)

@@ -62,10 +62,15 @@ def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest
     left = job.left()
     merged = (job.out / "logs" / f"{there['merge_job_id']}_merge.out").read_text()
     for text in (stopped.stdout, merged):
-        assert f"{left} left of 12" in text
+        assert f"of 12 chunks done, {left} left" in text
     assert "--again" in job.submit(*three, expect=75).stdout  # it says how the job ended, and submits nothing
+    three = ("--sbatch=--begin=now+1hour", *three)
     again = job.submit("--again", "--json", *three).json
     assert (again["array"], again["tasks"], again["left"]) == ("1", 1, left)
+    total = job.badcjobs("monitor", job.out, "--once", "--json").json["total"]
+    assert (total["standstill"], total["go_on"]) == ("no task is running: 1 task waits in the queue", [])
+    assert "1 task waits in the queue" in job.badcjobs("report", job.out).stdout
+    desk.cluster.run("scontrol", "update", f"jobid={again['job_id']}", "StartTime=now")
     job.submit("--wait", *three)
     job.all_done()
     tasks = job.ask("SELECT array_index, restart, exit_code, job_id FROM task ORDER BY array_index, started_at_ms")

@@ -24,6 +24,8 @@ until_waited_for() {
     for _ in $(seq 400); do grep -q -- "->.*:$inode " /proc/locks && break; sleep 0.05; done
 }
 has_late() { [ ! -e $(dirname $0)/sbatch.late ] || has_it; }
+queued() { for one; do set -- $one; echo "${1%_*}|$2|$3|$PWD|${script:-/somebody/elses.sh}"; done; }
+by_hand() { script=by-hand.sbatch; queued "$@"; }
 at_first() { [ ! -e $0.seen ] && touch $0.seen && says "$@"; }
 hit() { kill -$1 $PPID; sleep 0.1; }
 two_nodes() { node gpu1 mixed 1; node gpu2 idle 0; }
@@ -35,9 +37,10 @@ case "$*" in *--parsable*) echo "$3" > $(dirname $0)/squeue.merge; eval "${TEST_
 echo "$1" > $(dirname $0)/squeue.script
 eval "$TEST_SBATCH"
 """
-SQUEUE = 'case "$*" in *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
+SQUEUE = 'case "$*" in *%Z*) eval "$TEST_QUEUE" ;; *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
 SINFO = '[ -z "$SINFO_FORMAT" ] || exit 3; echo "sinfo $*" >> $(dirname $0)/sbatch.called; eval "$TEST_SINFO"'
-USUAL = {"SBATCH": "takes", "SCRIPTS": "silent", "STATES": "says '4821_0 PENDING 0 Resources'", "SACCT": "exit 1"}
+USUAL = {"SBATCH": "takes", "SCRIPTS": "silent", "STATES": "says '4821_0 PENDING 0 Resources'", "SACCT": "exit 1",
+         "QUEUE": "silent"}  # fmt: skip
 
 
 class LoginNode:
@@ -53,7 +56,7 @@ class LoginNode:
 
     def env(self, **does: str) -> dict[str, str]:
         """Return the environment of a command on this node: what sbatch does (SBATCH), also with the merge job (MERGE),
-        what squeue says about scripts (SCRIPTS) and states (STATES), what sacct (SACCT) and sinfo (SINFO) say.
+        what squeue says about scripts (SCRIPTS), states (STATES) and the queue (QUEUE), what sacct and sinfo say.
         """
         done = {f"TEST_{name}": text for name, text in {**USUAL, **does}.items()}
         return {"PATH": f"{self.folder}:/usr/bin:/bin", "BADCJOBS_POLL_S": "0.05", **done}

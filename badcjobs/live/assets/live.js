@@ -54,12 +54,12 @@ function drawTiles() {
 }
 
 function drawStandstill() {
-  const { standstill, go_on = [], states = {}, parts } = seen.total, next = ((seen.verdict || {}).next || []).map((step) => step.command);
+  const { standstill, go_on = [], states = {} } = seen.total, next = ((seen.verdict || {}).next || []).map((step) => step.command);
   $("standstill-section").hidden = !standstill && !next.length;
   setText($("standstill-heading"), standstill ? "Chunks are left" : "Next");
   $("standstill").hidden = !standstill;
   if (!standstill) return sync($("go-on"), next, (line) => line, (line) => make("pre", "", line), setText);
-  const unsure = states.waiting || states.silent || (known(parts) && !states.unbegun) ? "If these tasks are not running or waiting in Slurm, resume with" : "Resume with";
+  const unsure = states.silent ? "If the silent tasks are not running, resume with" : "Resume with";
   setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? " one of these commands" : ""}:` : ""}`);
   sync($("go-on"), go_on, (line) => line, (line) => make("pre", "", line), setText);
 }

@@ -212,7 +212,7 @@ PLACES = ("badcjobs/**/*.py", "badcjobs/**/*.md", "templates/*", "slurm/**/*.*",
 def find_wrong(text):
     """Yield the suggested commands with an option or a page that does not exist."""
     for found in SUGGESTED.finditer(text):
-        command, (own, _, after) = found[1], found[2].partition(" -- ")
+        command, (own, _, after) = found[1], re.sub("'[^']*'", "", found[2]).partition(" -- ")  # without other programs
         if command in OPTIONS:
             wrong = {*OPTION.findall(own)} - OPTIONS[command]
             if command != "record":

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.cli import read_topic
 from rooms.model import TaskKey, stable_id
-from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, user_cache
+from rooms.root import BadcjobsError, LocalFolder, RunFolder, file_version, folder, is_there, shell_line, user_cache
 from support.databases import names_in
 from support.filesystems import powerless_folder
 from support.needs import missing
@@ -170,3 +170,13 @@ def test_an_installed_wheel_is_a_program_with_its_folders_inside_the_package(tmp
     assert ask("--version").startswith("badcjobs ")
     page = read_topic("slurm").replace(str(ROOT / "templates"), str(shipped / "templates"))
     assert ask("guide", "slurm") == f"{page}\n"
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))), max_size=3))
+def test_a_line_to_paste_is_one_line_with_the_same_words_and_a_path_is_no_option(words):
+    words += ["two words", 'it\'s "quoted"', "new\nline\t\\", os.fsdecode(b"not-utf8-\xff"), "$HOME `x`", "*"]
+    line = shell_line("printf", "%s\\0", *words, Path("-dash"), Path("/a\nb"))
+    assert line.isprintable()
+    said = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
+    assert said.split(b"\0")[:-1] == [os.fsencode(word) for word in (*words, "./-dash", "/a\nb")]
