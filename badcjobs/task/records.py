@@ -18,12 +18,12 @@ from typing import Any
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import EndTime, requested_memory_bytes
-from badcjobs.devices.listing import OpenedDevices, open_devices
+from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import METRICS, AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.paths import LocalFolder, shell_line
 from badcjobs.processes import TASK_MARK
-from badcjobs.seams import Clock, DeviceUnreadable
+from badcjobs.seams import DeviceUnreadable
 from badcjobs.store.atomic_write import try_to_write
 from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
@@ -332,36 +332,6 @@ def run_record(
     }
 
 
-@dataclass(slots=True)
-class SampleStream:
-    """Emits a JSON line for each device at each interval; nothing is stored."""
-
-    sight: OpenedDevices
-    clock: Clock
-    interval_s: float
-    emit: Callable[[str], None]  # raises BrokenPipeError when its reader is gone
-    due_s: float = -math.inf
-    _troubles: dict[str, str] = field(default_factory=dict)
-
-    def tick(self) -> None:
-        """Emit a sample if it is time."""
-        now_s, now_ms = self.clock.monotonic_s(), self.clock.now_ms()
-        if now_s < self.due_s:
-            return
-        self.due_s = self.due_s + self.interval_s if now_s - self.due_s < self.interval_s else now_s + self.interval_s
-        at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
-        for device in self.sight.grant.devices:
-            row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
-            try:
-                reading = self.sight.reader.read(device.uuid or "")
-            except DeviceUnreadable as error:
-                if self._troubles.get(device.token) != str(error):
-                    log.warning("%s cannot be read: %s", device.uuid or device.token, error)
-                self._troubles[device.token] = str(error)
-                continue
-            self.emit(json.dumps({**row, **{metric: getattr(reading, metric) for metric in METRICS}}))
-
-
 def stream_samples(
     emit: Callable[[str], None],
     options: RecordingOptions,
@@ -370,24 +340,44 @@ def stream_samples(
     command: Sequence[str] = (),
     duration_s: float | None = None,
 ) -> int:
-    """Emit samples until the command ends, the time is over, a signal arrives or no reader is left.
+    """Emit a JSON line per device and instant, until the command ends, the time is over or a signal arrives.
 
-    Return the exit code of the command, whose own output goes to stderr.
+    ``emit`` raises BrokenPipeError when its reader is gone. Return the exit code of the command, whose own output goes
+    to stderr. Nothing is stored.
     """
     _check_options(options, duration_s, Path("-"))
-    end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
-    with open_devices(world.environ, world.clock, options.stand_in) as sight:
+    clock, interval_s, troubles = world.clock, options.interval_s, set[str]()
+    start_s = due_s = clock.monotonic_s()
+    end_s = math.inf if duration_s is None else start_s + duration_s
+
+    def tick() -> None:
+        nonlocal due_s
+        now_s, now_ms = clock.monotonic_s(), clock.now_ms()
+        if now_s < due_s:
+            return
+        due_s = now_s + interval_s - (now_s - start_s) % interval_s
+        at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
+        for device in sight.grant.devices:
+            row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
+            try:
+                reading = sight.reader.read(device.uuid or "")
+            except DeviceUnreadable as error:
+                if (trouble := f"{device.uuid or device.token} cannot be read: {error}") not in troubles:
+                    troubles.add(trouble)
+                    log.warning("%s", trouble)
+                continue
+            emit(json.dumps({**row, **{metric: getattr(reading, metric) for metric in METRICS}}))
+
+    with open_devices(world.environ, clock, options.stand_in) as sight:
         if not sight.grant.devices:
             fix = "badcjobs record --out - --simulate 2"
             raise NotHere("there is no GPU to record", why=sight.trouble or sight.grant.why, fix=fix)
-        stream = SampleStream(sight, world.clock, options.interval_s, emit)
         if command:
-            mark = task_mark(read_allocation(world), world)
-            return _follow_command(command, end_s, world, mark, stream.tick, stdout=2)
+            return _follow_command(command, end_s, world, task_mark(read_allocation(world), world), tick, stdout=2)
         try:
-            while not world.stop.requested and (now_s := world.clock.monotonic_s()) < end_s:
-                stream.tick()
-                world.clock.sleep(max(0.0, min(0.1, end_s - now_s, stream.due_s - now_s)))
+            while not world.stop.requested and clock.monotonic_s() < end_s:
+                tick()
+                clock.sleep(max(0.0, min(0.1, end_s - clock.monotonic_s(), due_s - clock.monotonic_s())))
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
     return 0
