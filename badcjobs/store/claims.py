@@ -126,6 +126,13 @@ class Claim:
         self._token = f"{me.since_ms:012x}{secrets.token_hex(4)}"  # the earlier one is less; equal clocks do not matter
         self.path = out.tasks / f".claim-{part.source}-{part.line}-{part.index}-{part.count}-{self._token}"
         self._ended = threading.Event()
+        self._beat_at_s = clock.monotonic_s()
+
+    def check(self) -> bool:
+        """Return whether the part is still ours; after a long time without a heartbeat (a suspended job) look first."""
+        if self._clock.monotonic_s() - self._beat_at_s > 2 * self._me.every_s:
+            self._beat()
+        return not self.lost
 
     def __enter__(self) -> Claim:
         try:
@@ -221,6 +228,7 @@ class Claim:
     def _beat(self) -> None:
         """Write the next heartbeat into our own file, never into that of another task."""
         self._me = replace(self._me, beat=self._me.beat + 1, beat_at_ms=self._clock.now_ms())
+        self._beat_at_s = self._clock.monotonic_s()
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             try:

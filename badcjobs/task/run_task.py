@@ -275,7 +275,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         timetable=task.time.fit_test,
         audio=setup.audio,
         device_state=task.records.device_state,
-        is_taken_over=lambda: task.claim.lost,
+        is_taken_over=lambda: not task.claim.check(),
     )
     pending = task.writer.count_by_status().get("pending", 0)
     heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
