@@ -87,7 +87,7 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
     lengths = survey.lengths
     if not lengths.total_ms:
         mistakes, size = survey.mistakes, survey.walk.size
-        names = [*(name for some in survey.walk.faults.values() for name in some), *survey.unknown_names]
+        names = [*(name for some in survey.walk.remarks.faults.values() for name in some), *survey.unknown_names]
         names += mistakes.examples(SHOWN)[0]
         if lengths.unknown:
             why = f"{count(lengths.unknown, 'file')} without a length in the header"

@@ -33,7 +33,7 @@ def to_facts(survey: Survey) -> dict[str, Any]:
         "not_fetched": size.not_here,
         "not_fetched_bytes": size.not_here_total_bytes,
         "left_out_files": dict(walk.remarks.left_out),
-        "faults": {fault: names for fault, names in walk.faults.items() if names},
+        "faults": {fault: names for fault, names in walk.remarks.faults.items() if names},
     }
 
 
@@ -49,8 +49,8 @@ def _faults(facts: Any) -> Cases:
     nothing = survey.nothing_there
     failing = f"; {count(nothing, 'chunk')} without any of it would fail" if nothing else ""
     for fault, (severity, what, fix) in _FAULTS.items():
-        if names := survey.walk.faults[fault]:
-            path = shell_line(Path(survey.walk.first_fault[fault]))
+        if names := survey.walk.remarks.faults[fault]:
+            path = shell_line(Path(survey.walk.remarks.first_fault[fault]))
             yield {
                 "severity": severity, "fault": fault.replace("_", " "), "many": len(names), "details": names,
                 "what": what.format(failing=failing), "fix": fix.format(path=path),
@@ -117,6 +117,9 @@ SOURCE_RULES = (
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
             lambda f: f.many,
         )
+    ),
+    rules("audio", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.twice_lines()])(
+        warning_if("{text}", "badcjobs check FOLDER   (one source that contains the others)")
     ),
     rules("left out", _left_out_files)(Advice("{severity}", "{words}", "badcjobs guide audio   (formats)")),
     rules("passed over", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.notes()])(note_if("{text}")),

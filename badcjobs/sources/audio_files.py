@@ -89,20 +89,15 @@ ReadHeader = Callable[[str], AudioHeader]
 class NoAudio(Exception):
     """An audio file is missing or cannot be used; the text says why, ``fix`` may be a line to paste."""
 
+    key_bytes: int | None = None  # the size of a file that git-annex has not fetched, from its key; None: not known
+
     def __init__(
-        self,
-        text: str,
-        fix: str | None = None,
-        *,
-        not_found: bool = False,
-        missing_at: str | None = None,
-        key_bytes: int | None = None,
+        self, text: str, fix: str | None = None, *, not_found: bool = False, missing_at: str | None = None
     ) -> None:
         super().__init__(text)
         self.fix = fix
         self.not_found = not_found  # perhaps we looked in the wrong folder
         self.missing_at = missing_at  # where the file should be: only its rows fail; None: the source itself is wrong
-        self.key_bytes = key_bytes  # the size of a file that git-annex has not fetched, from its key; None: not known
 
 
 def is_audio(name: str) -> bool:
@@ -172,6 +167,7 @@ def end_ms_of(header: AudioHeader) -> int | None:
 _ANNEX = "/annex/objects/"
 LONGEST_POINTER = 1024  # bytes; no audio file is as short, apart from empty ones
 _KEY_SIZE = re.compile(r"-s(\d{1,18})(?:-[^/]*)?--[^/]*$")  # SHA256E-s5292044--0123….wav
+_NOT_FETCHED = "git-annex has not fetched the content of"
 _BROKEN_LINK = "a link to a file that does not exist:"
 
 
@@ -186,23 +182,22 @@ def read_pointer(place: str) -> str:
 
 
 def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
-    size = _KEY_SIZE.search(key)
-    text, fetch = explain_annex(place)
-    key_bytes = None if size is None else int(size[1])
-    return NoAudio(f"{text} {shown(path)}", f"{fetch} .", missing_at=str(place), key_bytes=key_bytes)
+    error = NoAudio(f"{_NOT_FETCHED} {shown(path)}", f"{_fetch(place)} .", missing_at=str(place))
+    if size := _KEY_SIZE.search(key):
+        error.key_bytes = int(size[1])
+    return error
 
 
-def explain_annex(place: Path) -> tuple[str, str]:
-    """Return what is wrong with a file without content, and the command that fetches it."""
-    return "git-annex has not fetched the content of", f"git -C {shlex.quote(str(place.parent))} annex get"
+def _fetch(place: Path) -> str:
+    return f"git -C {shlex.quote(str(place.parent))} annex get"
 
 
 def explain_missing(place: Path) -> str:
     """Describe why a file is not there; for git-annex with the command that fetches it."""
     is_link = place.is_symlink()
     if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
-        what, fetch = explain_annex(place)
-        return f"{what} {place}: {fetch} {shlex.quote(place.name)}"  # last: tables show only the end of an error
+        # The command is last: tables show only the end of an error.
+        return f"{_NOT_FETCHED} {place}: {_fetch(place)} {shlex.quote(place.name)}"
     return f"{_BROKEN_LINK if is_link else 'no such file:'} {place}"
 
 

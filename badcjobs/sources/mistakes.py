@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AudioHeader, Chunk
+from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk
 
 SHOWN = 20
 
@@ -92,7 +92,7 @@ PERHAPS_AUDIO = (
 
 
 class Remarks:
-    """Collects files that are truncated, missing or have two names, and the names that are skipped.
+    """Collects files that give no audio, are missing or have two names, and the names that are skipped.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ class Remarks:
 
     def __init__(self, *, keeps_missing: bool = False) -> None:
         self.keeps_missing = keeps_missing
-        self.broken = 0
-        self.broken_examples: list[str] = []
+        self.faults: dict[str, list[str]] = {fault: [] for fault in AUDIO_FAULTS}  # every file, with the reason
+        self.first_fault: dict[str, str] = {}  # the path of the first one
         self.missing = 0
         self._missing_examples: Sequence[str] = ()
         self._missing_fix: str | None = None
@@ -127,23 +127,24 @@ class Remarks:
         if (now := (chunk.audio_path, chunk.recording_id)) == self._before:
             return
         if chunk.audio_path != self._before[0]:
-            self.note_broken(chunk.source_path, chunk.fingerprint.header)
+            self.note_file(chunk.source_path, chunk.audio_path, chunk.fingerprint.header)
         self._before = now
         if several_sources:
-            path, name = hash(chunk.audio_path), hash(chunk.recording_id)
-            if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
-                self._twice += 1
-                if self._twice <= EXAMPLES:
-                    self._twice_examples.append(shown(chunk.audio_path))
+            self.note_name(chunk.audio_path, chunk.recording_id)
 
-    def note_broken(self, path: str, header: AudioHeader) -> None:
-        """Add the next file if its header promises more audio than the file has."""
-        if header.there_s is None:
-            return
-        self.broken += 1
-        says = "" if header.duration_s is None else f"its header says {header.duration_s:g} s, "
-        if self.broken <= EXAMPLES:
-            self.broken_examples.append(f"{shown(path)} ({says}the file has {header.there_s:g} s)")
+    def note_file(self, path: str, audio_path: str, header: AudioHeader) -> None:
+        """Add the next file if it gives no audio, or less than its header promises."""
+        if fault := header.fault or (BROKEN_AUDIO if header.there_s is not None else ""):
+            self.first_fault.setdefault(fault, audio_path)
+            self.faults[fault].append(f"{shown(path)}: {header.why}")
+
+    def note_name(self, audio_path: str, recording_id: str) -> None:
+        """Add the next file if it had another name in another source."""
+        path, name = hash(audio_path), hash(recording_id)
+        if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
+            self._twice += 1
+            if self._twice <= EXAMPLES:
+                self._twice_examples.append(shown(audio_path))
 
     def accept_missing(self, mistakes: Mistakes) -> None:
         """Take over the missing files from the mistakes."""
@@ -163,11 +164,12 @@ class Remarks:
         return found
 
     def lines(self) -> list[str]:
-        """Return a line for each kind of audio that will fail, or be processed twice."""
+        """Return a line for each kind of audio that will fail, at least in part, or be processed twice."""
         found = []
-        if many := self.broken:
-            what = f"{many:,} file{' is' if many == 1 else 's are'} truncated; the existing audio is processed"
-            found.append(f"{what}: {_listed(many, self.broken_examples)}")
+        for fault, names in self.faults.items():
+            if many := len(names):
+                files = f"{many:,} file{'' if many == 1 else 's'}"
+                found.append(f"{fault.replace('_', ' ')}: {files}: {_listed(many, names[:EXAMPLES])}")
         if many := self.missing:
             rows, they = ("row", "it") if many == 1 else ("rows", "they")
             what = (
@@ -175,10 +177,13 @@ class Remarks:
             )
             fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
             found.append(f"{what}: {_listed(many, self._missing_examples)}{fix}")
-        if many := self._twice:
-            what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources"
-            found.append(f"{what} and will be processed twice: {_listed(many, self._twice_examples)}")
-        return found
+        return [*found, *self.twice_lines()]
+
+    def twice_lines(self) -> list[str]:
+        """Return a line about the files that will be processed twice, if there are any."""
+        many = self._twice
+        what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources and will be processed twice"
+        return [f"{what}: {_listed(many, self._twice_examples)}"] if many else []
 
 
 def left_out_words(counts: Mapping[str, int]) -> str:

@@ -13,19 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk, Cutting, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
-from badcjobs.sources.badc_manifest import (
-    CUT,
-    Columns,
-    Manifest,
-    Question,
-    RowFiles,
-    Times,
-    check_cut,
-    check_row,
-    read_rows,
-)
+from badcjobs.sources.badc_manifest import CUT, Columns, Manifest, RowFiles, Times, check_cut, check_row, read_rows
 from badcjobs.sources.mistakes import Mistakes, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
@@ -116,8 +106,7 @@ class Surveyor(Walk):
         self.measured = 0  # files whose header was read
         self.rates_hz: Counter[int] = Counter()  # sample rate → files
         self.size = SourceSize()
-        self.faults: dict[str, list[str]] = {fault: [] for fault in AUDIO_FAULTS}  # every file, with the reason
-        self.first_fault: dict[str, str] = {}  # the path of the first one
+        self.several_sources = False
         self._suspected = suspected  # hashes of identities that probably repeat
         self._known: set[tuple[str, str]] = set()
         self._folders: Sequence[str] = ()
@@ -137,17 +126,16 @@ class Surveyor(Walk):
         self._known.add(key)
         return is_new
 
-    def measure(self, path: str, audio_path: str, found: Fingerprint) -> None:
-        """Count one more file whose header was read, and note one that is truncated or gives no audio."""
+    def measure(self, path: str, audio_path: str, recording_id: str, found: Fingerprint) -> None:
+        """Count one more file whose header was read, and note what is wrong with it."""
         header = found.header
         self.measured += 1
-        fault = header.fault or (BROKEN_AUDIO if header.there_s is not None else "")
-        self.size.add(path, found.audio_bytes, None if fault else header.duration_s)
+        self.remarks.note_file(path, audio_path, header)
+        if self.several_sources:
+            self.remarks.note_name(audio_path, recording_id)
+        self.size.add(path, found.audio_bytes, None if header.why else header.duration_s)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
-        if fault:
-            self.first_fault.setdefault(fault, audio_path)
-            self.faults[fault].append(f"{shown(path)}: {header.why}")
 
     def miss(self, path: str, error: NoAudio, *, has_end: bool, is_new: bool = True) -> bool:
         """Count a file that is not here, if it is new, and return whether its row can be planned all the same."""
@@ -204,6 +192,7 @@ def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
     walk = Surveyor(mistakes, sources.cutting, sources.read_header, needs_audio=needs_audio)
+    walk.several_sources = len(sources.parts) > 1
     return _read(sources, walk), walk
 
 
@@ -226,6 +215,7 @@ def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
 
 # Line, fields, where they are, start and end, CUT, start and end of the first row of the file.
 _Read = tuple[int, list[str], Columns, Times, str, Times]
+_Asked = tuple[_Read, tuple[str, bool] | None]  # with the question about its file
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
@@ -244,7 +234,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
                 header = files.header
                 cut = "yes" if is_cut and not had_end else cut
                 if look is not None:  # otherwise it is the file of the row before
-                    walk.measure(path, audio_path, replace(fingerprint, header=header))
+                    walk.measure(path, audio_path, row[columns.recording_id], replace(fingerprint, header=header))
             except NoAudio as problem:
                 is_planned = walk.miss(path, problem, has_end=had_end, is_new=look is not None)
                 if walk.needs_audio or not is_planned:
@@ -266,7 +256,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
         )  # fmt: skip
 
 
-def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[tuple[_Read, Question | None]]:
+def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[_Asked]:
     """Yield rows with the questions about their files; rows with an end have one as long as looks are left."""
     mistakes, known_mistakes = walk.mistakes, 0
     before, as_first, undecided, looks = "", "", walk.cutting.rows is None, False
@@ -302,7 +292,7 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             before, header = chunk.audio_path, chunk.fingerprint.header
             there_ms = None if header.there_s is None else round(header.there_s * 1000)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
-                walk.measure(chunk.source_path, chunk.audio_path, chunk.fingerprint)
+                walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
         if chunk.source_path.isascii() or is_text(chunk.source_path):
             base, path = _split(chunk)
             further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())

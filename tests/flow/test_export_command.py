@@ -121,6 +121,7 @@ def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, 
     for name in (FORT_SMITH, SAMBAA, UNDATED, LOOSE):
         make_wav(data / f"{name}.wav", 12.0, 1000, loud=CALLS_S, tone_hz=100)
     make_wav(data / ".trash" / "x.wav", 1.0, 1000)
+    (data / "notes.TXT").write_text("not audio")
     lab.write_text(f"[recordings]\npatterns = {PATTERNS}\n")
     tasks = [array_task(index, [0, 1]) for index in (0, 1)]
     site.run_tasks(data, *ON_CPU, *CUT, "--config", lab, envs=tasks)
@@ -129,7 +130,9 @@ def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, 
     logs = "".join(path.read_text() for path in site.out.glob("tasks/*.log"))
     assert logs.count("1 hidden name is skipped (the first: .trash/)") == 2
     assert f"1 of 2 recordings has no date in the name, e.g. {UNDATED}.wav (badcjobs guide audio)" in logs
-    names = site.badcjobs("report", site.out, "--json").json["recording_names"]
+    summary = site.badcjobs("report", site.out, "--json").json
+    names, left_out = summary["recording_names"], summary["left_out"]
+    assert left_out == {".txt": 1} and logs.count("left out: 1 .txt") == 2, "counted once, however many tasks there are"
     assert (names["recordings"], names["undated"], names["untimed"], names["no_study_area"]) == (4, 1, 0, 2)
     done = site.badcjobs("export", site.out, "--format", "csv", "--by-study-area", "-o", folder)
     assert done.exit_code == 0, done.stderr

@@ -83,6 +83,9 @@ def plan_lines(sources):
     lines += [f"  left out: {line}" for line in mistakes.examples(20)[0]]
     lines += [f"  {mistakes.count} mistakes, {mistakes.missing} missing"] if mistakes.count else []
     rates = ", ".join(f"{many} with {hz} Hz" for hz, many in walk.rates_hz.items())
+    size, guess = walk.size, walk.size.guessed_s()
+    rates += f"; {size.known_bytes} bytes in {size.files} files, {size.unsized} of unknown size"
+    rates += f"; {size.not_here} not here" + (f", about {guess:g} s" if guess else "") if size.not_here else ""
     return [*lines, *(f"  not there: {one}" for one in walk.not_there), f"  headers: {walk.measured}; {rates}"]
 
 
@@ -126,6 +129,8 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
             Path(name).chmod(0o700)
         Path("audio/loop.wav").unlink()
         write_files(re.sub("  r,c[23].*\n", "", files[files.index("m.csv") :]))
+        planned = plan_sources(PlanOrder({"source": ["audio"]}, Project(), rate=400.0), {}, folder).plan
+        assert check_source([Path("audio")], None, progress=print)[0].audio_s == planned.audio_hours * 3600 > 0
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
             counted = []
             facts, found = check_source([Path(name)], None, progress=counted.append, quick=quick)

@@ -137,7 +137,7 @@ def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(
     assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
 
 
-def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path):
+def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
     good = tmp_path / "good.json"
@@ -146,6 +146,9 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
         assert Learned("demo", [good]).about("GPU") == Lesson()
         learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
         learned.note("GPU", workers=4)
+        learned.note("GPU", cores=2)
+        assert caplog.text.count(f"cannot be kept in {tmp_path / 'folder.json'}: Is a directory; try: export") == 1
+        caplog.clear()
         assert (learned.about("GPU").workers, json.loads(good.read_text())["version"]) == (4, 1)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder.json", "good.json"], "and no draft"
 
