@@ -24,7 +24,7 @@ HEADLINES = (
     ("merged", ("{news}",)),
     ("submit", ("{cut_short.what}",)),
     ("chunks", (
-        "{s.facts.tries:count try tries}",
+        "{s.facts.tries:count try tries?}",
         "; {s.facts.conflicts:whole?} done more than once, the last result counts",
         "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
         "; {s.facts.done_of_unknown_length:whole?} of unknown length",
@@ -106,7 +106,7 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
     ]
     return {
         "proof": proved,
-        "unproved": None if proved else proof,
+        "unproved": None if proved or not summary.chunks else proof,  # a recording has no source
         "partly": partly,
         "where": where,
         "names": "; ".join(names) or None,
@@ -124,7 +124,8 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
     samples = sum(device.samples for device in summary.devices)
     gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
     gap_words = f"{count(sum(gap.gaps for gap in gaps), 'gap')}, {duration(sum(gap.seconds for gap in gaps))} in total"
-    use = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in summary.states.items()}
+    work = summary.states if any(task.engine for task in summary.facts.tasks) else {}
+    use = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in work.items()}
     return {
         "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings

@@ -59,6 +59,7 @@ from badcjobs.store.read_model import (
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
+from badcjobs.store.text_recording import ENDINGS, load_readings
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int], None]  # how many rows of the source have been read
@@ -123,8 +124,11 @@ def report_job(
     """Summarise a job, a task database or a recording, and compare it with another one."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
-        summaries = [summarize_database(database, progress, clock.now_ms(), ask_queue) for database, _ in jobs]
-        (database, title), comparison = jobs[0], None
+        summaries = [
+            replace(summarize_database(database, progress, clock.now_ms(), ask_queue), place=str(place))
+            for database, _, place in jobs
+        ]
+        (database, title, _), comparison = jobs[0], None
         if beside is not None:
             titles = (title, jobs[1][1]) if title != jobs[1][1] else (str(job), str(beside))
             comparison = compare(summaries[0], titles[0], summaries[1], titles[1])
@@ -133,24 +137,31 @@ def report_job(
 
 
 @contextmanager
-def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str]]:
-    """Yield a job database and its title; for a task database or a recording, a temporary one and the file name."""
+def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
+    """Yield a job database, its title, and its place for commands.
+
+    For a task database or a recording, a temporary database, the name of the file, and the file.
+    """
     database = find_job_database(given)
     try:
         with reading(database) as db:
             is_job = is_job_database(db)
     except DatabaseProblem:
-        is_job = True  # read_job says what is wrong, and suggests a command
+        is_job = database.suffix not in ENDINGS  # read_job says what is wrong, and suggests a command
     if is_job:
-        yield database, job_title(database)
+        place = database.parent if database.name == "job.sqlite" else database
+        yield database, job_title(database), place.absolute()
         return
     with TemporaryDirectory(prefix="badcjobs-report-") as folder:
         alone = Path(folder, database.name)  # a link: the other tasks of its run are not part of this report
-        for ending in ("", *LEFTOVERS):
+        if database.suffix in ENDINGS:
+            alone = alone.with_suffix(".sqlite")
+            load_readings(database, alone)
+        for ending in ("", *LEFTOVERS) if database.suffix not in ENDINGS else ():
             alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
         target = Path(folder, "merged", "job.sqlite")
         merge(MergeOrder([alone], target), clock)
-        yield target, database.name
+        yield target, database.name, database.absolute()
 
 
 def write_page(summary: Summary, path: Path, database: Path) -> None:

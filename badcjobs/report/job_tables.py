@@ -16,14 +16,11 @@ from badcjobs.report.words import (
     UNKNOWN,
     count,
     duration,
-    durations,
     energies,
     energy,
     memory,
     number,
-    percent,
     share_words,
-    spark,
     three,
 )
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
@@ -38,7 +35,7 @@ _LAST_LINE = 200  # characters of an engine error, in text
 # --- the lists and tables of text and notebook ------------------------------------------------------------------------
 
 
-def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tuple[str, list[str] | Table]]:
+def report_parts(summary: Summary, most: int, most_devices: int = 0) -> Iterator[tuple[str, list[str] | Table]]:
     """Yield the parts below the findings: a heading, and a table or the first lines of a list."""
     facts, proof, labels = summary.facts, summary.completeness, summary.facts.labels
     yield "Alerts", [f"alert: {line}" for line in alert_lines(summary.alerts)]
@@ -49,14 +46,9 @@ def report_parts(summary: Summary, most: int, most_devices: int) -> Iterator[tup
     for what, examples, many in strays:
         yield f"Rows {what}", _first([f"{what}: {name}" for name in examples], many if examples else 0, most, "more")
     if summary.states:
-        yield "Time and energy", state_table(summary.states, compact=True).without("of it busy")
-    if summary.devices:
-        shown = least_busy(summary.devices, most_devices)
-        yield "Devices", work_table(shown)
-        yield "Measured on each device", rank_table(shown)
-        if len(shown) < len(summary.devices):
-            some = f"the {len(shown)} least busy of {devices_words(summary.devices)}"
-            yield "", [f"{some}; report.html and --json list all"]
+        yield "Time and energy", state_table(summary.states)
+    if summary.devices and most_devices:
+        yield "Devices", device_table(summary, most_devices)
     silent = frozenset(summary.tasks_silent)
     unwell = [
         f"task {task.name}: {state_words(task, silent)}; {task.done:,} done, {task.failed:,} failed,"
@@ -112,11 +104,8 @@ def _duration(seconds: float) -> Cell:
 # --- tasks and devices ------------------------------------------------------------------------------------------------
 
 
-def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) -> Table:
-    """Return the time and energy of all devices by state; ``compact``: one unit for all times.
-
-    If a part of the energy is missing, a column says how much of the time was measured.
-    """
+def state_table(states: Mapping[str, StateSummary]) -> Table:
+    """Return the time and energy of all devices by state; if a part is missing, how much of the time was measured."""
     shown = [(words, states[state]) for state, words in STATE_WORDS.items() if state in states]
     hours, busy = sum(s.gpu_hours for _, s in shown), [s.busy_hours for _, s in shown if s.busy_hours is not None]
     known = [s.energy_wh for _, s in shown if s.energy_wh is not None]
@@ -125,16 +114,13 @@ def state_table(states: Mapping[str, StateSummary], *, compact: bool = False) ->
         hours, 100.0, sum(busy) if busy else None, sum(known) if known else None, 100.0 if known else None, measured
     )
     everything = [*shown, ("total", whole)]
-    times = durations([found.gpu_hours * 3600 for _, found in everything])
     joules = energies([found.energy_wh for _, found in everything])
     rows: list[Row] = []
-    for (words, found), time, used in zip(everything, times, joules, strict=True):
+    for (words, found), used in zip(everything, joules, strict=True):
         shares = (found.share_percent, found.energy_share_percent, found.measured_percent)
-        said = [share_words(value).replace(" %", "%" if compact else " %") for value in shares]
-        of_time, of_energy, of_measured = map(Cell, said, shares)
-        gpu_time = Cell(time, found.gpu_hours) if compact else _hours(found.gpu_hours)
-        energy_used = Cell(used, found.energy_wh)
-        rows.append((words, gpu_time, of_time, _hours(found.busy_hours), energy_used, of_energy, of_measured))
+        of_time, of_energy, of_measured = map(Cell, map(share_words, shares), shares)
+        hours_of = (_hours(found.gpu_hours), of_time, _hours(found.busy_hours))
+        rows.append((words, *hours_of, Cell(used, found.energy_wh), of_energy, of_measured))
     heads = columns(
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
@@ -150,11 +136,11 @@ def _hours(hours: float | None) -> Cell:
     return Cell(duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h", hours)
 
 
-def device_table(summary: Summary) -> Table:
-    """Return the devices of all tasks for a page; if there are too many, the least busy."""
-    chosen, caption = least_busy(summary.devices, MOST_DEVICES), "Devices"
+def device_table(summary: Summary, most: int = MOST_DEVICES) -> Table:
+    """Return the devices of all tasks, those with trouble first; if there are too many, the least busy."""
+    chosen, caption = least_busy(summary.devices, most), "Devices"
     if len(chosen) < len(summary.devices):
-        caption = f"The {MOST_DEVICES:,} least busy of {devices_words(summary.devices)}; job.sqlite has all"
+        caption = f"The {most:,} least busy of {devices_words(summary.devices)}; job.sqlite has all"
     heads = columns(
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",
@@ -210,42 +196,9 @@ def trouble_first(summary: Summary) -> list[TaskFacts]:
 _ORDER = (KILLED, "failed", SILENT, "stopped", RUNNING)  # then done
 
 
-def work_table(devices: Sequence[DeviceFacts]) -> Table:
-    """Return what each device did, for text."""
-    joules = energies([None if d.energy_j is None else d.energy_j / 3600 for d in devices])
-    times = durations([d.gap_s for d in devices])
-    rows = [
-        # Without telemetry there are neither readings nor gaps.
-        (_name(d), d.task, spark(d.spark) or UNKNOWN, _load(d.utilization_mean_percent), percent(d.busy_mean_percent),
-         percent(_state_percent(d, "working")), f"{d.work.done:,}", used,
-         gap if d.gap_s else "none" if d.samples else UNKNOWN)
-        for d, used, gap in zip(devices, joules, times, strict=True)
-    ]  # fmt: skip
-    heads = columns(
-        "<device", "<task", "<utilization over time", "util.", "busy", "working", "chunks", "energy", "gaps"
-    )
-    return Table("work-table", "What each device did", heads, rows)
-
-
-def rank_table(devices: Sequence[DeviceFacts]) -> Table:
-    """Return p50, p95 and maximum of what was measured on each device, for text."""
-    rows = [
-        (_name(d), d.task, _ranks(d, "utilization_percent"), _ranks(d, "memory_used_bytes", per=2**30, digits=1),
-         _ranks(d, "temperature_c"), _ranks(d, "power_w"),
-         three(d.work.chunk_p50_s, d.work.chunk_p95_s, d.work.chunk_max_s, 2 if (d.work.chunk_max_s or 0) < 10 else 1))
-        for d in devices
-    ]  # fmt: skip
-    heads = columns("<p50 / p95 / max", "<task", "util %", "memory GiB", "°C", "power W", "chunk s")
-    return Table("rank-table", "What was measured on each device", heads, rows)
-
-
 def _ranks(device: DeviceFacts, metric: str, *, per: float = 1.0, digits: int = 0) -> str:
     found = device.metrics.get(metric)
     return UNKNOWN if found is None else three(found.p50 / per, found.p95 / per, found.maximum / per, digits)
-
-
-def _name(device: DeviceFacts) -> str:
-    return f"{device.label} {device.name or UNKNOWN}"[:16].rstrip()
 
 
 # --- stragglers: devices that were slower than others of the same model -----------------------------------------------

@@ -65,15 +65,10 @@ class Table:
         return [self.headings, *([cell if isinstance(cell, str) else cell.words for cell in row] for row in shown)]
 
 
-def table_text(table: Table, *, shorten: str | None = None) -> list[str]:
-    """Return a table as aligned lines; long texts in the column ``shorten`` lose their beginning."""
+def table_text(table: Table) -> list[str]:
+    """Return a table as aligned lines."""
     rows = table.cells()
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    if shorten in table.headings:
-        place = table.headings.index(shorten)
-        most = max(8, WIDTH - 2 * len(widths) - sum(widths) + widths[place])
-        rows = [[*row[:place], ending(row[place], most), *row[place + 1 :]] for row in rows]
-        widths[place] = max(cell_len(row[place]) for row in rows)
     lines = []
     for row in rows:
         blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]

@@ -22,7 +22,7 @@ from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table
 from badcjobs.report.verdict import BAR, Verdict, bar, verdict_of
 from badcjobs.report.words import count, duration, moment, number, plain
 
-_MOST, _MOST_DEVICES = 10, 16  # entries of a list in text
+_MOST = 10  # entries of a list in text
 _NOTEBOOK_MOST, _NOTEBOOK_DEVICES = 100, 40
 _MOST_FILES = 20
 _MOST_SUBJECTS = 5
@@ -87,7 +87,7 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False, more: Se
             figures.append(f"where: {which}" + (f" and {more_subjects:,} more" if more_subjects > 0 else ""))
         lines += wrap(f"  {finding.kind}: {'; '.join(figures)}", indent=4, whole_words=False)
     lines += [""] if summary.findings else []
-    for _, part in report_parts(summary, _MOST, _MOST_DEVICES):
+    for _, part in report_parts(summary, _MOST):
         # Lines are wrapped, not cut, because the reason is at the end; a path is not split, so that it can be copied.
         for one in part if isinstance(part, list) else ():
             lines += wrap(f"  {one}", indent=4, whole_words=one.startswith("file "))

@@ -6,6 +6,7 @@ Text, page and notebook make it from a summary (``verdict_of``); the live views 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from badcjobs.model import load_word
@@ -109,6 +110,8 @@ def verdict_of(summary: Summary) -> Verdict:
     else:  # a recording, or no task has listed its chunks
         bad, counts = summary.tasks_by_verdict.get("failed", 0), ""
         words = {"failed": f"{count(bad, 'task')} failed", "stopped": "not finished"}
+        tasks = summary.facts.tasks
+        words |= {"done": "recorded"} if tasks and not any(task.engine for task in tasks) else {}
         state, word = ("running", "running") if running else (summary.verdict, words.get(summary.verdict, "all done"))
     if state != "done" and (summary.merged.new or summary.merged.changed):
         word += " when it was merged"
@@ -137,25 +140,20 @@ def _figures(summary: Summary) -> dict[str, object]:
         "energy": f"energy {'not measured' if wh is None else energy(wh) + partly}" if gpu_s else None,
         "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
         "busy": None if busy is None else share_words(100 * busy),
-        "load": None if busy is None else load_word(round(100 * busy, 1)),
+        "load": None if busy is None else load_word(100 * busy),
     }
 
 
 def _no_findings(summary: Summary) -> str:
     """Return the sentence for a job without findings."""
-    gpu_s = summary.gpu_hours * 3600
-    critical = sum(alert.alerts for alert in summary.alerts if alert.severity == "critical")
-    others = sum(alert.alerts for alert in summary.alerts) - critical
-    alerts = [count(critical, "critical alert")] if critical else []
-    alerts += [count(others, "other alert" if critical else "alert")] if others else []
-    see = f"; {' and '.join(alerts)}, see below" if alerts else ""
-    but = ""
+    alerts, gpu_s = sum(alert.alerts for alert in summary.alerts), summary.gpu_hours * 3600
+    critical = any(alert.severity == "critical" for alert in summary.alerts)
+    but = f"; {count(alerts, 'alert')}{' (some critical)' if critical else ''}, see below" if alerts else ""
     if summary.verdict != "done" and summary.chunks:
-        but = " besides the chunks that are left or failed"
+        but = f" besides the chunks that are left or failed{but}"
     elif 0 < gpu_s < LEAST_S:
-        but = f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were"
-    found = "problems found" if summary.verdict == "done" and not critical else "findings"
-    return f"No {found}{but}{see}."
+        but = f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were{but}"
+    return f"No {'problems found' if summary.verdict == 'done' and not critical else 'findings'}{but}."
 
 
 def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
@@ -171,9 +169,12 @@ def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
         return ((str(queue), next(iter(queue.release), monitor)),)
     if state == RUNNING:
         return (("", monitor),)
-    if (proof is None or not proof.finish) and summary.verdict != "done" and summary.chunks:
-        return (("run the same command or script again, then", shell_line("badcjobs", "merge", place)),)
+    kind = Path(place).suffix
+    if kind in (".csv", ".jsonl"):
+        return (("", shell_line("badcjobs", "report", place, "--html", "report.html")),)
     if proof is None or not proof.finish:
+        if summary.verdict != "done" and summary.chunks and kind != ".sqlite":
+            return (("run the same command or script again, then", shell_line("badcjobs", "merge", place)),)
         table = [] if summary.chunks else ["--table", "sample"]
         file = "detections.csv" if summary.chunks else "samples.csv"
         return (("", shell_line("badcjobs", "export", place, *table, "-o", file)),)

@@ -42,6 +42,8 @@ def _suggest_fix(path: Path, why: str) -> str:
         return f"{shlex.join(['badcjobs', 'record', '--out', str(path.with_suffix('.sqlite'))])} …   (not as text)"
     if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
         return f"the same command with {shlex.quote(str(job))}"
+    if why in _NOT_OURS and not (path.parent / "tasks").is_dir():
+        return "badcjobs report RUN_FOLDER   (the folder given as --out to badcjobs run)"
     if "malformed" not in why and "damaged" not in why:
         return shlex.join(["badcjobs", "merge", str(path.parent)])
     # The paths of the task databases are in the damaged file; with a folder ``tasks`` next to it, they are there.

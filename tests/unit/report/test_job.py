@@ -3,6 +3,7 @@
 Whether it is complete: every row of the source against the job database, and the commands that do the rest.
 """
 
+import json
 import os
 import re
 import shlex
@@ -337,3 +338,22 @@ def test_a_page_is_written_whole_or_not_at_all_and_merge_says_where_it_is(tmp_pa
     assert f"\n  report      {page_path}" in files_text(done)
     assert done.to_dict()["files"] == {"read_now": 0, "by_status": {"merged": 1}}
     assert len(done.to_dict()["removed"]["removed"]) == 1 and not list((tmp_path / "run" / "tasks").iterdir())
+
+
+def test_what_record_wrote_as_text_is_reported_and_other_text_is_refused(tmp_path):
+    head, rows = "at_ms,device_index,uuid,name,utilization_percent,power_w", []
+    for second in range(200):
+        rows += [f"{START_MS + 1000 * second},{n},GPU-{n},V100,{40 * n},{'' if n else 100.0}" for n in (0, 1)]
+    documents = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows]
+    (tmp_path / "a.csv").write_text("\n".join([head, *rows, "17"]))
+    (tmp_path / "a.jsonl").write_text("\n".join([*map(json.dumps, documents), '{"at_ms": 1']))
+    for path in (tmp_path / "a.csv", tmp_path / "a.jsonl"):
+        with report.report_job(path, CLOCK) as found:
+            text, (first, second) = found.to_text(), found.to_dict()["devices"]
+        assert text.startswith(f"{path.name}: recorded\n") and "6 min 38 s of GPU time in 3 min 19 s" in text
+        assert text.endswith(f"\nnext: badcjobs report {path} --html report.html")
+        assert (first["load"], second["load"], first["power_mean_w"], second["power_mean_w"]) == (
+            "idle", "moderate", 100.0, None)  # fmt: skip
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DatabaseProblem, match="cannot be read"), report.report_job(tmp_path / "b.csv", CLOCK):
+        pass
