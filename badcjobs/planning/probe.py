@@ -20,7 +20,7 @@ import psutil
 from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
-from badcjobs.paths import RunFolder
+from badcjobs.paths import ANOTHER_CACHE, RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
@@ -34,7 +34,7 @@ from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, read_allocation, task_mark
 from badcjobs.telemetry.usage import UsageReader
 from badcjobs.workers.engines import chunks_at_once_of
-from badcjobs.workers.learned import ProbeStore, default_store, subject_of
+from badcjobs.workers.learned import STORE, ProbeStore, default_store, subject_of
 from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
@@ -132,7 +132,7 @@ def find_grant(settings: RunSettings, world: World) -> Grant:
 
 
 def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None]:
-    """Return the file that results are kept in; refuse one that cannot be written before hours of trials."""
+    """Return the file that results are kept in; refuse --out that cannot be written before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
         raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
@@ -140,6 +140,10 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
     try:
         return store, store.open()
     except OSError as error:
+        if order.store is None:
+            what = "%s cannot be written: %s; the result is kept in ./%s; %s"
+            log.warning(what, store.file, error.strerror or error, STORE, ANOTHER_CACHE)
+            return open_store(replace(order, store=Path(STORE)), world)
         raise BadInput(
             f"the result cannot be written to {store.file}",
             why=error.strerror or str(error),
