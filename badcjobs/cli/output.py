@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _POLL = "BADCJOBS_POLL_S"
+_PARTS = 4096  # of a JSON document at a time
 _CONTINUATION = "    | "  # marks lines that are not log records of their own
 
 
@@ -69,7 +71,7 @@ if logging.lastResort is not None:  # prints warnings of commands that do not se
 
 def say(text: str, *, painted: bool = False) -> None:
     """Print a result as text; ``painted``: it may have colours."""
-    _print(safe_lines(text, painted=painted))
+    _print([safe_lines(text, painted=painted)])
 
 
 def say_next(*words: str | Path, note: str = "") -> None:
@@ -84,15 +86,18 @@ def this_command(*more: str, name: str | None = None, without: Sequence[str] = (
     return ["badcjobs", name or own, *words[:at], *more, *words[at:]]
 
 
-def print_document(document: str) -> None:
-    """Print a document unchanged; on a terminal, without control characters."""
-    _print(safe_lines(document, tabs=True) if sys.stdout.isatty() else document)
+def print_document(document: str | Iterable[str]) -> None:
+    """Print a document, or its lines, unchanged; on a terminal, without control characters."""
+    parts, end = ([document], "\n") if isinstance(document, str) else (document, "")
+    _print((safe_lines(part, tabs=True) for part in parts) if sys.stdout.isatty() else parts, end)
 
 
-def _print(text: str) -> None:
+def _print(parts: Iterable[str], end: str = "\n") -> None:
     """Print; a closed pipe (``| head -1``) or a full disk is not an error of the command."""
     try:
-        print(text, flush=True)
+        for part in parts:
+            sys.stdout.write(part)
+        print(end=end, flush=True)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             remark(f"warning: the result cannot be printed: {error}")
@@ -111,8 +116,9 @@ def print_line(line: str) -> None:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document, and nothing else."""
-    _print(safe_json(json.dumps(document, indent=2, ensure_ascii=False)))
+    """Print one JSON document, and nothing else; a large one in parts."""
+    parts = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
+    _print(map(safe_json, iter(lambda: "".join(islice(parts, _PARTS)), "")))
 
 
 def answer(json_wanted: bool, document: Callable[[], object], text: Callable[[], str]) -> None:

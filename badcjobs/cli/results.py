@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -52,10 +53,10 @@ def merge(
     counter = Pace("task databases merged")
     given = inputs or [find_run(None, read_project(context), "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
-    queue = QueueReader(SystemClock())
-    job = finish_job(order, SystemClock(), remove_merged=remove_merged, reading_source=Pace(_ROWS), ask_queue=queue)
+    how = {"remove_merged": remove_merged, "readings": json_wanted}
+    job = finish_job(order, SystemClock(), reading_source=Pace(_ROWS), ask_queue=QueueReader(SystemClock()), **how)
     if json_wanted:
-        print_json({**job.to_dict(), "why_no_report": job.why_no_report})
+        print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
     else:
         more = [files_text(job)]
         more += [] if job.removed is None else [removal_text(job.removed.removed, job.removed.left)]
@@ -113,26 +114,26 @@ def report(
         raise BadInput(what, why="stdout holds one document", fix=again)
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
-    queue = QueueReader(SystemClock())
-    with report_job(job, SystemClock(), compare, Pace(_ROWS), queue) as found:
+    queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
+    with report_job(job, SystemClock(), compare, Pace(_ROWS), queue, readings=readings) as found:
         for target, make in zip(targets, (found.to_html, found.to_markdown, found.to_prometheus), strict=True):
             if target.path is not None:
                 _write(target.path, make())
                 if not is_stdout(target.path):
                     remark(f"{target.path} is written")
     if json_wanted:
-        print_json(found.to_dict())
+        print_json(found.to_dict(streamed=True))
     elif not to_stdout:
         say(found.to_text(colour=colour_wanted()), painted=True)
     return ExitCode.DATABASE if found.lossy_files else ExitCode.DONE
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str | Iterable[str]) -> None:
     """Write a document to stdout or, in one step, to its file; a closed pipe is not an error."""
     from badcjobs.report.job import write_whole
 
     if is_stdout(path):
-        print_document(text.rstrip("\n"))
+        print_document(text.rstrip("\n") if isinstance(text, str) else text)
         return
     try:
         write_whole(path, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -230,9 +230,10 @@ class Stretches:
 class ChartData:
     """What the page shows in addition to the summary."""
 
-    stretches: Mapping[int, Stretches] = field(default_factory=dict)  # by device_id
+    # They read a device by its device_id: those of all devices may not fit into memory.
+    stretches: Callable[[int], Stretches | None] = lambda device_id: None
     # The same for devices with unfinished attempts, if their task no longer runs: these attempts are lost.
-    given_up: Mapping[int, Stretches] = field(default_factory=dict)
+    given_up: Callable[[int], Stretches | None] = lambda device_id: None
     sets_of_settings: int = 0  # how many different settings the tasks had
     versions: tuple[str, ...] = ()  # of badcjobs, used by the tasks
 

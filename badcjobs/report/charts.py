@@ -6,7 +6,8 @@ Imported only if Bokeh, and with it NumPy, is installed.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -31,8 +32,8 @@ _LIFE = ("start_up", "waiting", "working", "failed", "lost", "idle")  # the usua
 _USUAL_ORDER: Mapping[str | None, int] = {state: place for place, state in enumerate(_LIFE)}
 MOST_RUNS = 40_000
 MOST_ROWS = 4_000  # of the timeline
-_MOST_RANKED = 1_000  # devices from which the inner band is computed
-_BLOCK = 256
+_MOST_RANKED = 500  # devices from which the inner band is computed
+_BLOCK = 128
 _COLUMNS = 400
 _FEWEST_BARS, _MOST_BARS = 8, 60
 _LONG_TAIL = 8  # if the longest chunk takes this many times the median, the scale is logarithmic
@@ -133,15 +134,18 @@ def draw(summary: Summary, data: ChartData) -> Charts:
 
 def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
     """Return the devices that are worth a look, by reason, worst first."""
-    values: Mapping[str, Sequence[float | None]] = {
-        "failed or lost work": [d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0) for d in devices],
-        "least busy": [None if d.busy_mean_percent is None else 100 - d.busy_mean_percent for d in devices],
-        "slowest": [d.work.chunk_p50_s for d in devices],
-        "hottest": [d.temperature_max_c for d in devices],
-        "longest gaps": [d.gap_s for d in devices],
+    figures: Mapping[str, Callable[[DeviceFacts], float | None]] = {
+        "failed or lost work": lambda d: d.state_s.get("failed", 0.0) + d.state_s.get("lost", 0.0),
+        "least busy": lambda d: None if d.busy_mean_percent is None else 100 - d.busy_mean_percent,
+        "slowest": lambda d: d.work.chunk_p50_s,
+        "hottest": lambda d: d.temperature_max_c,
+        "longest gaps": lambda d: d.gap_s,
     }
-    known = {why: [(value, place) for place, value in enumerate(those) if value] for why, those in values.items()}
-    return {why: [place for _, place in sorted(those, key=lambda one: -one[0])] for why, those in known.items()}
+    found = {}
+    for why, figure in figures.items():
+        values = {place: value for place, device in enumerate(devices) if (value := figure(device))}
+        found[why] = sorted(values, key=lambda place: -values[place])[:MOST_ROWS]
+    return found
 
 
 def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm]:
@@ -252,7 +256,8 @@ def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int, many: int) 
     of them.
     """
     edges, every = np.linspace(from_ms, to_ms, _COLUMNS + 1), -(-many // _MOST_RANKED)
-    bands, left = {metric: _Band() for metric in CHARTED}, iter(devices)
+    nothing, left = np.outer([np.inf, -np.inf, 0.0, 0.0], np.ones(_COLUMNS)), iter(devices)
+    totals, ranked = {metric: nothing.copy() for metric in CHARTED}, defaultdict(list)
     while block := list(islice(left, _BLOCK)):
         begins, ends = (np.concatenate([np.asarray(getattr(d, part)) for d in block]) for part in ("from_ms", "to_ms"))
         first = np.clip(((begins - edges[0]) // (edges[1] - edges[0])).astype(np.int64), 0, _COLUMNS - 1)
@@ -263,40 +268,32 @@ def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int, many: int) 
         column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(touched) - touched, touched)
         inside_ms = np.minimum(ends[places], edges[column + 1]) - np.maximum(begins[places], edges[column])
         device = np.repeat(np.arange(len(block)), [len(one.from_ms) for one in block])[places]
-        for metric, band in bands.items():
+        for metric in CHARTED:
             low, mean, high = (
                 np.concatenate([np.asarray(getattr(one.metrics[metric], part)) for one in block])[places]
                 for part in ("low", "mean", "high")
             )
-            band.add(column, inside_ms, low, mean, high)
+            _add(totals[metric], column, inside_ms, low, mean, high)
             some = np.isfinite(mean) & (device % every == 0)
-            band.ranked.append((column[some], mean[some]))
+            ranked[metric].append((column[some], mean[some]))
     begins, ends = (edges[part].astype(np.int64).tolist() for part in (slice(None, -1), slice(1, None)))
-    envelopes = {metric: band.envelope() for metric, band in bands.items()}
-    inner = {metric: _middle(*map(np.concatenate, zip(*band.ranked, strict=True))) for metric, band in bands.items()}
-    return Stretches(begins, ends, (), envelopes), inner
+    inner = {metric: _middle(*map(np.concatenate, zip(*some, strict=True))) for metric, some in ranked.items()}
+    return Stretches(begins, ends, (), {metric: _envelope(one) for metric, one in totals.items()}), inner
 
 
-class _Band:
-    """The readings of one metric in each column, block by block."""
+def _add(totals: Numbers, column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> None:
+    """Add the readings of a block: the rows of ``totals`` are smallest, largest, time, and sum over time."""
+    known = np.isfinite(mean) & (weight > 0)
+    column, weight = column[known], weight[known]
+    np.minimum.at(totals[0], column, low[known])
+    np.maximum.at(totals[1], column, high[known])
+    totals[2] += np.bincount(column, weight, _COLUMNS)
+    totals[3] += np.bincount(column, weight * mean[known], _COLUMNS)
 
-    def __init__(self) -> None:
-        self._lows, self._highs = np.full(_COLUMNS, np.inf), np.full(_COLUMNS, -np.inf)
-        self._weights, self._sums = np.zeros(_COLUMNS), np.zeros(_COLUMNS)
-        self.ranked: list[tuple[Whole, Numbers]] = []  # column and mean of some devices
 
-    def add(self, column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> None:
-        known = np.isfinite(mean) & (weight > 0)
-        column, weight = column[known], weight[known]
-        np.minimum.at(self._lows, column, low[known])
-        np.maximum.at(self._highs, column, high[known])
-        self._weights += np.bincount(column, weight, _COLUMNS)
-        self._sums += np.bincount(column, weight * mean[known], _COLUMNS)
-
-    def envelope(self) -> Envelope:
-        weights = np.where(self._weights == 0, np.nan, self._weights)  # NaN: no reading
-        lows, means, highs = self._lows + 0 * weights, self._sums / weights, self._highs + 0 * weights
-        return Envelope(lows.tolist(), means.tolist(), highs.tolist())
+def _envelope(totals: Numbers) -> Envelope:
+    lows, highs, times, sums = np.where(totals[2] > 0, totals, np.nan)
+    return Envelope(lows.tolist(), (sums / times).tolist(), highs.tolist())
 
 
 def _middle(column: Whole, mean: Numbers) -> tuple[list[float], list[float]]:

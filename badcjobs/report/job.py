@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
@@ -36,7 +36,7 @@ from badcjobs.report.compare import Comparison, Figure, compare
 from badcjobs.report.completeness import merge_again, prove_complete
 from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
-from badcjobs.report.prometheus import job_samples, prometheus_text
+from badcjobs.report.prometheus import job_samples, prometheus_lines
 from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
@@ -67,11 +67,12 @@ Progress = Callable[[int], None]  # how many rows of the source have been read
 
 def finish_job(
     order: MergeOrder, clock: Clock, *, remove_merged: bool = False, ask_queue: AskQueue = not_asked,
-    reading_source: Progress = lambda rows: None,
+    reading_source: Progress = lambda rows: None, readings: bool = True,
 ) -> FinishedJob:  # fmt: skip
     """Merge task databases into a job database, summarise it, write its page.
 
-    A page that cannot be written is not an error: the numbers are safe in the job database.
+    A page that cannot be written is not an error: the numbers are safe in the job database. ``readings``: the last
+    reading of each device is wanted, which only JSON and metrics show.
     """
     try:
         merged = merge(order, clock)
@@ -79,7 +80,7 @@ def finish_job(
         above = [place.absolute().parent for place in order.inputs if place.absolute().name == "tasks"]
         found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
         raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
-    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue)
+    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, readings=readings)
     # A database that was published during the merge is no reason to merge again.
     news = summary.merged
     summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
@@ -94,10 +95,11 @@ def finish_job(
 
 
 def summarize_database(
-    database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None, ask_queue: AskQueue = not_asked
-) -> Summary:
+    database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None,
+    ask_queue: AskQueue = not_asked, *, readings: bool = True,
+) -> Summary:  # fmt: skip
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
-    facts = read_job(database)
+    facts = read_job(database, readings=readings)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
     place = database.parent if database.name == "job.sqlite" else database
@@ -119,14 +121,14 @@ def summarize_database(
 @contextmanager
 def report_job(
     job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None,
-    ask_queue: AskQueue = not_asked,
+    ask_queue: AskQueue = not_asked, *, readings: bool = True,
 ) -> Iterator[ReportedJob]:  # fmt: skip
     """Summarise a job, a task database or a recording, and compare it with another one."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
         summaries = [
-            replace(summarize_database(database, progress, clock.now_ms(), ask_queue), place=str(place))
-            for database, _, place in jobs
+            replace(summarize_database(one, progress, clock.now_ms(), ask_queue, readings=readings), place=str(place))
+            for one, _, place in jobs
         ]
         (database, title, _), comparison = jobs[0], None
         if beside is not None:
@@ -170,13 +172,14 @@ def write_page(summary: Summary, path: Path, database: Path) -> None:
         write_whole(path, page(summary, job_title(database), charts))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text to a hidden file and rename it; raises BadInput when it cannot be written.
+def write_whole(path: Path, text: str | Iterable[str]) -> None:
+    """Write a text, or its parts, to a hidden file and rename it; raises BadInput when it cannot be written.
 
     A symbolic link stays: the file that it points to is replaced.
     """
     with fresh_file(path.resolve() if path.is_symlink() and path.is_file() else path) as file:
-        file.write(text.encode("utf-8", errors="replace"))  # a file name may not be valid text
+        for part in [text] if isinstance(text, str) else text:
+            file.write(part.encode("utf-8", errors="replace"))  # a file name may not be valid text
 
 
 # --- what the numbers mean --------------------------------------------------------------------------------------------
@@ -292,12 +295,12 @@ class FinishedJob:
     removed: Removal | None = None
     why_no_report: str | None = None  # the page could not be written; an existing page is from an earlier merge
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self, *, streamed: bool = False) -> dict[str, object]:
         """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
         removed = None if self.removed is None else asdict(self.removed)
-        return {**self.summary.to_dict(), "files": files, "removed": removed}
+        return {**self.summary.to_dict(streamed=streamed), "files": files, "removed": removed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +319,9 @@ class ReportedJob:
             return comparison_text(self.comparison)
         return summary_text(self.summary, self.title, colour=colour)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, streamed: bool = False) -> dict[str, Any]:
         """Return the report for scripts."""
-        return self.summary.to_dict() if self.comparison is None else self.comparison.to_dict()
+        return self.summary.to_dict(streamed=streamed) if self.comparison is None else self.comparison.to_dict()
 
     def to_html(self) -> str:
         """Return the page of the job; without the comparison."""
@@ -331,9 +334,9 @@ class ReportedJob:
             return comparison_markdown(self.comparison)
         return markdown(self.summary, self.title)
 
-    def to_prometheus(self) -> str:
-        """Return the metrics of the job."""
-        return prometheus_text(job_samples(self.summary, self.title))
+    def to_prometheus(self) -> Iterator[str]:
+        """Yield the metrics of the job, line by line."""
+        return prometheus_lines(job_samples(self.summary, self.title))
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------

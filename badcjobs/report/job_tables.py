@@ -10,7 +10,7 @@ from badcjobs.model import CHARTED, load_word
 from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices, devices_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.words import (
     UNKNOWN,
@@ -25,7 +25,7 @@ from badcjobs.report.words import (
 )
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 
-MOST_DEVICES = 5000  # on a page
+MOST_ROWS = 200  # of a table, or names in a finding, on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
 _ALL_MESSAGES = 300_000  # characters: a page should stay small enough to send
 _NEARLY_ALL_OF_A_STATE = 90.0  # percent
@@ -56,7 +56,7 @@ def report_parts(summary: Summary, most: int, most_devices: int = 0) -> Iterator
         for task in trouble_first(summary)
         if task.verdict != "done"
     ]
-    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (report.html and --json list all)")
+    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (--json lists all)")
     gaps = [f"gap: {g.reason} ({count(g.gaps, 'time')}, {duration(g.seconds)})" for g in facts.gaps if g.metric is None]
     missing = sorted({(gap.metric, gap.reason) for gap in facts.gaps if gap.metric is not None})
     yield "Gaps in telemetry", gaps + [f"not available: {metric}: {reason}" for metric, reason in missing]
@@ -136,11 +136,9 @@ def _hours(hours: float | None) -> Cell:
     return Cell(duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h", hours)
 
 
-def device_table(summary: Summary, most: int = MOST_DEVICES) -> Table:
+def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
     """Return the devices of all tasks, those with trouble first; if there are too many, the least busy."""
-    chosen, caption = least_busy(summary.devices, most), "Devices"
-    if len(chosen) < len(summary.devices):
-        caption = f"The {most:,} least busy of {devices_words(summary.devices)}; job.sqlite has all"
+    chosen, many = least_busy(summary.devices, most), len(summary.devices)
     heads = columns(
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",
@@ -157,7 +155,7 @@ def device_table(summary: Summary, most: int = MOST_DEVICES) -> Table:
             Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
             _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
         ))  # fmt: skip
-    table = Table("device-table", caption, heads, rows)
+    table = Table("device-table", _caption("Devices", many, "device_summary", most), heads, rows, of=many)
     one_model = len({device.name for device in summary.devices}) == 1
     return table.without("model") if one_model else table  # the model is named above the table
 
@@ -180,6 +178,16 @@ def least_busy(devices: Sequence[DeviceFacts], most: int) -> Sequence[DeviceFact
         return not (device.work.gave_up or device.work.failed or device.work.lost), 101.0 if busy is None else busy
 
     return sorted(devices, key=rank)[:most]
+
+
+def _caption(words: str, many: int, table: str, most: int = MOST_ROWS) -> str:
+    """Return the caption of a table; if it has only the first of many rows, with the command that writes all."""
+    if many <= most:
+        return words
+    return (
+        f"{words}: the first {most} of {many:,}, trouble first; all of them:"
+        f" badcjobs export job.sqlite --table {table} -o {table}.csv"
+    )
 
 
 def trouble_first(summary: Summary) -> list[TaskFacts]:
@@ -233,7 +241,10 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
         words += f" {count(left, 'other was', 'others were')} not compared: {needed}."
     heads = columns("<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest",
                     "<held back by")  # fmt: skip
-    return Table("straggler-table", "Devices that were slower than their peers by more than chance", heads, rows), words
+    if len(rows) > MOST_ROWS:
+        words += f" The table shows {MOST_ROWS} of {len(rows):,} slow devices; --json lists all in the finding."
+    caption = "Devices that were slower than their peers by more than chance"
+    return Table("straggler-table", caption, heads, rows[:MOST_ROWS], of=len(rows)), words
 
 
 # --- the charts in numbers --------------------------------------------------------------------------------------------
@@ -296,12 +307,14 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     yield "heard", "Detections", label_table(summary), "No detections.", ""
     heads = columns("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio",
                     "wall time")  # fmt: skip
+    silent, many = frozenset(summary.tasks_silent), len(facts.tasks)
     rows = [
-        (t.name, t.node, state_words(t, summary.tasks_silent), _cell(t.exit_code), _cell(t.devices), _cell(t.done),
+        (t.name, t.node, state_words(t, silent), _cell(t.exit_code), _cell(t.devices), _cell(t.done),
          _cell(t.failed), _cell(t.pending), _duration(t.audio_s), _duration(t.wall_s))
-        for t in trouble_first(summary)
+        for t in trouble_first(summary)[:MOST_ROWS]
     ]  # fmt: skip
-    yield "tasks", "Array tasks", Table("task-table", "Array tasks", heads, rows), "None.", ""
+    caption = _caption("Array tasks", many, "task_summary")
+    yield "tasks", "Array tasks", Table("task-table", caption, heads, rows, of=many), "None.", ""
     many, backends = count_devices(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
     each = f"{count(many, 'device')}, one row per array task that used it. " if many < len(summary.devices) else ""
     model = f"Model: {'; '.join(models)}. " if len(models) == 1 and all(models) else ""
@@ -320,7 +333,9 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     ]
     gaps = Table("gap-table", "Time without readings, by reason", heads, rows)
     yield "gaps", "Gaps in telemetry", gaps, "None.", ""
-    remarks = Table("file-table", "Files with a remark", columns("<file", "<<remark"), facts.file_remarks)
+    many, heads = len(facts.file_remarks), columns("<file", "<<remark")
+    caption = _caption("Files with a remark", many, "source_file")
+    remarks = Table("file-table", caption, heads, facts.file_remarks[:MOST_ROWS], of=many)
     yield "files", "Files with a remark", remarks, "None.", ""
 
 

@@ -134,11 +134,11 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
         yield Section("stragglers", "Stragglers", paragraph(compared), folded=True)
     else:
         body = paragraph(compared, "quiet") + (table_html(slow) if slow.rows else "")
-        yield Section("stragglers", "Stragglers", body, len(slow.rows), folded=True)
+        yield Section("stragglers", "Stragglers", body, slow.of, folded=True)
     for name, heading, table, empty, words in tables.page_tables(summary):
         body = table_html(table) if table.rows else paragraph(empty)
         body = (paragraph(words, "quiet") if words else "") + body
-        yield Section(name, heading, body, len(table.rows), folded=True)
+        yield Section(name, heading, body, table.of or len(table.rows), folded=True)
     yield _settings(summary, data)
 
 
@@ -155,7 +155,10 @@ def _finding_list(findings: Sequence[Finding]) -> str:
     for finding in findings:
         evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
         lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
-        subjects = paragraph("; ".join(finding.subjects), "quiet") if finding.subjects else ""
+        more = len(finding.subjects) - tables.MOST_ROWS
+        words = "; ".join(finding.subjects[: tables.MOST_ROWS])
+        words += f" and {more:,} more (--json lists all)" if more > 0 else ""
+        subjects = paragraph(words, "quiet") if words else ""
         items += (
             f'<li><article class="finding {escape(finding.severity)}">'
             f'<h3><span class="severity">{escape(finding.severity)}</span>{escape(finding.sentence)}</h3>'

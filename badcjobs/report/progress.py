@@ -76,8 +76,8 @@ def over_time(
     running = _running(tasks, silent)
 
     def read(device: DeviceFacts) -> Stretches | None:
-        found = None if device.task in running else data.given_up.get(device.device_id)
-        return data.stretches.get(device.device_id) if found is None else found
+        found = None if device.task in running else data.given_up(device.device_id)
+        return found or data.stretches(device.device_id)
 
     return read
 

@@ -6,7 +6,7 @@ Both ``report --prometheus FILE`` and ``/metrics`` of ``serve`` use this table, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,12 +191,14 @@ METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 def samples_of(of: str, thing: object, *first: str) -> Iterator[Sample]:
     """Yield the samples of a device, a task or a run; ``first``: the values of its first labels."""
-    for metric in METRICS:
-        if metric.of == of:
-            found = metric.value(thing)
-            for key, value in found.items() if metric.by else [((), found)]:
-                others = (key,) if isinstance(key, str) else key
-                yield metric.name, value, dict(zip(metric.labels, (*first, *others), strict=True))
+    return (sample for metric in METRICS if metric.of == of for sample in _samples(metric, thing, first))
+
+
+def _samples(metric: Metric, thing: object, first: tuple[str, ...]) -> Iterator[Sample]:
+    found = metric.value(thing)
+    for key, value in found.items() if metric.by else [((), found)]:
+        others = (key,) if isinstance(key, str) else key
+        yield metric.name, value, dict(zip(metric.labels, (*first, *others), strict=True))
 
 
 def info_samples(run: str) -> Iterator[Sample]:
@@ -206,35 +208,46 @@ def info_samples(run: str) -> Iterator[Sample]:
 
 def device_samples(of: str, device: DeviceFacts, run: str) -> Iterator[Sample]:
     """Yield the last reading of a device, or what it did and used so far."""
-    return samples_of(of, device, run, device.task, device.label, device.uuid or "")
+    return samples_of(of, device, *_device_labels(device, run))
+
+
+def _device_labels(device: DeviceFacts, run: str) -> tuple[str, ...]:
+    return run, device.task, device.label, device.uuid or ""
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
     """Yield every sample of a job; ``run`` names it."""
-    yield from info_samples(run)
-    for device in summary.devices:
-        yield from device_samples(READING, device, run)
-    yield from run_samples(summary, run)
-    yield from samples_of(REPORT, summary, run)
+    return run_samples(summary, run, (_INFO, READING, DEVICE, TASK, RUN, REPORT))
 
 
-def run_samples(summary: Summary, run: str) -> Iterator[Sample]:
-    """Yield the samples of a run, its tasks and its devices; also while it is running."""
-    for device in summary.devices:
-        yield from device_samples(DEVICE, device, run)
-    for task in summary.facts.tasks:
-        yield from samples_of(TASK, task, run, task.name)
-    yield from samples_of(RUN, summary, run)
+def run_samples(summary: Summary, run: str, kinds: Collection[str] = (DEVICE, TASK, RUN)) -> Iterator[Sample]:
+    """Yield the samples of a run, its tasks and its devices, metric by metric; also while it is running."""
+    for metric in (metric for metric in METRICS if metric.of in kinds):
+        if metric.of in (READING, DEVICE):
+            for device in summary.devices:
+                yield from _samples(metric, device, _device_labels(device, run))
+        elif metric.of == TASK:
+            for task in summary.facts.tasks:
+                yield from _samples(metric, task, (run, task.name))
+        else:
+            yield from _samples(metric, summary, (run, __version__) if metric.of == _INFO else (run,))
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
     """Return samples in the Prometheus text format, in the order of the table; only known, finite values."""
-    lines: dict[str, list[str]] = {name: [] for name in METRIC_BY_NAME}
+    places = {name: place for place, name in enumerate(METRIC_BY_NAME)}
+    return "".join(prometheus_lines(sorted(samples, key=lambda sample: places[sample[0]])))
+
+
+def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield the same text line by line, from samples that come metric by metric."""
+    last = None
     for name, value, labels in samples:
         if value is not None and math.isfinite(value):
+            if name != last:
+                metric, last = METRIC_BY_NAME[name], name
+                yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {metric.kind}\n"
             # For Prometheus an empty label is the same as no label.
             pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-            lines[name].append(f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n")
-    heads = {m.name: f"# HELP {m.name} {m.help} ({m.unit})\n# TYPE {m.name} {m.kind}\n" for m in METRICS}
-    return "".join(heads[name] + "".join(values) for name, values in lines.items() if values)
+            yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"

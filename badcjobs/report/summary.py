@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -76,6 +76,20 @@ class StateSummary:
     measured_percent: float | None = None  # share of the time for which the power is known
 
 
+class _Streamed(list[Any]):
+    """A list of a JSON document whose items are made one by one, while they are written."""
+
+    def __init__(self, make: Callable[[Any], Any], things: Sequence[Any]) -> None:
+        super().__init__()
+        self._make, self._things = make, things
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._make, self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """All numbers of a job: its facts, and what is computed from them."""
@@ -125,21 +139,28 @@ class Summary:
         """Files of the source that are not audio by their ending → number; every task counts the whole source."""
         return {d.subject or "": int(d.value or 0) for d in self.facts.decisions if d.kind == LEFT_OUT}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document of ``badcjobs merge --json``; a number that is not finite is null."""
+    def to_dict(self, *, streamed: bool = False) -> dict[str, Any]:
+        """Return the document of ``badcjobs merge --json``; a number that is not finite is null.
+
+        ``streamed``: to be written once; its long lists take no memory.
+        """
         from badcjobs.report.verdict import verdict_of  # which needs this module
 
         own = {one.name: getattr(self, one.name) for one in fields(self)} | {"overview": verdict_of(self).to_dict()}
         own["left_out"] = self.left_out
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
-        document["task_list"] = [{name: getattr(task, name) for name in TASK_KEYS} for task in self.facts.tasks]
-        document["devices"] = [_device(device) for device in self.devices]
+        document |= {"task_list": None, "devices": None}
         if self.completeness is not None:
             document["completeness"] = {**asdict(self.completeness), "complete": self.completeness.complete}
-        return finite(document)  # type: ignore[no-any-return]
+        lists = {"task_list": _Streamed(_task, self.facts.tasks), "devices": _Streamed(_device, self.devices)}
+        return {**finite(document), **{key: some if streamed else list(some) for key, some in lists.items()}}
 
 
-def _device(device: read_model.DeviceFacts) -> dict[str, Any]:
+def _task(task: read_model.TaskFacts) -> Any:
+    return finite({key: getattr(task, key) for key in TASK_KEYS})
+
+
+def _device(device: read_model.DeviceFacts) -> Any:
     """Return a device for the JSON document: DEVICE_KEYS."""
     work, load = device.work, device.metrics.get("utilization_percent")
     others = {
@@ -157,7 +178,7 @@ def _device(device: read_model.DeviceFacts) -> dict[str, Any]:
         "audio_hours": work.audio_s / 3600,
         **{key: getattr(work, key) for key in ("workers", "chunk_p50_s", "chunk_p95_s", "chunk_max_s")},
     }
-    return {key: others[key] if key in others else getattr(device, key) for key in DEVICE_KEYS}
+    return finite({key: others[key] if key in others else getattr(device, key) for key in DEVICE_KEYS})
 
 
 def summarize(

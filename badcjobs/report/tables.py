@@ -47,6 +47,7 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
     foot: Row = ()  # the total, which stays at the end when rows are sorted
+    of: int = 0  # how many rows there are, if these are only the first
 
     @property
     def headings(self) -> list[str]:

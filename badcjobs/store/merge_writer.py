@@ -27,7 +27,15 @@ from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
 from badcjobs.store.plausible import find_damage
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
-from badcjobs.store.source_files import HOLDING, Intake, SourceFile, describe, total, write_source_files
+from badcjobs.store.source_files import (
+    HOLDING,
+    Intake,
+    SourceFile,
+    describe,
+    read_source_files,
+    total,
+    write_source_files,
+)
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
 _TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
@@ -293,10 +301,9 @@ class JobWriter:
                     reason = f"its rows were left out: {error}"
                     self._files[name] = replace(self._files[name], task_id=None, status="skipped", reason=reason)
             settle_recordings(self._db)
-            files = tuple(self._files[path] for path in sorted(self._files))
-            write_source_files(self._db, files)
+            write_source_files(self._db, self._files.values())
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
-        return files
+        return read_source_files(self._db)  # without what was needed to merge them: there may be thousands
 
     def is_cause(self, error: Exception, *, after_salvage: bool) -> bool:
         """Say whether the job database is the cause of an error, not the file that was being added.

@@ -28,12 +28,12 @@ _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.t
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
 
-def read_job(path: Path) -> read_model.JobFacts:
-    """Return everything that the summary needs from a job database."""
+def read_job(path: Path, *, readings: bool = True) -> read_model.JobFacts:
+    """Return everything that the summary needs from a job database; the last ``readings`` of devices are optional."""
     with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
             raise sqlite3.DatabaseError("this is a task database; merge it first")
-        return _read(db, path.parent)
+        return _read(db, path.parent, readings=readings)
 
 
 def _suggest_fix(path: Path, why: str) -> str:
@@ -70,7 +70,7 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
     return tuple(sorted({str(Path(file.path).parent) for file in files}))
 
 
-def _read(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
+def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model.JobFacts:
     def value(sql: str) -> Any:
         return db.execute(sql).fetchone()[0]
 
@@ -82,7 +82,7 @@ def _read(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
     return read_model.JobFacts(
         tasks=tuple(tasks),
-        devices=tuple(read_devices(db)),
+        devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
         audio_done_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"),
         done_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'done' AND audio_s IS NULL"),

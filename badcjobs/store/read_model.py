@@ -18,8 +18,10 @@ None means not known, or not read. Conclusions from these facts are in report/ a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from sys import intern
 from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is_silent
@@ -80,6 +82,29 @@ class MetricFacts:
     p50: float
     p95: float
     maximum: float
+
+
+class Metrics(Mapping[str, MetricFacts]):
+    """The metrics of a device, packed: a job may have tens of thousands of devices."""
+
+    __slots__ = ("_figures", "_names")
+
+    def __init__(self, rows: Sequence[Sequence[Any]]) -> None:  # a name and the fields of MetricFacts
+        self._names = intern(" ".join(row[0] for row in rows))  # nearly all devices have the same
+        self._figures = array("d", [figure for row in rows for figure in row[1:]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names.split())
+
+    def __len__(self) -> int:
+        return len(self._names.split())
+
+    def __getitem__(self, name: str) -> MetricFacts:
+        for place, one in enumerate(self):
+            if one == name:
+                samples, *figures = self._figures[6 * place : 6 * place + 6]
+                return MetricFacts(int(samples), *figures)
+        raise KeyError(name)
 
 
 @dataclass(frozen=True, slots=True)

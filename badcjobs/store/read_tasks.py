@@ -23,7 +23,7 @@ from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
-from badcjobs.store.read_model import DeviceFacts, DeviceWork, MetricFacts, TaskAlert, TaskFacts, Trail, UnderWay
+from badcjobs.store.read_model import DeviceFacts, DeviceWork, Metrics, TaskAlert, TaskFacts, Trail, UnderWay
 
 _TASKS = """
     SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
@@ -285,34 +285,33 @@ _DEVICES = """
            s.energy_integrated_j, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
-_NONE = UnderWay()
+_NONE, _UNREAD = UnderWay(), Reading()
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
-_SUMMARIZED = (
-    "utilization_percent", "busy_percent", "memory_used_bytes", "temperature_c", "power_w", "sm_clock_mhz",
-)  # fmt: skip
+_METRIC_ROWS = """
+    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum FROM metric_summary WHERE task_id = ? AND metric
+    IN ('utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
 
 
-def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
-    """Yield the devices of all tasks, task by task, with the totals that were computed at publication."""
+def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
+    """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
     if not is_job_database(db):  # which has this view
         db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
     alone, under_way = read_alone(db), {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
         under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
-    only = f"AND metric IN ({', '.join(map(repr, _SUMMARIZED))})"
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
         throttled, states = _by_device(db, "throttle_count", int, task), _by_device(db, "device_time", StateTime, task)
-        metrics, work = _by_device(db, "metric_summary", MetricFacts, task, only), _work(db, task)
-        sparks, last = grouped(db.execute(_SPARKS, task)), last_readings(db, *task)
+        metrics, work = grouped(db.execute(_METRIC_ROWS, task)), _work(db, task)
+        sparks, last = grouped(db.execute(_SPARKS, task)), last_readings(db, *task) if readings else {}
         for row in rows_by_name(db, _DEVICES, task):
             device_id = row["device_id"]
-            read_at_ms, reading = last.get(device_id, (None, Reading()))
+            read_at_ms, reading = last.get(device_id, (None, _UNREAD))
             yield DeviceFacts(
                 **{**row, **{name: row[name] and intern(row[name]) for name in _SHARED}},
                 states=states[device_id],
-                metrics=metrics[device_id],
+                metrics=Metrics(metrics[device_id]),
                 throttled=throttled[device_id],
                 work=work.get(device_id, DeviceWork()),
                 spark=tuple(sparks[device_id]),
@@ -323,11 +322,11 @@ def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
 
 
 def _by_device(
-    db: sqlite3.Connection, table: str, kind: Callable[..., _Value], task: tuple[int], only: str = ""
+    db: sqlite3.Connection, table: str, kind: Callable[..., _Value], task: tuple[int]
 ) -> dict[int, dict[Any, _Value]]:
     """Return the rows of a task in a table by device_id and by the column after it; the others make a value."""
     found: dict[int, dict[Any, _Value]] = defaultdict(dict)
-    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table} WHERE task_id = ? {only}", task):
+    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table} WHERE task_id = ?", task):
         found[device_id][intern(key)] = kind(*values)
     return found
 
@@ -382,62 +381,44 @@ _STRETCHES = f"""
     SELECT from_ms, to_ms, state, {", ".join(f"s.{state}_s" for state in STATES)}, {", ".join(_FIGURES)}
     FROM device_stretch s WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1) AND device_id = ?1
     ORDER BY from_ms"""
-_WITH_STRETCHES = """
-    SELECT device_id FROM device d WHERE EXISTS (
-        SELECT 1 FROM device_stretch s WHERE s.task_id = d.task_id AND s.device_id = d.device_id)"""
 
 
 @contextmanager
 def read_chart_data(path: Path) -> Iterator[ChartData]:
     """Give the data of a job database that the page shows in addition to the summary."""
     with reading(path) as db:
+        alone = read_alone(db)
         yield ChartData(
-            stretches=_StretchTable(db),
-            given_up=_StretchTable(db, read_alone(db)),
+            stretches=lambda device_id: _read_stretches(db, device_id),
+            given_up=lambda device_id: _read_stretches(db, device_id, alone[device_id]) if device_id in alone else None,
             sets_of_settings=db.execute(_SETS).fetchone()[0],
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
         )
 
 
-class _StretchTable(Mapping[int, Stretches]):
-    """The stretches of each device, read when they are needed: those of all devices may not fit into memory.
-
-    ``alone``: only devices with tries in progress, whose time is in the state lost.
-    """
-
-    def __init__(self, db: sqlite3.Connection, alone: Mapping[int, Times] | None = None) -> None:
-        self._db = db
-        self._alone = alone
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([row[0] for row in self._db.execute(_WITH_STRETCHES)] if self._alone is None else self._alone)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __getitem__(self, device_id: int) -> Stretches:
-        lost = () if self._alone is None else self._alone[device_id]
-        rows = self._db.execute(_STRETCHES, (device_id,)).fetchall()
-        if not rows:
-            raise KeyError(device_id)
-        from_ms, to_ms, states, *others = zip(*rows, strict=True)
-        seconds = list[dict[str, float]]()
-        if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
-            seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
-        figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
-        kept = list(map(intern, states))
-        for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True) if lost else ()):
-            shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in lost)
-            if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
-                parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
-                kept[place] = max(parts, key=parts.__getitem__)
-        return Stretches(
-            array("q", from_ms),
-            array("q", to_ms),
-            tuple(kept),
-            {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-            _mixed(from_ms, to_ms, seconds) if seconds else {},
-        )
+def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) -> Stretches | None:
+    """Return a device over time; the time of its tries in progress, ``lost``, is in that state."""
+    rows = db.execute(_STRETCHES, (device_id,)).fetchall()
+    if not rows:
+        return None
+    from_ms, to_ms, states, *others = zip(*rows, strict=True)
+    seconds = list[dict[str, float]]()
+    if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
+        seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
+    figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
+    kept = list(map(intern, states))
+    for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True) if lost else ()):
+        shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in lost)
+        if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
+            parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
+            kept[place] = max(parts, key=parts.__getitem__)
+    return Stretches(
+        array("q", from_ms),
+        array("q", to_ms),
+        tuple(kept),
+        {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
+        _mixed(from_ms, to_ms, seconds) if seconds else {},
+    )
 
 
 def _mixed(

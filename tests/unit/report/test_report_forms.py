@@ -4,6 +4,7 @@ Then two jobs side by side; and what the guide says of all this.
 """
 
 import difflib
+import json
 import math
 import re
 import shutil
@@ -406,6 +407,26 @@ def test_promtool_is_content_with_every_metric_and_each_is_in_the_guide_and_said
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series)) > 100
     assert all('run="july"' in one for one in series), "files of two runs can lie in one folder of node_exporter"
+
+
+def test_a_page_shows_the_first_rows_of_a_large_job_and_how_to_get_all():
+    large = whole(long_lists(201))
+    large = replace(large, findings=(replace(FINDINGS[0], subjects=tuple(f"task {n}" for n in range(201))),))
+    html = page(large, "june")
+    for name, table in (("task", "task_summary"), ("device", "device_summary"), ("file", "source_file")):
+        shown = html.partition(f'<table id="{name}-table"')[2].partition("</table>")[0]
+        assert shown.partition("<tbody>")[2].count("<tr") == 200
+        assert (
+            f": the first 200 of 201, trouble first; all of them: badcjobs export job.sqlite --table {table}" in shown
+        )
+    assert "task 199 and 1 more (--json lists all)" in html and "task 200" not in html
+    assert "the first" not in page(whole(long_lists(200)), "june").partition('<table id="task-table"')[2]
+
+
+def test_a_document_that_is_written_in_parts_is_the_same():
+    for summary in (whole(), whole(long_lists(3)), summarize(EMPTY)):
+        parts = json.JSONEncoder(indent=2).iterencode(summary.to_dict(streamed=True))
+        assert "".join(parts) == json.dumps(summary.to_dict(), indent=2)
 
 
 def test_a_value_that_is_not_known_is_left_out_with_its_head():
