@@ -10,7 +10,7 @@ from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word
 from badcjobs.paths import shell_line
-from badcjobs.report.progress import progress_of
+from badcjobs.report.progress import progress_of, with_start_and_longest
 from badcjobs.report.summary import running_s
 from badcjobs.report.verdict import Verdict, gpu_time, judge
 from badcjobs.report.words import count, duration
@@ -280,12 +280,10 @@ def add_up(
     left = (total.source_chunks or chunks) - total.settled
     running = [progress_of(task) for task in tasks if task.state == "running"]
     end_ms = expected_end_ms(running, left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
-    if end_ms is not None:  # tasks that are still to come start up first, and a chunk takes its time
-        to_come = left > sum(task.pending for task in tasks if task.state == "running")
-        start_s = mean_of_known(task.startup_s for task in every) or 0.0
-        longest_s = max((task.longest_s or 0.0 for task in every), default=0.0)
+    if end_ms is not None:
         since_ms = max(progress.at_ms for progress in running)
-        end_ms = max(end_ms + round(1000 * start_s) * to_come, since_ms + round(1000 * longest_s))
+        starts = left > sum(progress.pending for progress in running)  # for the rest
+        end_ms = since_ms + round(1000 * with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts))
     return replace(total, ends_at_ms=end_ms)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent
@@ -150,9 +150,13 @@ def estimate_rest(
     end_ms = expected_end_ms([progress_of(task) for task in running], left * length, paces)
     wall_left_s = None if end_ms is None else (end_ms - last_sign_ms) / 1000
     if wall_left_s is None:
-        at_work = sum(task.devices or 0 for task in running)
+        # Without running tasks, those that have chunks left would be submitted again, with as many GPUs.
+        again = () if not_listed else {task.part: task for task in job.tasks if task.pending}.values()
+        at_work = sum(task.devices or 0 for task in running or again)
         wall_left_s = gpu_left_s / at_work if gpu_left_s is not None and at_work else None
         wall_left_s = wall_left_s or at_the_same_speed(wall_s)
+    if wall_left_s is not None:
+        wall_left_s = with_start_and_longest(wall_left_s, job.tasks, starts=not running)
     end_at_ms = None if wall_left_s is None or not running else last_sign_ms + round(1000 * wall_left_s)
     passed = end_at_ms is not None and now_ms is not None and end_at_ms <= now_ms  # the estimate was wrong
     return Outlook(
@@ -163,6 +167,13 @@ def estimate_rest(
         wall_s=wall_left_s,
         end_at_ms=None if passed else end_at_ms,
     )
+
+
+def with_start_and_longest(wall_s: float, tasks: Sequence[TaskFacts], *, starts: bool) -> float:
+    """Return a time that is not shorter than the longest chunk so far; ``starts``: tasks must start up first."""
+    known = [task.startup_s for task in tasks if task.startup_s is not None]
+    startup_s = sum(known) / len(known) if known and starts else 0.0
+    return startup_s + max([wall_s, *(task.longest_s or 0.0 for task in tasks)])
 
 
 def progress_of(task: TaskFacts) -> Progress:

@@ -12,11 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rooms.live import DEVICES, UiState, as_plain_text, open_machine_view, open_run, open_run_view
+from rooms.live import DEVICES, UiState, add_up, as_plain_text, open_machine_view, open_run, open_run_view
 from rooms.model import Reading, StandIn, Submitted
 from rooms.report import METRICS, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
 from rooms.root import BadcjobsError, NotHere, SystemClock
-from rooms.store import MergeOrder, Record, emulation_lock, file_in, merge, read_job, write_intent, write_record
+from rooms.store import (
+    MergeOrder,
+    Record,
+    TaskFacts,
+    emulation_lock,
+    file_in,
+    merge,
+    read_job,
+    write_intent,
+    write_record,
+)
 from rooms.telemetry import LatestBook
 from support.databases import change
 from support.facts import calls, moments
@@ -247,6 +257,13 @@ def test_a_task_of_this_machine_shows_the_latest_readings_of_its_recorder(tmp_pa
         assert shown == (77, 40, NOW_MS + 3000) if fresh else now == device, name
     book.write(NOW_MS + 9000, [], {device.device_id: "GPU is lost"})
     assert json.loads((folder / "latest.json").read_text())["devices"] == {}
+
+
+def test_the_end_is_not_sooner_than_the_longest_chunk_and_tasks_to_come_start_up_first():
+    times = {"started_at_ms": 0, "last_sign_ms": 100_000, "startup_s": 20.0, "longest_s": 30.0}
+    task = TaskFacts("4821_0.r0.gpu1", "4821", 0, done=100, pending=1, **times)
+    assert add_up([task], [], [task], source_chunks=101).ends_at_ms == 130_000
+    assert add_up([task], [], [task], source_chunks=200).ends_at_ms == 220_000
 
 
 def test_what_is_gone_closed_or_no_run_is_an_error_and_shown_again_when_it_is_back(pages):
