@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, AudioHeader, Fingerprint
-from badcjobs.sources.audio_formats import (
-    CONSTANT_FRAMES,
-    NotWav,
-    WavHeader,
-    begins_like_audio,
-    read_flac_info,
-    read_wav_header,
-)
+from badcjobs.sources import audio_formats as formats
 from badcjobs.sources.cutter import measure_with_libsndfile
 from badcjobs.sources.mistakes import shown
 
@@ -31,10 +24,10 @@ def read_header(path: Path | str) -> AudioHeader:
     try:
         with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is slow for a million files)
             try:
-                return _of_wav(read_wav_header(file, compressed=True))
-            except NotWav as problem:
+                return _of_wav(formats.read_wav_header(file, compressed=True))
+            except formats.NotWav as problem:
                 why = str(problem)
-            flac = read_flac_info(file)
+            flac = formats.read_flac_info(file)
             file.seek(0)
             start = file.read(_HEAD_BYTES)
     except OSError as error:
@@ -50,14 +43,14 @@ def read_header(path: Path | str) -> AudioHeader:
         return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {why}")
     if start.startswith(b"fLaC"):
         return AudioHeader(fault=BROKEN_AUDIO, why="FLAC, but its header cannot be read")
-    if not begins_like_audio(start):
+    if not formats.begins_like_audio(start):
         return AudioHeader(fault=NOT_AUDIO, why="it does not begin like any audio format")
     return AudioHeader(*measure_with_libsndfile(Path(path)))
 
 
-def _of_wav(wav: WavHeader) -> AudioHeader:
+def _of_wav(wav: formats.WavHeader) -> AudioHeader:
     rate_hz, channels, there_s, promised_s = wav.rate_hz or None, wav.channels or None, None, None
-    if wav.kind in CONSTANT_FRAMES:
+    if wav.kind in formats.CONSTANT_FRAMES:
         if not (wav.rate_hz and wav.channels and wav.frame_bytes):
             why = f"its header says {wav.channels} channels, {wav.rate_hz} Hz, {wav.frame_bytes} bytes per frame"
             return AudioHeader(None, rate_hz, channels, fault=BROKEN_AUDIO, why=why)

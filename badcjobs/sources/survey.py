@@ -6,7 +6,6 @@ wrong --root and a missing folder."""
 
 from __future__ import annotations
 
-import math
 import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -90,23 +89,18 @@ class Surveyor(Walk):
     ``needs_audio``: look at every file; one that is missing is a mistake, too.
     """
 
+    needs_audio = False
+    several_sources = False
+
     def __init__(
-        self,
-        mistakes: Mistakes,
-        cutting: Cutting,
-        read_header: ReadHeader,
-        suspected: Collection[int] = (),
-        *,
-        needs_audio: bool = False,
+        self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
     ) -> None:
         super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
-        self.needs_audio = needs_audio
-        self.looks_left = math.inf if needs_audio else _MOST_LOOKS
+        self.looks_left = _MOST_LOOKS
         self.not_there: list[str] = []  # missing files of rows with an end, with the reason if it is known
         self.measured = 0  # files whose header was read
         self.rates_hz: Counter[int] = Counter()  # sample rate → files
         self.size = SourceSize()
-        self.several_sources = False
         self._suspected = suspected  # hashes of identities that probably repeat
         self._known: set[tuple[str, str]] = set()
         self._folders: Sequence[str] = ()
@@ -191,8 +185,8 @@ def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
-    walk = Surveyor(mistakes, sources.cutting, sources.read_header, needs_audio=needs_audio)
-    walk.several_sources = len(sources.parts) > 1
+    walk = Surveyor(mistakes, sources.cutting, sources.read_header)
+    walk.needs_audio, walk.several_sources = needs_audio, len(sources.parts) > 1
     return _read(sources, walk), walk
 
 
@@ -203,7 +197,8 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
         return None
     note_repeats(sources.parts, before)
     mistakes = Mistakes([part.name for part in sources.parts])
-    walk = Surveyor(mistakes, sources.cutting, sources.read_header, suspected, needs_audio=before.needs_audio)
+    walk = Surveyor(mistakes, sources.cutting, sources.read_header, suspected)
+    walk.needs_audio = before.needs_audio
     return _read(sources, walk)
 
 
@@ -268,7 +263,8 @@ def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterat
         for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
             mistakes.add(line, text)
         if path != before:  # as RowFiles.ask sees it
-            before, as_first, looks = path, "" if end_ms is None else f"as {start_ms}-{end_ms}", walk.looks_left > 0
+            before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
+            looks = walk.needs_audio or walk.looks_left > 0
             walk.looks_left -= 1
         elif not cut and undecided:
             cut = as_first
