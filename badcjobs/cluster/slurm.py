@@ -198,6 +198,8 @@ def _is_script_of(run: Path, place: str, script: str) -> bool:
     """Say whether a job script, submitted in a folder, runs badcjobs with this run folder."""
     with suppress(OSError, BadInput):
         found = read_script(read_text(Path(script), Path(place)), script, {}, place)
+        if found.calls and found.start is None:
+            return False  # a merge job
         named = (found.start.values.get("out") if found.start else None) or found.out
         return bool(named) and Path(place, str(named)).samefile(run)
     return False
