@@ -282,7 +282,7 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress = la
     try:
         facts = read_outline(db, database.parent)
         proof = prove_complete(database, facts, progress) if is_job_database(db) else _describe(facts.chunks, facts, ())
-    except (sqlite3.Error, OSError):  # damage elsewhere must not stop the export
+    except (sqlite3.Error, ValueError, OSError):  # damage elsewhere must not stop the export
         return []
     remarks, total = [], proof.listed if proof.expected is None else proof.expected
     if news := news_words(facts.merged):

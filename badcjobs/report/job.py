@@ -29,7 +29,7 @@ from textwrap import fill
 from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import AskQueue, CutShort, NameGaps, not_asked
+from badcjobs.model import AskQueue, CutShort, NameGaps, TaskKey, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
@@ -149,7 +149,8 @@ def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
         with reading(database) as db:
             is_job = is_job_database(db)
     except DatabaseProblem:
-        is_job = database.suffix not in ENDINGS  # read_job says what is wrong, and suggests a command
+        # A damaged task database is salvaged; of others read_job says what is wrong, and suggests a command.
+        is_job = database.suffix not in ENDINGS and TaskKey.parse(database.stem) is None
     if is_job:
         place = database.parent if database.name == "job.sqlite" else database
         yield database, job_title(database), place.absolute()
@@ -161,7 +162,7 @@ def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
             load_readings(database, alone)
         for ending in ("", *LEFTOVERS) if database.suffix not in ENDINGS else ():
             alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
-        target = Path(folder, "merged", "job.sqlite")
+        target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
         yield target, database.name, database.absolute()
 

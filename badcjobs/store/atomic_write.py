@@ -79,7 +79,7 @@ def read_stated(path: Path) -> str | None:
     try:
         with closing(open_sealed(path)) as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, ValueError):
         return None
     return str(row[0]).removeprefix("crc32:") if row else None
 

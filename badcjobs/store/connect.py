@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from badcjobs import __version__
 from badcjobs.errors import BadcjobsError, DatabaseProblem
-from badcjobs.store.plausible import find_damage
+from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def schema_problem(connection: sqlite3.Connection) -> str | None:
         return None
     try:
         (writer,) = connection.execute("SELECT 'badcjobs ' || version FROM task").fetchone()
-    except (sqlite3.Error, TypeError):
+    except (sqlite3.Error, TypeError, ValueError):
         writer = "another badcjobs"
     return f"schema {version}, written by {writer}; this badcjobs ({__version__}) reads schema {SCHEMA_VERSION}"
 
@@ -249,7 +249,7 @@ def naming_damage(path: Path, suggest_fix: Callable[[str], str | None] = lambda 
     except Exception as error:
         damage = str(error) if isinstance(error, sqlite3.Error) else None
         if damage is None or "no such" in damage or "UTF-8" in damage:
-            with suppress(sqlite3.Error), closing(open_sealed(path)) as db:
+            with suppress(*UNREADABLE), closing(open_sealed(path)) as db:
                 found = find_damage(db)
                 damage = damage if found is None else f"damaged: {found}"
         if damage is None:

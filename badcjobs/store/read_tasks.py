@@ -23,6 +23,7 @@ from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
+from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, Metrics, TaskAlert, TaskFacts, Trail, UnderWay
 
 _TASKS = """
@@ -228,7 +229,7 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
             return grouped(
                 ((task, uuid, token), ProcessFacts(*rest)) for task, uuid, token, *rest in db.execute(_PROCESSES)
             )
-    except (OSError, sqlite3.Error):
+    except (OSError, *UNREADABLE):
         return {}
 
 

@@ -217,7 +217,7 @@ def _add_recovered(copy: Path, clean: sqlite3.Connection) -> None:
     """Add the rows that ``sqlite3 FILE .recover`` finds on pages that no other page refers to any more."""
     script, recovered = copy.with_suffix(".sql"), copy.with_name(f"recovered-{copy.name}")
     # The program may be missing, or may lack .recover.
-    with suppress(OSError, subprocess.SubprocessError, sqlite3.Error):
+    with suppress(OSError, subprocess.SubprocessError, *UNREADABLE):
         with script.open("wb") as out:
             find = ["sqlite3", str(copy), ".recover"]
             subprocess.run(find, stdout=out, stderr=subprocess.DEVNULL, check=False, timeout=_PROGRAM_LIMIT_S)

@@ -35,7 +35,7 @@ def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
     try:
         with closing(open_job_database(job_database)) as db:
             return next(find_ends(db, files, job_database.parent), None) is not None
-    except sqlite3.Error:
+    except (sqlite3.Error, ValueError):
         return False
 
 

@@ -355,7 +355,7 @@ def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
     try:
         with closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode = DELETE").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, ValueError):
         pass  # the following check reports what is wrong
     return copy
 
