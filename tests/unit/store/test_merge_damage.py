@@ -98,6 +98,12 @@ HARMS = {
     "a wrong schema": bytes_at(60, b"\0\0\0\x63"),
     "a wrong page size": bytes_at(16, b"\x20\0"),
     "a flipped bit": lambda path: path.write_bytes(path.read_bytes().replace(b"LOUD sound", b"LOUE sound", 1)),
+    "a broken list of tables": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE chunk", b"CREATE TABLE \xd2hunk")
+    ),
+    "another id of the task": sql("UPDATE task SET task_id = task_id + 1"),
+    "another name of the task": sql("UPDATE task SET name = '4821_0.r0.gpu2'"),
+    "a chunk of another task": sql("UPDATE chunk SET task_id = task_id + 1 WHERE rowid = 7"),
     "rows that went": sql("DELETE FROM sample WHERE rowid % 10 = 0"),
     "rows that went without a seal": sql("DELETE FROM host_sample WHERE rowid > 399", sealed=False),
     "a live file that has an instant twice": sql(*TWICE, "DELETE FROM meta WHERE key = 'rows'", sealed=False),
