@@ -69,7 +69,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
         self._node_faults = 0  # pauses since the last chunk done
         self._paused_until_s = -math.inf
-        self._paused_at_ms = 0
+        self._paused_at_ms = -1
         self._retired_from: set[int | None] = set()  # devices
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]

@@ -35,7 +35,7 @@ def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
     assert done.exit_code == 0, done.stderr
     words = ("all done", "4 (4 done)", "audio-hours per GPU-hour", "× real time", "report.html", "badcjobs run ")
     assert [word for word in words if word not in done.stdout] == []
-    whole = ("  database ", "  report ", "    badcjobs ")  # paths, and a command to paste: never folded
+    whole = ("  database ", "  report ", "  each task ", "next: ")  # paths, and a command to paste: never folded
     assert max(len(line) for line in done.stdout.splitlines() if not line.startswith(whole)) <= 100
     assert (site.out / "report.html").read_text().startswith("<!doctype html>")
     job = site.out / "job.sqlite"
