@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import TaskKey
+from badcjobs.paths import shell_line
 from badcjobs.store.atomic_write import read_checksum
 from badcjobs.store.connect import grouped, open_job_database, open_sealed
 from badcjobs.store.plausible import UNREADABLE
@@ -50,7 +50,7 @@ def refuse_no_runs(inputs: Iterable[Path]) -> None:
         runs = list(islice(_find_runs(place), _MOST_RUNS))
         if runs or not (any(place.glob("*.sqlite")) or (place / "logs").is_dir()):
             why = f"it has neither run.toml nor tasks/; runs below it: {len(runs) or 'none'}"
-            fix = _commands(runs, [place]) if runs else shlex.join(["ls", _shown(place)])
+            fix = _commands(runs, [place]) if runs else shell_line("ls", _near(place))
             raise BadInput(f"{place} is not a run folder", why=why, fix=fix)
 
 
@@ -82,7 +82,7 @@ def refuse_different_runs(files: Iterable[Path], inputs: Sequence[Path], job: Pa
             (others if same else same).append(run)
     if others:
         runs = [*same, *others]
-        why = [f"{_shown(run.files)}: engine {run.facts[1]}, source {run.facts[2]}" for run in runs if run.facts]
+        why = [f"{_near(run.files)}: engine {run.facts[1]}, source {run.facts[2]}" for run in runs if run.facts]
         fix = _commands([run.files for run in runs], inputs)
         raise BadInput(f"these are files of {len(runs)} runs", why="\n".join(why), fix=fix)
 
@@ -101,11 +101,12 @@ def _read_run(files: Sequence[Path]) -> _Run | None:
 
 def _commands(runs: Iterable[Path], inputs: Iterable[Path]) -> str:
     """Return a command to paste for each run, and one for all of them together."""
-    lines = [shlex.join(["badcjobs", "merge", _shown(run)]) for run in runs]
-    all_runs = shlex.join(["badcjobs", "merge", "--mix", *map(_shown, inputs), "-o", "all.sqlite"])
+    lines = [shell_line("badcjobs", "merge", _near(run)) for run in runs]
+    all_runs = shell_line("badcjobs", "merge", "--mix", *map(_near, inputs), "-o", "all.sqlite")
     return "\n       ".join([*lines, f"{all_runs}   (all in one database)"])
 
 
-def _shown(path: Path) -> str:
+def _near(path: Path) -> Path:
+    """Return a path below the working folder as a relative one."""
     near = os.path.relpath(path)
-    return str(path) if near.startswith("..") else f"./{near}" if near.startswith("-") else near
+    return path if near.startswith("..") else Path(near)
