@@ -190,10 +190,14 @@ class Claim:
         if path not in seen:
             log.info("task %s has claimed the same work; waiting for its next heartbeat", name)
         first_text, silent_s = seen.setdefault(path, (text, 0.0))
-        # Some machines hide the processes of other users.
-        ended = holder is not None and ((is_ours and holder.has_ended()) or holder.is_earlier_attempt_of(self._me))
-        if ended or (text == first_text and silent_s >= _SILENT_BEATS * every_s):
-            why = "it has ended" if ended else f"it is silent for {_SILENT_BEATS * every_s:g} s"
+        why = None
+        if holder is not None and holder.is_earlier_attempt_of(self._me):
+            why = "Slurm has restarted it"
+        elif holder is not None and is_ours and holder.has_ended():  # some machines hide the processes of other users
+            why = "it has ended"
+        elif text == first_text and silent_s >= _SILENT_BEATS * every_s:
+            why = f"it is silent for {_SILENT_BEATS * every_s:g} s"
+        if why is not None:
             log.warning("taking over the work of task %s: %s", name, why)
             path.unlink(missing_ok=True)
         elif text != first_text:
