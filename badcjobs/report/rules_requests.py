@@ -180,17 +180,14 @@ def _showed(tasks: Sequence[TaskFacts]) -> bool:
     return max(task.wall_s for task in tasks) >= _LEAST_S
 
 
-def _memory_known(task: TaskFacts) -> bool:
-    return bool(task.memory_limit_bytes and task.memory_peak_bytes)
-
-
-def _out_of_memory(task: TaskFacts) -> bool:
-    return _memory_known(task) and (task.slurm_state or "").startswith("OUT_OF_ME")
-
-
 def needed_more(task: TaskFacts) -> bool:
     """Say whether a task ended because it had requested too little memory or time: that is a finding of its own."""
     return _out_of_memory(task) or bool(task.time_limit_s and _ran_out(task))
+
+
+def _out_of_memory(task: TaskFacts) -> bool:
+    known = task.memory_limit_bytes and task.memory_peak_bytes
+    return bool(known) and (task.slurm_state or "").startswith("OUT_OF_ME")
 
 
 _MORE_MEMORY = rules.Rule(
@@ -218,7 +215,7 @@ _MORE_MEMORY = rules.Rule(
             lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
 )  # fmt: skip
 def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
-    known = list(filter(_memory_known, facts.tasks))
+    known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
     if not known:
         return
     asked = max(t.memory_limit_bytes or 0 for t in known)

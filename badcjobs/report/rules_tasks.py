@@ -18,21 +18,15 @@ from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFac
 _LOST_S, _LOST = 60.0, 0.02  # of GPU time
 _AGAIN = 0.1  # of the chunks
 _NOTES = 3  # most notes of an emulation in the evidence
-_COMMAND = " The command is under “next”."  # shown once in a report, not in each finding
+_THEN = "Read {log}, then do what is under “next”."  # which has the command, and whether to wait for the queue
 
 
-def _restart_words(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, str]:
-    """Return where to see whether tasks still run, where their log is, and how to start them again."""
+def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
+    """Return where tasks say why they ended: an emulation, or a run without Slurm, has only the task log."""
     proof = summary.completeness
-    lines = proof.finish if proof is not None else ()
-    emulated = proof is not None and (proof.missing_notes or any("--cluster=local" in line.split() for line in lines))
-    command = _COMMAND if lines else ""
-    if not emulated and not (tasks and all(task.job_id.startswith("local") for task in tasks)):
-        still, log, again = "squeue --me still lists", "the Slurm output file", "submit again"
-    else:
-        still, log = "a process still runs", "the end of the task log"
-        again = "start the emulation again" if emulated else "start the run again"
-    return {"still": still, "log": log, "again": again, "command": command}
+    emulated = proof is not None and (proof.missing_notes or any("--cluster=local" in line for line in proof.finish))
+    local = bool(tasks) and all(task.job_id.startswith("local") for task in tasks)
+    return "the end of the task log" if emulated or local else "the Slurm output file"
 
 
 # --- tasks that left no database --------------------------------------------------------------------------------------
@@ -42,8 +36,7 @@ def _restart_words(tasks: Sequence[TaskFacts], summary: Summary) -> dict[str, st
     "tasks_missing", PROBLEM,
     says="{missing:count array_task} left no database.",
     evidence=("{where}", "{s.tasks:count task} left a database"),
-    fix="{missing:It|They} never started, or could not write. If {still} {missing:it|them}, wait. Otherwise read {log},"
-        " then {again}.{command}",
+    fix="{missing:It|They} never started, or could not write. " + _THEN,
 ))  # fmt: skip
 def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     missing, proof = summary.tasks_missing, summary.completeness
@@ -60,7 +53,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     yield {
         "missing": len(missing),
         "where": where or [f"array index {indices(missing)}"],
-        **_restart_words((), summary),
+        "log": _log_of((), summary),
     }
 
 
@@ -92,7 +85,7 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> d
         "unfinished": unfinished,
         "rest": say(rest, {"many": len(tasks), "left": left}),
         "todo": todo,
-        **_restart_words(tasks, summary),
+        "log": _log_of(tasks, summary),
         "subjects": [task.name for task in tasks],
     }
 
@@ -102,7 +95,7 @@ _SILENT = Rule(
     "tasks_silent", PROBLEM,
     says="{of}{s.tasks:count task} went silent before the end{rest}.",
     evidence=("last update: {heard}", "a task counts as silent after {after_s:duration} without an update"),
-    fix=f"{_SILENT_WHY} If {{still}} {{many:it|them}}, wait. Otherwise read {{log}}, then {{again}}.{{command}}",
+    fix=f"{_SILENT_WHY} {_THEN}",
     when=lambda f: f["unfinished"],
 )  # fmt: skip
 
@@ -129,12 +122,12 @@ _WHY = {  # Slurm state → the reason, and what to do if work is left
                   "submit again; with #SBATCH --requeue Slurm does that by itself"),
     "CANCELLED": ("{many:It was|They were} cancelled", "submit again to do the rest"),
 }  # fmt: skip
-_WHY_UNKNOWN = ("The reason is not known", "read {log}, then {again} to do the rest")
+_WHY_UNKNOWN = ("The reason is not known", "read {log}, then do what is under “next”")
 _KILLED = Rule(
     "tasks_killed", PROBLEM,
     says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
     evidence=("Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
-    fix="{why}: {remedy}.{command}",
+    fix="{why}: {remedy}.",
     when=lambda f: f["unfinished"],
 )  # fmt: skip
 

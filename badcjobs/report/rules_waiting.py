@@ -56,18 +56,10 @@ _BUSY = "busy {busy} of {measured_s:gpu_time} on {where}"
 _LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
 
 
-def _cause(
-    name: str,
-    says: str,
-    *evidence: str,
-    fix: str,
-    lines: tuple[str, ...] = (),
-    only: str = "",
-    wants: tuple[str, ...] = (),
-) -> rules.Rule:
+def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> rules.Rule:
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
     return rules.Rule(
-        name, "{severity}", says, (_BUSY, *evidence, "{beside}"), fix, lines, wants=wants,
+        name, "{severity}", says, (_BUSY, *evidence, "{beside}"), **more,
         when=lambda f: f["cause"] == name and (not only or f[only]),
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ def test_jobs(site, pages):
         with report_job(merged(job, site.folder / job), clock_of(job)) as reported:
             said[f"{job}.txt"] = reported.to_text()
             if job == "live":
-                said |= {"live.json": pretty(reported.to_dict()), "live.prom": reported.to_prometheus(),
+                said |= {"live.json": pretty(reported.to_dict()), "live.prom": "".join(reported.to_prometheus()),
                          "live.md": reported.to_markdown()}  # fmt: skip
     with report_job(site.folder / "healthy" / "job.sqlite", HandClock(2 * START_MS)) as later:
         assert later.to_text() == said["healthy.txt"], "of a job that has ended the same is said at any time"
