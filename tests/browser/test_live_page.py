@@ -10,7 +10,10 @@ import pytest
 from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 
-LIVE = "document.body?.dataset.state === 'live' && document.querySelectorAll('.card').length > 0 && !seen.reading"
+LIVE = (
+    "document.body?.dataset.state === 'live' && document.querySelectorAll('.card').length > 0"
+    " && !seen.reading && drawing === null"
+)
 NASTY = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 TOKEN = "a-token-of-some-length"
 
@@ -143,7 +146,9 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         (words,) = page.texts("#progress-words")
         assert ("ended" in words, "so far" in words, "done in about" in words) == (True, False, False)
         assert "now" not in " ".join(page.texts("body")).split()
-        assert page.texts("#standstill")[0].startswith("no task is running: 1 chunk left. Resume with")
+        assert page.texts("#standstill")[0].startswith(
+            "no task is running: 1 chunk left (unless still queued). Resume with"
+        )
         assert page.texts("#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
         assert page.errors == []
 
