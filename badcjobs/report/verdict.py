@@ -175,9 +175,9 @@ def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
     if proof is None or not proof.finish:
         if summary.verdict != "done" and summary.chunks and kind != ".sqlite":
             return (("run the same command or script again, then", shell_line("badcjobs", "merge", place)),)
-        table = [] if summary.chunks else ["--table", "sample"]
-        file = "detections.csv" if summary.chunks else "samples.csv"
-        return (("", shell_line("badcjobs", "export", place, *table, "-o", file)),)
+        table = "" if summary.done else "chunk" if summary.chunks else "sample"
+        words = ["--table", table] if table else []
+        return (("", shell_line("badcjobs", "export", place, *words, "-o", f"{table or 'detection'}s.csv")),)
     first, *others = proof.finish
     how = (
         "to do what is left" if summary.verdict == "stopped" else "to try failed chunks again, once the cause is fixed"
