@@ -224,9 +224,10 @@ def published_uri(path: Path) -> str:
 def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
     """Open a published task or job database; an SQLite error, also one in the block, becomes a DatabaseProblem.
 
-    ``suggest_fix`` returns the command to paste for an error message.
+    So does any other error if the database is damaged. Damaged values reach all code that uses them; only after an
+    error is it worth reading the complete file. ``suggest_fix`` returns the command to paste for an error message.
     """
-    with naming_damage(path, suggest_fix):
+    try:
         uri = published_uri(path)
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
             if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
@@ -234,16 +235,6 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
             if problem := schema_problem(db):
                 raise sqlite3.DatabaseError(problem)
             yield db
-
-
-@contextmanager
-def naming_damage(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[None]:
-    """Turn an SQLite error in the block into a DatabaseProblem, and any other error if the database is damaged.
-
-    Damaged values reach all code that uses them; only after an error is it worth reading the complete file.
-    """
-    try:
-        yield
     except (OSError, BadcjobsError):
         raise
     except Exception as error:

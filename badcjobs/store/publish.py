@@ -64,7 +64,7 @@ def publish(
         temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place)
         folder = Path(stack.enter_context(temporary))
         joined = folder / "joined.sqlite"
-        join_files(halves, joined, closing=closing, gaps=gaps)
+        _join_files(halves, joined, closing or {}, gaps)
         if target.suffix not in TEXT_FORMS:
             return joined
         with contextlib.closing(open_sealed(joined)) as db, (folder / target.name).open("wb") as out:
@@ -83,12 +83,8 @@ def publish(
     return target.stat().st_size
 
 
-def join_files(
-    halves: Sequence[Half | Path],
-    joined: Path,
-    *,
-    closing: Mapping[str, object] | None = None,
-    gaps: Sequence[tuple[int, int, str]] = (),
+def _join_files(
+    halves: Sequence[Half | Path], joined: Path, closing: Mapping[str, object], gaps: Sequence[tuple[int, int, str]]
 ) -> None:
     """Write a new database with the rows of all halves that exist.
 
@@ -112,7 +108,7 @@ def join_files(
                 if half is halves[0] and not found:
                     # Never replace a published file by an empty one.
                     raise FileNotFoundError("the wrapper's file is gone")
-        for column, value in (closing or {}).items():
+        for column, value in closing.items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
         db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", gaps)
         with transaction(db):

@@ -6,17 +6,18 @@ Published files are complete and never change in place; live files are not read 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import nan
 from operator import sub
 from pathlib import Path
 from sys import intern
-from typing import Any, TypeVar
+from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
 from badcjobs.store.accounting import STATES, StateTime
@@ -25,6 +26,7 @@ from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.read_model import DeviceFacts, DeviceWork, Metrics, TaskAlert, TaskFacts, Trail, UnderWay
+from badcjobs.store.schema import columns_of
 
 _TASKS = """
     SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
@@ -276,8 +278,6 @@ def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Ite
 
 # --- each device ------------------------------------------------------------------------------------------------------
 
-_Value = TypeVar("_Value")
-
 _DEVICES = """
     SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
            d.memory_total_bytes, d.power_limit_w, d.slowdown_c, d.driver, s.samples, s.memory_peak_bytes,
@@ -322,11 +322,9 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
             )
 
 
-def _by_device(
-    db: sqlite3.Connection, table: str, kind: Callable[..., _Value], task: tuple[int]
-) -> dict[int, dict[Any, _Value]]:
+def _by_device(db: sqlite3.Connection, table: str, kind: Callable[..., Any], task: tuple[int]) -> dict[int, Any]:
     """Return the rows of a task in a table by device_id and by the column after it; the others make a value."""
-    found: dict[int, dict[Any, _Value]] = defaultdict(dict)
+    found: dict[int, Any] = defaultdict(dict)
     for _, device_id, key, *values in db.execute(f"SELECT * FROM {table} WHERE task_id = ?", task):
         found[device_id][intern(key)] = kind(*values)
     return found
@@ -367,11 +365,7 @@ def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
 
 # --- over time --------------------------------------------------------------------------------------------------------
 
-_FIGURES = tuple(
-    f"s.{metric}_{part}_{unit}"
-    for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
-    for part in ("min", "mean", "max")
-)
+_FIGURES = [name for name in columns_of("device_stretch") if re.search("_(min|mean|max)_", name)]
 _ROUNDING_S = 0.0005
 _SHORT_MS = 1000  # stretches up to this length show each of their states; a short task has only such stretches
 
@@ -413,22 +407,15 @@ def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) ->
         if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
             parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
             kept[place] = max(parts, key=parts.__getitem__)
+    mixed = {}  # the short stretches with several states: position → seconds in each state
+    for place, times in enumerate(seconds):
+        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
+        if to_ms[place] - from_ms[place] <= _SHORT_MS and len(parts) > 1:
+            mixed[place] = parts
     return Stretches(
         array("q", from_ms),
         array("q", to_ms),
         tuple(kept),
         {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-        _mixed(from_ms, to_ms, seconds) if seconds else {},
+        mixed,
     )
-
-
-def _mixed(
-    begins: Sequence[int], ends: Sequence[int], seconds: Sequence[Mapping[str, float]]
-) -> dict[int, dict[str, float]]:
-    """Return the short stretches with several states: position → seconds in each state."""
-    found = {}
-    for place, (from_ms, to_ms, times) in enumerate(zip(begins, ends, seconds, strict=True)):
-        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
-        if to_ms - from_ms <= _SHORT_MS and len(parts) > 1:
-            found[place] = parts
-    return found

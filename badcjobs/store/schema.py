@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from badcjobs.model import CHARTED
 from badcjobs.store.accounting import STATES
 
 SCHEMA_VERSION = 1
@@ -420,12 +421,7 @@ _DERIVED = (
         Column("samples", "INTEGER NOT NULL", "number of samples in it; 0: the columns that follow are NULL"),
         *(
             Column(f"{metric}_{part}_{unit}", "REAL", f"{word} of `sample.{metric}_{unit}` in it")
-            for metric, unit in (
-                ("utilization", "percent"),
-                ("memory_used", "bytes"),
-                ("temperature", "c"),
-                ("power", "w"),
-            )
+            for metric, unit in (name.rsplit("_", 1) for name in CHARTED)
             for part, word in (("min", "smallest"), ("mean", "mean"), ("max", "largest"))
         ),
         *(Column(f"{state}_s", "REAL NOT NULL", f"seconds of it in the state {state}") for state in STATES),
