@@ -89,14 +89,14 @@ def this_command(*more: str, name: str | None = None, without: Sequence[str] = (
 def print_document(document: str | Iterable[str]) -> None:
     """Print a document, or its lines, unchanged; on a terminal, without control characters."""
     parts, end = ([document], "\n") if isinstance(document, str) else (document, "")
-    _print((safe_lines(part, tabs=True) for part in parts) if sys.stdout.isatty() else parts, end)
+    _print((safe_lines(part, tabs=True) for part in parts) if sys.stdout and sys.stdout.isatty() else parts, end)
 
 
 def _print(parts: Iterable[str], end: str = "\n") -> None:
     """Print; a closed pipe (``| head -1``) or a full disk is not an error of the command."""
     try:
         for part in parts:
-            sys.stdout.write(part)
+            print(part, end="")  # stdout may be closed: then nothing is printed
         print(end=end, flush=True)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

@@ -288,7 +288,7 @@ def test_apptainer_runs_badcjobs_in_the_image_and_the_merge_template_merges_what
     desk.cluster.run("scontrol", "release", str(job_id))
     assert job.wait(merge_id) == DONE, job.log
     summary = (job.folder / f"badcjobs-merge-{merge_id}.log").read_text()
-    assert "2 done, 0 failed" in summary and "sbatch --array=1" in summary  # what is left is named
+    assert "2 of 4 chunks done, 2 left" in summary and "sbatch --array=1" in summary  # what is left is named
     called = (job.folder / "called").read_text()
     assert called.startswith("exec --nv --bind /data")
     assert f"birds.sif badcjobs run {job.folder}/manifest.csv --out {job.out} --workers-per-gpu auto" in called
