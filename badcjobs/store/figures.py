@@ -124,22 +124,12 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
             {"from_ms": from_ms, "to_ms": to_ms, "width": width_ms, "task": task_id, "device": device_id},
         )
     }
-    nothing = (0, *[None] * (3 * len(CHARTED)))
-    db.executemany(
-        insert_sql("device_stretch"),
-        [
-            (
-                task_id,
-                device_id,
-                from_ms + number * width_ms,
-                min(to_ms, from_ms + (number + 1) * width_ms),
-                seconds[number].most_common(1)[0][0],
-                *measured.get(number, nothing),
-                *(float(seconds[number][state]) for state in accounting.STATES),
-            )
-            for number in sorted(seconds)
-        ],
-    )
+    nothing, sql = (0, *[None] * (3 * len(CHARTED))), insert_sql("device_stretch")
+    for number, states in sorted(seconds.items()):
+        begin_ms = from_ms + number * width_ms
+        about = (begin_ms, min(to_ms, begin_ms + width_ms), states.most_common(1)[0][0])
+        each_s = (float(states[state]) for state in accounting.STATES)
+        db.execute(sql, (task_id, device_id, *about, *measured.get(number, nothing), *each_s))
 
 
 # One sample may show several reasons.

@@ -21,7 +21,7 @@ from badcjobs.model import TaskKey
 from badcjobs.store.atomic_write import SEAL, read_sealed_rows
 from badcjobs.store.connect import create_tables, file_uri, read_only_uri
 from badcjobs.store.plausible import UNREADABLE, is_plausible, is_time
-from badcjobs.store.schema import DERIVED, TABLES, columns_of
+from badcjobs.store.schema import DERIVED, TABLES, columns_of, insert_sql
 
 _PAGE_BYTES = 4096  # SQLite's default, which we never change
 _LEAST_ROW_BYTES = 4
@@ -289,8 +289,7 @@ def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict
             "telemetry": int(rows["sample"] > 0),
             "started_at_ms": earliest_ms or int(damaged.stat().st_mtime * 1000),
         }  # fmt: skip
-        marks = ", ".join("?" * len(values))
-        db.execute(f"INSERT INTO task ({', '.join(values)}) VALUES ({marks})", [*values.values()])
+        db.execute(insert_sql("task", values), [*values.values()])
     db.execute(_LOST_DEVICE)  # else the summary would not see the samples of a lost device
     db.execute(_REOPEN)
     db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))  # the bytes differ from those that were sealed

@@ -7,7 +7,7 @@ A change here needs a new SCHEMA_VERSION; files with another version are refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -456,9 +456,10 @@ def columns_of(name: str) -> tuple[str, ...]:
     return tuple(column.name for column in TABLE_BY_NAME[name].columns)
 
 
-def insert_sql(name: str) -> str:
-    """Return the statement that inserts a complete row into one table of a task database."""
-    return f"INSERT INTO {name} VALUES ({', '.join('?' * len(columns_of(name)))})"
+def insert_sql(name: str, columns: Collection[str] = ()) -> str:
+    """Return the statement that inserts a row into one table of a task database; without columns: a complete row."""
+    names = columns or columns_of(name)
+    return f"INSERT INTO {name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 def ddl_script(tables: Sequence[TableDef] = TABLES, ordered_by: Mapping[str, str] = MappingProxyType({})) -> str:

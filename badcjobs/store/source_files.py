@@ -24,7 +24,7 @@ from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed
 from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
 from badcjobs.store.plausible import find_damage
 from badcjobs.store.salvage import salvage
-from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION
+from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, insert_sql
 
 # merged: as it is. recovered: with the journal or WAL next to it; no row is lost. salvaged: damaged; the rows that
 # could be read. kept: no longer readable; its rows come from an earlier merge. copy: another file of the same task has
@@ -102,9 +102,7 @@ def read_source_files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
 def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> None:
     """Replace the list of files."""
     db.execute("DELETE FROM source_file")
-    places = ", ".join("?" * len(_COLUMNS))
-    sql = f"INSERT INTO source_file ({', '.join(_COLUMNS)}) VALUES ({places})"
-    db.executemany(sql, map(attrgetter(*_COLUMNS), files))
+    db.executemany(insert_sql("source_file", _COLUMNS), map(attrgetter(*_COLUMNS), files))
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------

@@ -361,8 +361,7 @@ class TaskWriter:
         return self._db.now.execute(sql, values).fetchone()[0]
 
     def _insert(self, table: str, **values: object) -> None:
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
-        self._write(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+        self._write(insert_sql(table, values), tuple(values.values()))
 
     def _write(self, sql: str, values: Sequence[object]) -> None:
         self._db.write(lambda db: db.execute(sql, values))
