@@ -263,7 +263,7 @@ def _collect_facts(
     modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
     logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
     temporary, cache = order.environ.get("TMPDIR"), user_cache(order.environ)
-    if script is None and any("XDG_CACHE_HOME=" in one for one in order.submit.setup):
+    if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
 
     def folder(*path: str, write: bool = False) -> FolderFacts:
@@ -282,9 +282,7 @@ def _collect_facts(
         ),
         temporary=folder(temporary) if temporary else None,
         home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
-        cache=None
-        if cache is None or any("XDG_CACHE_HOME" in one for one in order.submit.setup)
-        else os.path.realpath(cache),
+        cache=None if cache is None else os.path.realpath(cache),
         on_cluster=bool(site.name) or answers,
         live_mode=settings.live_mode,
         grace_s=settings.grace_s,

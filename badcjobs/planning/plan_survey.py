@@ -176,7 +176,8 @@ class Survey:
         """Take the next chunk."""
         self.lengths.add(length_ms)
         if length_ms is None:
-            _keep(self.unknown_names, path)
+            if len(self.unknown_names) < EXAMPLES:
+                self.unknown_names.append(path)
         elif length_ms > self._shortest_shown_ms:
             heapq.heappush(self._longest, (length_ms, -self.lengths.rows, f"{chunk_id} in {path}"))
             if len(self._longest) > LONGEST_SHOWN:
@@ -192,11 +193,6 @@ class Survey:
     def longest(self) -> list[tuple[int, str]]:
         """Length and name of the longest ones, the longest first."""
         return [(length_ms, name) for length_ms, _, name in sorted(self._longest, reverse=True)]
-
-
-def _keep(names: list[str], name: str) -> None:
-    if len(names) < EXAMPLES:
-        names.append(name)
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------

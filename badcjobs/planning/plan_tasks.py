@@ -261,11 +261,9 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: in
 def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     """Return how many tasks may be submitted at a time, and which limit applies."""
     who = site.name or "Slurm"
+    limits = [(SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm")]
     if site.array_tasks:
         limits = [(site.array_tasks, f"{who} allows arrays of {site.array_tasks:,}")]
-    else:
-        own = f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm"
-        limits = [(SLURMS_OWN_ARRAY, own)]
     if site.queued_jobs:
         limits.append((max(1, site.queued_jobs - 1), f"{who} queues {site.queued_jobs:,} jobs, the merge job too"))
     if site.gpu_hours:

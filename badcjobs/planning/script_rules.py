@@ -29,6 +29,7 @@ def check_script(facts: PreflightFacts) -> Iterator[findings.Remark]:
 
 
 def _start(facts: PreflightFacts) -> findings.Cases:
+    """Look at the line that starts badcjobs, and at the signal before the time limit."""
     script, start = facts.script, facts.start
     if script is None or start is None:
         return
@@ -37,6 +38,8 @@ def _start(facts: PreflightFacts) -> findings.Cases:
     in_shell = [one for one in script.starts if not one.by_exec]
     name = signal.signum.name.removeprefix("SIG") if signal else ""
     to_script = signal is not None and signal.to_script
+    who = f"--signal={'B:' if to_script else ''}{name}"
+    long_enough = (facts.asked.time_s or 0) > 2 * _GOOD_LEAD_S
     yield {
         "where": f"{script.name} line {start.line}",
         "in_shell": in_shell,
@@ -53,18 +56,6 @@ def _start(facts: PreflightFacts) -> findings.Cases:
         if start.keeper in ("conda", "mamba", "micromamba")
         else f"without {start.keeper} before it",
         "without_exec": start.text.removeprefix("exec "),
-    }
-
-
-def _signal(facts: PreflightFacts) -> findings.Cases:
-    script, start = facts.script, facts.start
-    if script is None or start is None:
-        return
-    signal = script.signal
-    name = signal.signum.name.removeprefix("SIG") if signal else ""
-    who = f"--signal={'B:' if signal and signal.to_script else ''}{name}"
-    long_enough = (facts.asked.time_s or 0) > 2 * _GOOD_LEAD_S
-    yield {
         "signal": signal,
         "name": name,
         "said": f"{who}@{signal.lead_s if signal else 0}",
@@ -93,7 +84,7 @@ _STARTED = (
             "{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"
         ),
     ),
-    findings.rules("signal", _signal)(
+    findings.rules("signal", _start)(
         findings.warning_if(
             "{script.name} asks for no early warning: at the time limit tasks have only KillWait to stop",
             "#SBATCH --signal={good}",

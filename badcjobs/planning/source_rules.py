@@ -57,11 +57,6 @@ def _faults(facts: Any) -> Cases:
             }  # fmt: skip
 
 
-def _unknown(facts: Any) -> Cases:
-    many = facts.survey.other_unknown
-    yield {"many": many, "details": with_more(facts.survey.unknown_names, many)}
-
-
 def _not_here(facts: Any) -> Cases:
     size = facts.survey.walk.size
     if size.not_here and not facts.survey.walk.needs_audio:  # then each of them is a mistake
@@ -70,6 +65,11 @@ def _not_here(facts: Any) -> Cases:
             is_known = size.guessed_s() is not None
             how = "their lengths are estimated by their size" if is_known else "planned with the mean of the others"
         yield {"size": size, "how": how, "fix": size.not_here_fix or ""}
+
+
+def _rates(facts: Any) -> Cases:
+    rates = sorted(facts.survey.walk.rates_hz.items())
+    yield {"rates": [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in rates]}
 
 
 def _left_out_files(facts: Any) -> Cases:
@@ -107,10 +107,10 @@ SOURCE_RULES = (
             "{fix}",
         )
     ),
-    rules("sample rates", lambda facts: [{"rates": _rates(facts.survey)}])(
+    rules("sample rates", _rates)(
         note_if("they differ: {rates:list}; resampling may make an engine slower", when=lambda f: len(f.rates) > 1)
     ),
-    rules("audio", lambda facts: [_not_there(facts.survey)])(
+    rules("audio", lambda facts: [{"many": len(gone := facts.survey.walk.not_there), "details": gone[:3]}])(
         note_if(
             "{many:count file} {many:is|are} missing or cannot be used, of those that were looked at; rows with an"
             " end are planned by their times",
@@ -124,11 +124,3 @@ SOURCE_RULES = (
     rules("left out", _left_out_files)(Advice("{severity}", "{words}", "badcjobs guide audio   (formats)")),
     rules("passed over", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.notes()])(note_if("{text}")),
 )
-
-
-def _rates(survey: Survey) -> list[str]:
-    return [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in sorted(survey.walk.rates_hz.items())]
-
-
-def _not_there(survey: Survey) -> dict[str, Any]:
-    return {"many": len(survey.walk.not_there), "details": survey.walk.not_there[:3]}
