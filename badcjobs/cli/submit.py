@@ -121,10 +121,8 @@ def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSetti
 
 def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
-    clock, scheduler = (
-        SystemClock(),
-        SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=output.poll_s(POLL_S)),
-    )
+    clock = SystemClock()
+    scheduler = SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=output.poll_s(POLL_S))
     plan = make_plan(
         command,
         options,
