@@ -217,7 +217,7 @@ class Queue:
 
     @property
     def release(self) -> tuple[str, ...]:
-        """The command that releases jobs which the user holds; empty: none is held."""
+        """The command that releases jobs which the user holds; empty: no job is held."""
         return (f"scontrol release {','.join(self.jobs)}",) if "JobHeldUser" in self.reasons else ()
 
     def __str__(self) -> str:

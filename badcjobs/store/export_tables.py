@@ -182,11 +182,11 @@ class JobDetections:
         if recorded_at is None or len(recorded_at) == len("2026-05-01"):
             return None, None
         begin, since = datetime.fromisoformat(recorded_at), timedelta(seconds=start_s)
-        told = (begin + since).isoformat(timespec="milliseconds")
+        local = (begin + since).isoformat(timespec="milliseconds")
         if self._time_zone is None:
-            return told, None
+            return local, None
         utc = begin.replace(tzinfo=self._time_zone).astimezone(timezone.utc) + since
-        return told, utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return local, utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------
