@@ -16,7 +16,7 @@ def test_a_bench_keeps_its_promises_at_a_small_scale(name, tmp_path):
     if name == "report_page":
         chromium()
     command = [sys.executable, BENCH / f"{name}.py", "--small", "--folder", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stdout + done.stderr
     assert "BROKEN" not in done.stdout and " kept" in done.stdout
 
