@@ -283,7 +283,7 @@ def test_without_telemetry_there_is_no_recorder_and_every_summary_says_so(site):
 
 
 def test_a_failed_try_is_kept_with_the_last_sample_of_its_device(site):
-    command = ("--command", "sh -c 'sleep 0.6; exit 1' {input} {output}", "--retries", 0, "--simulate", 1, *QUICK)
+    command = ("--command", "sh -c 'sleep 2; exit 1' {input} {output}", "--retries", 0, "--simulate", 1, *QUICK)
     assert site.run(site.manifest(1), *command).exit_code == 1
     ((state, ended_at_ms, device_id),) = site.rows("SELECT gpu_state, ended_at_ms, device_id FROM attempt")
     found = json.loads(state)
