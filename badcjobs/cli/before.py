@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, Sources, explain_moved_option, read_project, run_options, with_settings
+from badcjobs.cli.options import JsonWanted, Root, Sources, read_project, refuse_data, run_options, with_settings
 from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
-from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.model import parse_stop_after
@@ -29,7 +28,6 @@ _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
 SiteRules = Annotated[
     str | None, typer.Option("--site", metavar="NAME|FILE", help="Rules of the cluster: sockeye, or a TOML file.")
 ]
-Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")]
 
 
 @with_settings("submit", hidden=True)
@@ -121,6 +119,7 @@ def make_parser(group: Any) -> Callable[[Sequence[str]], ParsedWords]:
 
 
 def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
+    from badcjobs.cli.options import explain_moved_option
     from badcjobs.cluster.job_script import ParsedWords, parse_plainly
 
     context = command.context_class(command, info_name=name)
@@ -262,7 +261,7 @@ def probe(
         again=again,
     )
     inputs = [*map(Path, audio), *([] if project.file is None else [project.file])]
-    refuse_data([Target("--out", out, "probe.toml"), Target("--html", html, "probe.html")], inputs)
+    refuse_data([("--out", out, "probe.toml"), ("--html", html, "probe.html")], inputs)
     if html is not None:
         try:
             try_to_write(html)  # before minutes of trials

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_project
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, is_stdout, read_project, refuse_data
 from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
-from badcjobs.cli.targets import Target, is_stdout, refuse_data
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
 
@@ -111,7 +110,7 @@ def record(
 
     log_to_stderr(quiet=True)
     if force:
-        refuse_data([Target("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
+        refuse_data([("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
     project, world = read_project(context), read_world()
     options = RecordingOptions(
         interval or project.get("run", "interval") or 1.0,

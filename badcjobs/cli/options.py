@@ -1,10 +1,11 @@
-"""The input of commands: options from the table of settings, the project file, run options after ``--``."""
+"""The input of commands: options from the table of settings, the project file, run options after ``--``, files."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,17 +15,28 @@ import typer
 from badcjobs.cli.output import remark
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
-from badcjobs.paths import shell_line
+from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, stand_in, to_toml
 
 log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
+Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")]
 Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
 
 CONFIG, RUN_OPTIONS = "badcjobs.config", "badcjobs.run_options"  # keys of the context of a call
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config")
+Target = tuple[str, Path | None, str]  # an output file: its option, its path (None: not requested), a name to suggest
+# A typing error (--html job.sqlite) must not replace the results of weeks.
+_STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
+_AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json")
+_SIGNS_OF_A_RUN = (*_OF_A_RUN, "logs/emulation.lock")  # the lock is the first file of an emulated array
+_FOLDERS_OF_A_RUN = {
+    "tasks": "tasks/ has the task databases of the run {}",
+    "logs": "logs/ has the logs and job numbers of the run {}",
+}
 _TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number": float, "switch": bool}
 
 
@@ -173,3 +185,72 @@ def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:
         if name.startswith("-") and name in names:
             return value if equals else following
     return None
+
+
+# --- output files must not replace data -------------------------------------------------------------------------------
+
+
+def is_stdout(path: Path | None) -> bool:
+    """Say whether a path is stdout, by any of its names."""
+    return path in _STDOUT
+
+
+def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whatever_it_holds: bool = False) -> None:
+    """Raise BadInput for an output file that has data, is an input of the command, or is given twice.
+
+    ``whatever_it_holds``: protect only the files of a run; another database may be replaced.
+    """
+    given = [Path(os.path.realpath(path)) for path in inputs]
+    taken: dict[Path, str] = {}
+    for option, path, instead in targets:
+        if path is None or is_stdout(path):
+            continue
+        place = Path(os.path.realpath(path))
+        if place.exists() and not place.is_file() and not place.is_dir():
+            continue  # a pipe or a device stores nothing
+        why = f"{taken[place]} names it as well" if place in taken else _why_protected(place, given)
+        if why is None and not whatever_it_holds:
+            why = _why_by_content(place)
+        if why is not None:
+            raise BadInput(f"{option} {path} is not written", why=why, fix=f"the same command with {option} {instead}")
+        taken[place] = option
+
+
+def _why_protected(place: Path, inputs: Iterable[Path]) -> str | None:
+    """Return why a file is protected by its place; None: it is not."""
+    if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
+        return "this command, or its run, reads it"
+    for above in (place, *place.parents):
+        if above.name in _FOLDERS_OF_A_RUN and _is_run(above.parent):
+            return _FOLDERS_OF_A_RUN[above.name].format(above.parent)
+    return f"it belongs to the run {place.parent}" if place.name in _OF_A_RUN and _is_run(place.parent) else None
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _SIGNS_OF_A_RUN)
+
+
+def _why_by_content(place: Path) -> str | None:
+    from badcjobs.store.connect import SQLITE_MAGIC
+
+    try:
+        with place.open("rb") as file:
+            begin = file.read(len(SQLITE_MAGIC))
+    except OSError:
+        return None  # it does not exist, or cannot be read
+    if begin == SQLITE_MAGIC:
+        return "it is a database"
+    return "it is a recording" if begin.startswith(_AUDIO_MAGIC) else None
+
+
+def sources_of(job: Path) -> list[Path]:
+    """Return the source files of a run, if they are known; ``job``: its folder or database."""
+    from badcjobs.run_toml import FrozenRun
+
+    folder = job if is_there(job) and job.is_dir() else job.absolute().parent
+    run = RunFolder(folder.parent if folder.name == "tasks" else folder)
+    try:
+        frozen = FrozenRun.read(run.run_toml)
+    except BadInput:
+        return []
+    return [Path(source) for source in (frozen.settings.get("source", ()) if frozen else ())]

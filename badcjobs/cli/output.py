@@ -92,26 +92,23 @@ def print_document(document: str | Iterable[str]) -> None:
     _print((safe_lines(part, tabs=True) for part in parts) if sys.stdout and sys.stdout.isatty() else parts, end)
 
 
-def _print(parts: Iterable[str], end: str = "\n") -> None:
-    """Print; a closed pipe (``| head -1``) or a full disk is not an error of the command."""
+def _print(parts: Iterable[str], end: str = "\n") -> OSError | None:
+    """Print; a closed pipe (``| head -1``) or a full disk is not an error of the command, and is returned."""
     try:
         for part in parts:
             print(part, end="")  # stdout may be closed: then nothing is printed
         print(end=end, flush=True)
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            remark(f"warning: the result cannot be printed: {error}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
-
-
-def print_line(line: str) -> None:
-    """Print a line of a stream; raise BrokenPipeError from the cause when that is no longer possible."""
-    try:
-        print(safe_json(line), flush=True)
+        return None
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             remark(f"warning: stdout cannot be written: {error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
+        return error
+
+
+def print_line(line: str) -> None:
+    """Print a line of a stream; raise BrokenPipeError from the cause when that is no longer possible."""
+    if (error := _print([safe_json(line)])) is not None:
         raise BrokenPipeError from error
 
 
@@ -184,6 +181,12 @@ def remark(text: str) -> None:
 def colour_wanted() -> bool:
     """Say whether stdout is a terminal with colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def shows_only_ascii() -> bool:
+    """Say whether the locale allows only ASCII; Python uses UTF-8 even in the locale C."""
+    asked = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    return asked in ("C", "POSIX") or not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 # --- the world: only here are the environment, the host and the time asked for ----------------------------------------

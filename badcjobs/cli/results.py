@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, find_run, read_project
+from badcjobs.cli.options import JsonWanted, find_run, is_stdout, read_project, refuse_data, sources_of
 from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
-from badcjobs.cli.targets import Target, is_stdout, refuse_data, sources_of
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
@@ -102,12 +101,12 @@ def report(
     log_to_stderr(quiet=True)
     job = find_run(job, read_project(context), "report")
     targets = (
-        Target("--html", html, "report.html"),
-        Target("--markdown", markdown, "report.md"),
-        Target("--prometheus", prometheus, "report.prom"),
+        ("--html", html, "report.html"),
+        ("--markdown", markdown, "report.md"),
+        ("--prometheus", prometheus, "report.prom"),
     )
     to_stdout = ["--json"] if json_wanted else []
-    to_stdout += [f"{target.option} {target.path}" for target in targets if is_stdout(target.path)]
+    to_stdout += [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
     if len(to_stdout) > 1:
         again = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
         what = f"{' and '.join(to_stdout)} cannot be printed together"
@@ -116,11 +115,11 @@ def report(
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
     with report_job(job, SystemClock(), compare, Pace(_ROWS), queue, readings=readings) as found:
-        for target, make in zip(targets, (found.to_html, found.to_markdown, found.to_prometheus), strict=True):
-            if target.path is not None:
-                _write(target.path, make())
-                if not is_stdout(target.path):
-                    remark(f"{target.path} is written")
+        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
+            if path is not None:
+                _write(path, make())
+                if not is_stdout(path):
+                    remark(f"{path} is written")
     if json_wanted:
         print_json(found.to_dict(streamed=True))
     elif not to_stdout:
@@ -183,7 +182,7 @@ def export(
     named = form or form_of(out)
     instead = f"export.{named}" if out.suffix and named != "badc" else "exported"
     read = [job, *sources_of(job), *([] if project.file is None else [project.file])]
-    refuse_data([Target("--out", out, instead)], read)
+    refuse_data([("--out", out, instead)], read)
     listed = tuple(dict.fromkeys(word.strip() for word in (species or "").split(",") if word.strip()))
     order = ExportOrder(
         job,

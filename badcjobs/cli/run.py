@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
-from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, this_command
+from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.text_fit import GAP, Part, rate, span
@@ -115,8 +115,6 @@ class ProgressBars:
     def _begin(self) -> Live:
         from rich.console import Console
         from rich.live import Live
-
-        from badcjobs.cli.live_screen import shows_only_ascii
 
         self._ascii_only = shows_only_ascii()
         self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, read_project
+from badcjobs.cli.options import JsonWanted, read_project, refuse_data
 from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
-from badcjobs.cli.targets import Target, refuse_data
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.paths import shell_line
 
@@ -314,7 +313,7 @@ def template(
     complete = bool(settings) or out is not None  # else it is only looked at
     filled = fill_template(name, settings or [], read_project(context), complete=complete)
     if out is not None:
-        refuse_data([Target("--out", out, "job.sbatch")])
+        refuse_data([("--out", out, "job.sbatch")])
         write_new(out, filled.text)
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})

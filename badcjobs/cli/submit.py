@@ -16,6 +16,7 @@ from badcjobs.cli import output
 from badcjobs.cli.job_signals import BatchTask, DelayedSignals
 from badcjobs.cli.options import (
     JsonWanted,
+    Root,
     Sources,
     find_stand_in,
     read_project,
@@ -63,9 +64,7 @@ def submit(
     context: typer.Context,
     source: Sources = None,
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="DIR", help="Run folder.")] = None,
-    root: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")
-    ] = None,
+    root: Root = None,
     again: Annotated[bool, typer.Option("--again", help="Submit what is left after the job has ended.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the sbatch text; submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job; exit with its verdict.")] = False,
