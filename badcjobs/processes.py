@@ -19,14 +19,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.seams import Process
 
 if TYPE_CHECKING:
     import psutil
+
+Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess"
 
 # Every process of a worker has this variable: the recorder finds them by it when the wrapper was killed.
 TASK_MARK = "BADCJOBS_TASK"
@@ -66,7 +67,7 @@ def bind_to_parent(*, receives_term: bool = False) -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-class SubprocessLauncher:
+class Launcher:
     """Starts programs as child processes, each in its own process group, with ``--engine-prefix`` before them.
 
     Parameters
@@ -97,7 +98,7 @@ class SubprocessLauncher:
         """
         marks = {TASK_MARK: self._mark}
 
-        def spawn(words: Sequence[str], *, pipes: bool = False) -> Process:
+        def spawn(words: Sequence[str], *, pipes: bool = False) -> subprocess.Popen[bytes]:
             with stderr.open("ab") as log:
                 return subprocess.Popen(
                     list(words),
@@ -185,13 +186,13 @@ def parse_prefix(text: str, search_path: str | None) -> list[str]:
 
 
 class FifoProcess:
-    """A prefix whose program exchanges data with us through two named pipes in a folder (seams.Process).
+    """A prefix whose program exchanges data with us through two named pipes in a folder.
 
     We keep the program's ends of the pipes open until the prefix has ended: otherwise a pipe that the program has not
     opened yet would look closed.
     """
 
-    def __init__(self, place: Path, start: Callable[[], Process]) -> None:
+    def __init__(self, place: Path, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         place.mkdir(parents=True)
         for name in ("in", "out"):
             os.mkfifo(place / name)
@@ -208,11 +209,6 @@ class FifoProcess:
             raise
         self.pid = self._process.pid
         threading.Thread(target=self._close_pipes, args=[self._process.wait], name="prefix", daemon=True).start()
-
-    def poll(self) -> int | None:
-        """Return the exit code; None: it still runs."""
-        self.returncode = self._process.poll()
-        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, longer than ``timeout``: a profiler writes its report after the program has ended."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from badcjobs.model import (
     ArrayOrder,
@@ -59,43 +59,6 @@ class GpuReader(Protocol):
     def close(self) -> None:
         """Release the reader's resources."""
         return
-
-
-class Process(Protocol):
-    """A running program: the part of ``subprocess.Popen`` that engines use."""
-
-    pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-
-class Launcher(Protocol):
-    """Starts programs in their own process groups, and kills complete groups.
-
-    Slurm's signals are for the wrapper: a program ignores all of them or, with ``receives_term``, all but TERM.
-    """
-
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: Path | None,
-        stderr: Path,
-        pipes: bool = False,
-        receives_term: bool = False,
-    ) -> Process: ...
-
-    def kill(self, process: Process) -> None: ...
-
-    def prefix_for(self, worker: str) -> list[str]:
-        """Return the words before a program (``--engine-prefix``); usually none."""
-        ...
 
 
 class SessionBroken(Exception):

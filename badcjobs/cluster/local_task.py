@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import psutil
@@ -24,7 +25,7 @@ from badcjobs.cluster.job_script import JobRequest
 from badcjobs.cluster.local_watch import MARK, processes_of, send
 from badcjobs.model import Device
 from badcjobs.processes import die_with_parent
-from badcjobs.seams import Clock, Process
+from badcjobs.seams import Clock
 from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
 COMPLETED, FAILED, TIMEOUT, CANCELLED, REQUEUED = "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "REQUEUED"
@@ -187,7 +188,7 @@ def visible_lists(devices: Sequence[Device]) -> dict[str, str]:
 class Attempt:
     """A running script; call ``look`` repeatedly until it returns True: all processes have ended."""
 
-    def __init__(self, process: Process, mark: str, clock: Clock, request: JobRequest, kill_wait_s: float) -> None:
+    def __init__(self, process: Popen[bytes], mark: str, clock: Clock, request: JobRequest, kill_wait_s: float) -> None:
         self.process = process
         self.started_s = clock.monotonic_s()
         self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: the script ended by itself

@@ -26,7 +26,7 @@ from badcjobs.planning import place_rules, preflight_facts, request_rules, scrip
 from badcjobs.planning.findings import SEVERITIES, Remark, apply_rules, fine, problem, warning
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
-from badcjobs.processes import SubprocessLauncher
+from badcjobs.processes import Launcher
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun
@@ -337,7 +337,7 @@ def _check_engine(settings: RunSettings, script: BatchScript | None, order: Chec
     # As a task would, in the virtual environments that the script activates.
     folders = [str(order.cwd / venv / "bin") for venv in reversed(script.venvs if script else ())]
     path = os.pathsep.join([*folders, order.environ.get("PATH", os.defpath)])
-    environ, launcher = {**order.environ, "PATH": path}, SubprocessLauncher("check")
+    environ, launcher = {**order.environ, "PATH": path}, Launcher("check")
     try:
         choose_engine(settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True).check()
         yield fine("engine", f"{settings.engine} can be started here")

@@ -14,7 +14,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import FITS, Probed, ProbeKey
 from badcjobs.paths import shell_line
 from badcjobs.planning.probe_search import device_words, setup_words
-from badcjobs.processes import SubprocessLauncher
+from badcjobs.processes import Launcher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.headlines import news_words
 from badcjobs.report.job import find_job_database
@@ -178,7 +178,7 @@ def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -
 
     No program is started: for HawkEars 2, the models are known but not the release.
     """
-    return choose_engine(settings, environ, SubprocessLauncher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
+    return choose_engine(settings, environ, Launcher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
 
 
 def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:

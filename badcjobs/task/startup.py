@@ -21,7 +21,7 @@ from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
-from badcjobs.processes import SubprocessLauncher, parse_prefix
+from badcjobs.processes import Launcher, parse_prefix
 from badcjobs.report.words import count
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Engine
@@ -237,7 +237,7 @@ def raise_if_stopped(stop: StopRequest) -> None:
 def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
     """Return the engine after its check, so that a missing program is found now and not by every chunk."""
     prefix = settings.engine_prefix
-    launcher = SubprocessLauncher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
+    launcher = Launcher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
     allow_cpu = not grant.devices
     engine = choose_engine(settings, world.environ, launcher, world.clock, cwd=world.cwd, allow_cpu=allow_cpu)
     engine.check()

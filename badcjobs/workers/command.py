@@ -23,8 +23,8 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.processes import fingerprint_of, last_lines, worker_environment
-from badcjobs.seams import More, Process, SessionBroken, nothing_more
+from badcjobs.processes import Process, fingerprint_of, last_lines, worker_environment
+from badcjobs.seams import More, SessionBroken, nothing_more
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import chunk_file
 from badcjobs.workers import retry

@@ -23,8 +23,8 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
-from badcjobs.processes import fingerprint_of, worker_environment
-from badcjobs.seams import Clock, Engine, Launcher
+from badcjobs.processes import Launcher, fingerprint_of, worker_environment
+from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments

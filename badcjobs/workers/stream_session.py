@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
-from badcjobs.processes import last_lines
-from badcjobs.seams import Clock, Launcher, More, SessionBroken, nothing_more
+from badcjobs.processes import Launcher, last_lines
+from badcjobs.seams import Clock, More, SessionBroken, nothing_more
 from badcjobs.workers import retry
 
 log = logging.getLogger(__name__)

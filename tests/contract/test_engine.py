@@ -20,7 +20,7 @@ import psutil
 import pytest
 from rooms import root, workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
-from rooms.root import BadcjobsError, SessionBroken, SubprocessLauncher, nothing_more
+from rooms.root import BadcjobsError, Launcher, SessionBroken, nothing_more
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine
 from support.audio import make_wav
 from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
@@ -57,7 +57,7 @@ class Place:
             **fake_package_environ(),
         }  # fmt: skip
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
-        self.launchers = {"": SubprocessLauncher(self.mark), " behind": SubprocessLauncher(self.mark, prefix)}
+        self.launchers = {"": Launcher(self.mark), " behind": Launcher(self.mark, prefix)}
         self.sessions = []
         # Threads that outlive what they feed: a process dies with the thread that has started it.
         self.pool = ThreadPoolExecutor(4)
@@ -326,7 +326,7 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     assert (fine.version or "").startswith("2.3.0, 3 models ")
     words = ["bash", "-c", f'{install_fake_prefix(place.folder / "bin")} "$0" "{sys.executable}" "${{@:2}}"',
              f"{place.folder}/{{worker}}"]  # fmt: skip
-    inside = EngineStart([], place.environ, SubprocessLauncher("task", words), CLOCK)
+    inside = EngineStart([], place.environ, Launcher("task", words), CLOCK)
     HawkEarsEngine(inside, "/only/in/the/container/python", place.root, allow_cpu=True).check()
     assert (place.folder / "task-check.report").exists()
     engines = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rooms.model import Chunk, ChunkResult, Detection, Device, WorkerPlan
-from rooms.root import BadInput, SessionBroken, SubprocessLauncher, SystemClock
+from rooms.root import BadInput, Launcher, SessionBroken, SystemClock
 from rooms.workers import EngineStart, HawkEarsEngine, parse_detections, python_of
 from support.audio import make_wav
 from support.needs import missing
@@ -35,7 +35,7 @@ class Installation:
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
     def engine(self, *args, root=None):
-        start = EngineStart(args, self.environ, SubprocessLauncher("test"), SystemClock())
+        start = EngineStart(args, self.environ, Launcher("test"), SystemClock())
         return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False)
 
     def analyze_alone(self, audio, *options):

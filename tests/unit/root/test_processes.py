@@ -9,13 +9,13 @@ import psutil
 import pytest
 from rooms import root
 from rooms.model import Device, WorkerPlan
-from rooms.root import TASK_MARK, BadcjobsError, SubprocessLauncher, end_leftovers, fingerprint_of, last_lines
+from rooms.root import TASK_MARK, BadcjobsError, Launcher, end_leftovers, fingerprint_of, last_lines
 from support.stand_ins import install
 from support.waiting import is_running, wait_for
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 MARK = f"4821_7.r0.test-{os.getpid()}"
-LAUNCHER = SubprocessLauncher(MARK)
+LAUNCHER = Launcher(MARK)
 NVIDIA = Device("1", "test", index=1, uuid="GPU-aaaa", name="Tesla V100", backend="nvml")
 AMD = Device("3", "test", index=3, uuid="GPU-00000000000000aa", backend="amdsmi", vendor="amd")
 GIVEN = {
@@ -62,7 +62,7 @@ def test_leftovers_are_found_without_their_group_and_parent_and_those_of_others_
     orphan = int(wait_for(lambda: pid_file.exists() and pid_file.read_text(), "its number"))
     wait_for(lambda: psutil.Process(orphan).environ().get(TASK_MARK) == MARK, "its environment")
     restless = install(tmp_path / "again.sh", f"#!/bin/sh\nexec {tmp_path}/again.sh\n")  # another one all the time
-    other = SubprocessLauncher("other").start([str(restless)], env=ENVIRON, cwd=None, stderr=tmp_path / "other.log")
+    other = Launcher("other").start([str(restless)], env=ENVIRON, cwd=None, stderr=tmp_path / "other.log")
     assert (end_leftovers(MARK + "x"), is_running(orphan)) == (0, True)
     assert end_leftovers(MARK) == 1
     wait_for(lambda: not is_running(orphan), "it is gone")
@@ -89,7 +89,7 @@ def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(t
     """A prefix may print, and start the engine in a session of its own."""
     text = 'echo prefix $1; shift\nsleep 60 </dev/null >/dev/null 2>&1 &\nsetsid -w "$@"\necho report'
     prefix = install(tmp_path / "prefix", f"#!/bin/sh\n{text}\n")
-    launcher = SubprocessLauncher(MARK, (str(prefix), "{worker}"))
+    launcher = Launcher(MARK, (str(prefix), "{worker}"))
     assert launcher.prefix_for("3") == [str(prefix), f"{MARK}-3"]
     log = tmp_path / "log"
     for number in (1, 2):
@@ -97,7 +97,7 @@ def test_a_prefix_is_bypassed_by_the_pipes_and_killed_with_all_that_it_started(t
         assert program.stdin is not None and program.stdout is not None
         program.stdin.write(b"question\n")
         program.stdin.flush()
-        assert (program.stdout.readline(), program.poll()) == (b"question\n", None)
+        assert (program.stdout.readline(), program.returncode) == (b"question\n", None)
         behind = [one.pid for one in psutil.Process(program.pid).children(recursive=True)]
         if number == 1:
             program.stdin.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rooms import workers
 from rooms.model import TOO_LONG, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
-from rooms.root import BadInput, Project, RunSettings, SessionBroken, SubprocessLauncher, SystemClock
+from rooms.root import BadInput, Launcher, Project, RunSettings, SessionBroken, SystemClock
 from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
 from support.brief import line, literal
 from support.hand_clock import HandClock
@@ -268,7 +268,7 @@ def plans(workers=2, gpu="Tesla V100", gib=16):
 
 
 def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
-    engine, said = workers.DemoEngine(workers.EngineStart((), {}, SubprocessLauncher("test"), SystemClock())), []
+    engine, said = workers.DemoEngine(workers.EngineStart((), {}, Launcher("test"), SystemClock())), []
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")
     files = [tmp_path / "damaged.toml", *workers.known_files("probe.toml", tmp_path, {})]

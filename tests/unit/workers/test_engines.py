@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rooms import workers
 from rooms.devices import simulated_memory_bytes
 from rooms.model import Chunk, Device, WorkerPlan
-from rooms.root import BadcjobsError, RunSettings, SubprocessLauncher, SystemClock
+from rooms.root import BadcjobsError, Launcher, RunSettings, SystemClock
 from rooms.sources import NoDecoder
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine, classify, hawkears_environment
 from support.fake_hawkears import install_fake_hawkears, make_fake_hawkears1, make_fake_root
@@ -24,7 +24,7 @@ GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"
 
 
 def start(*args, raw=None):
-    return EngineStart(args, {"PATH": "/usr/bin:/bin"}, SubprocessLauncher("test"), SystemClock(), raw)
+    return EngineStart(args, {"PATH": "/usr/bin:/bin"}, Launcher("test"), SystemClock(), raw)
 
 
 def refusals(tries):
@@ -152,7 +152,7 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
 
     def choose(engine, *args, **more):
-        wanted, launcher = RunSettings(Path("run"), engine=engine, engine_args=args, **more), SubprocessLauncher("test")
+        wanted, launcher = RunSettings(Path("run"), engine=engine, engine_args=args, **more), Launcher("test")
         return workers.choose_engine(wanted, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)
 
     for name in ("demo", "command", "hawkears", "hawkears1"):
