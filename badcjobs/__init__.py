@@ -15,23 +15,16 @@ __version__ = "0.1.0"
 
 __all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "open_job", "pick_devices"]
 
-_HOMES = {
-    "Alert": "badcjobs.telemetry.alerts",
-    "AlertLimits": "badcjobs.model",
-    "Recorder": "badcjobs.api.python",
-    "list_devices": "badcjobs.api.python",
-    "open_job": "badcjobs.api.python",
-    "pick_devices": "badcjobs.api.python",
-}
+_HOMES = {"Alert": "badcjobs.telemetry.alerts", "AlertLimits": "badcjobs.model"}  # all others: badcjobs.api.python
 
 
 def __getattr__(name: str) -> object:
     """Import a name when it is first used: every command imports this module, and few need these names."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "badcjobs.api.python")), name)
 
 
 def __dir__() -> list[str]:

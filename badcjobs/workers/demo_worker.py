@@ -27,14 +27,7 @@ from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
 _WINDOW_S = 0.1
 _MIB = 2**20
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-_ARRAY_TYPES = {
-    (_WHOLE, 8): "B",
-    (_WHOLE, 16): "h",
-    (_WHOLE, 24): "h",
-    (_WHOLE, 32): "i",
-    (_FLOAT, 32): "f",
-    (_FLOAT, 64): "d",
-}
+_ARRAY_TYPES = {_WHOLE: {8: "B", 16: "h", 24: "h", 32: "i"}, _FLOAT: {32: "f", 64: "d"}}  # by bits per sample
 _BLOCK = 1 << 16  # frames
 
 
@@ -117,7 +110,7 @@ def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
     chunk = header.format_chunk
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
     kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
-    if not (channels and rate) or (kind, bits) not in _ARRAY_TYPES:
+    if not (channels and rate) or bits not in _ARRAY_TYPES.get(kind, {}):
         raise ValueError(f"WAV format {kind} with {bits} bits per sample at {rate} Hz is not supported")
     file.seek(header.data_start)
     return kind, channels, rate, bits, file.read(header.frames * header.frame_bytes)
@@ -144,7 +137,7 @@ def peaks(kind: int, bits: int, raw: bytes, window: int) -> Iterator[float]:
         high = bytearray(len(raw) // 3 * 2)
         high[0::2], high[1::2] = raw[1::3], raw[2::3]
         raw = bytes(high)
-    samples = array(_ARRAY_TYPES[kind, bits], raw)
+    samples = array(_ARRAY_TYPES[kind][bits], raw)
     middle, full = (128, 128) if samples.typecode == "B" else (0, 1 << (8 * samples.itemsize - 1))
     for start in range(0, len(samples), window):
         part: Sequence[float] = samples[start : start + window]

@@ -65,25 +65,18 @@ class MemoryLimits:
 
     def __post_init__(self) -> None:
         self._limits = dict(self.known or {})
-        self._effective = dict(self._limits)  # the limits, lowered by chunks that are still being tried
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest audio that fitted in one piece
         self._failures: dict[ChunkKey, _OutOfMemory] = {}
         self._lock = threading.Lock()
 
-    def way_for_length(self, model: str, audio_s: float | None) -> Way:
-        """Return the way for audio of this length on a device model."""
-        limit = self._effective.get(model)
-        if limit is None or audio_s is None:
-            return USUAL
-        if limit.alone_s is not None and audio_s >= limit.alone_s:
-            pieces = pieces_shorter_than(audio_s, limit.alone_s)
-            return LEAN if pieces is None else Way(True, pieces)
-        return LEAN if limit.crowded_s is not None and audio_s >= limit.crowded_s else USUAL
-
     def way_of(self, model: str, key: ChunkKey, audio_s: float | None) -> Way:
         """Return the way for this chunk: by its length, or one step after the way that failed."""
-        failure = self._failures.get(key)
-        way = self.way_for_length(model, audio_s)
+        with self._lock:
+            limit, failure, way = self._limit_now(model), self._failures.get(key), USUAL
+        if audio_s is not None and limit.alone_s is not None and audio_s >= limit.alone_s:
+            way = Way(True, pieces_shorter_than(audio_s, limit.alone_s) or 1)
+        elif audio_s is not None and limit.crowded_s is not None and audio_s >= limit.crowded_s:
+            way = LEAN
         return way if failure is None or failure.way is None else max(way, failure.way)
 
     def ways_left(self, key: ChunkKey) -> bool | None:
@@ -109,45 +102,39 @@ class MemoryLimits:
                 failure.alone_s = _least(failure.alone_s, piece_s)
                 pieces = pieces_shorter_than(audio_s, piece_s)
                 failure.way = None if pieces is None else Way(True, pieces)
-            self._update_effective(model)
 
     def note_cannot_cut(self, model: str, key: ChunkKey) -> None:
         """Record that a chunk cannot be cut into smaller pieces."""
         with self._lock:
             self._failures.setdefault(key, _OutOfMemory(model)).way = None
-            self._update_effective(model)
 
     def note_other_failure(self, key: ChunkKey) -> None:
         """Record that a chunk failed for another reason too: it gives no limit."""
-        failure = self._failures.get(key)
-        if failure is not None:
-            with self._lock:
+        with self._lock:
+            if (failure := self._failures.get(key)) is not None:
                 failure.crowded_s = failure.alone_s = None
-                self._update_effective(failure.model)
 
     def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
-        if way.pieces == 1 and audio_s is not None and audio_s > self._fitted.get((model, way.lean), 0.0):
-            with self._lock:
-                self._fitted[model, way.lean] = audio_s
-                self._update_effective(model)
-        if key in self._failures:
-            with self._lock:
-                before = self._limits.get(model, MemoryLimit())
-                after = self._limits[model] = self._lower(before, self._failures.pop(key), way)
-                self._update_effective(model)
-            if after != before:
-                self.learned(model, after)
+        with self._lock:
+            if way.pieces == 1 and audio_s is not None:
+                self._fitted[model, way.lean] = max(audio_s, self._fitted.get((model, way.lean), 0.0))
+            if (failure := self._failures.pop(key, None)) is None:
+                return
+            before = self._limits.get(model, MemoryLimit())
+            after = self._limits[model] = self._lower(before, failure, way)
+        if after != before:
+            self.learned(model, after)
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _update_effective(self, model: str) -> None:
-        """Lower the limits for waiting chunks, as long as the failed chunks have a way left."""
+    def _limit_now(self, model: str) -> MemoryLimit:
+        """Return the limit for waiting chunks, lower as long as failed chunks have a way left."""
         limit = self._limits.get(model, MemoryLimit())
         for failure in self._failures.values():
             if failure.model == model and failure.way is not None:
                 limit = self._lower(limit, failure, failure.way)
-        self._effective[model] = limit
+        return limit
 
     def _lower(self, limit: MemoryLimit, failure: _OutOfMemory, way: Way) -> MemoryLimit:
         """Return the limit after a failed chunk was done this way."""
