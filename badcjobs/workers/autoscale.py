@@ -1,8 +1,7 @@
 """The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` adds workers while that helps.
 
-``plan_start`` and ``Ramp`` only decide. ``Autoscaler`` measures, starts and stops workers, records each decision and
-keeps the result for the next task. All devices of a task get one more worker at the same time, because they share the
-cores, which run out first, and the main memory. The estimate for one more worker is (n + 1) / n of the memory in use.
+All devices of a task get one more worker at the same time, because they share the cores, which run out first, and the
+main memory. The estimate for one more worker is (n + 1) / n of the memory in use.
 """
 
 from __future__ import annotations
@@ -50,148 +49,6 @@ def plan_workers(
     return [WorkerPlan(slot, device, device_id, threads) for slot, (device_id, device) in enumerate(places)]
 
 
-# --- decisions: pure functions ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStep:
-    """A decision: the number of workers per device from now on."""
-
-    workers: int
-    reason: str
-    settled: bool  # the best number is found; False: one more is tried, or would be with more work or memory
-
-
-def plan_start(
-    *,
-    cpus: int,
-    devices: int,
-    memory_bytes: int | None,
-    known: int | None,
-    granted_bytes: int | None = None,
-    worker_bytes: int | None = None,
-) -> tuple[int, int, str, bool]:
-    """Return the workers per device to start with, the maximum, the reason, and whether main memory sets the limit.
-
-    ``memory_bytes``: of the smallest device; ``granted_bytes``: main memory of the task. From an earlier run:
-    ``known``, the best number of workers, and ``worker_bytes``, the main memory of one worker.
-    """
-    cores = max(1, cpus // max(1, devices))
-    room = _MOST if memory_bytes is None else max(1, int(_FULL * memory_bytes / _MEMORY_EACH))
-    most = max(1, min(cores, _MOST))
-    memory = "unknown GPU memory" if memory_bytes is None else f"{memory_bytes / 2**30:.0f} GiB of GPU memory"
-    reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
-    wanted = min(max(1, cores // _CORES_EACH), room)
-    if known is not None:
-        wanted, reason = min(known, most), f"an earlier run found {known} to be best ({reason})"
-    if granted_bytes is not None:
-        each_bytes = worker_bytes or _EACH_BYTES
-        fitting = max(1, int(_FULL * granted_bytes / (max(1, devices) * each_bytes)))
-        if fitting < wanted:
-            granted, each = format_bytes(granted_bytes), format_bytes(each_bytes)
-            reason += f"; the job has {granted} of main memory, and a worker may need {each}"
-            return fitting, most, reason, True
-    return wanted, most, reason, False
-
-
-@dataclass
-class Ramp:
-    """Measures the rate of each number of workers, and decides when to try one more."""
-
-    workers: int  # per device, now
-    most: int  # per device, at most
-    devices: int  # number of devices
-    settled: bool  # the search is over: this run or an earlier one has found the best number
-    granted_bytes: int | None = None  # the main memory of the task; None: no known limit
-    rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
-    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since the window began
-    _since: tuple[float, float, int] | None = None  # when the window began, work and chunks done by then
-
-    def observe(
-        self,
-        now_s: float,
-        *,
-        work_done: float,
-        chunks_done: int,
-        chunks_left: int,
-        all_warm: bool,
-        memory_share: float | None,
-        memory_held: MemoryHeld | None,
-    ) -> WorkerStep | None:
-        """Return the next step; None: not enough is measured yet, or the search is over.
-
-        ``work_done``: seconds of audio (or chunks) finished so far; ``all_warm``: every worker has finished a chunk;
-        ``memory_share``: of the fullest device; ``memory_held``: last reading of all processes of the task.
-        """
-        if self.settled or not all_warm:
-            return None
-        if self._since is None:
-            self._since = (now_s, work_done, chunks_done)
-            self._held.clear()  # older readings are from fewer workers, or from workers that were starting
-            return None
-        if memory_held is not None and memory_held.at_s >= self._since[0] and memory_held not in self._held[-1:]:
-            self._held.append(memory_held)  # the same reading may be passed several times
-        started_s, work_before, chunks_before = self._since
-        took_s, chunks = now_s - started_s, chunks_done - chunks_before
-        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self.workers * self.devices:
-            return None
-        self.rates[self.workers] = (work_done - work_before) / took_s
-        return self._decide(memory_share, chunks_left * took_s / chunks, memory_is_read=memory_held is not None)
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most main memory in use with these workers; None: not read since all of them started work."""
-        return max((held.memory_bytes for held in self._held), default=None)
-
-    def step_back(self, reason: str) -> WorkerStep | None:
-        """Go back by one worker per device; None: there is only one."""
-        if self.workers == 1:
-            return None
-        self.rates.clear()  # the rates no longer apply
-        return self._settle(self.workers - 1, reason, final=False)
-
-    def _decide(self, memory_share: float | None, left_s: float, *, memory_is_read: bool) -> WorkerStep | None:
-        now, rate = self.workers, self.rates[self.workers]
-        granted, held = self.granted_bytes, self.peak_bytes or 0
-        gain = ""
-        if before := self.rates.get(now - 1):
-            gain = f"{now} per device changed the rate by {rate / before - 1:+.0%} against {now - 1}"
-            if rate <= _PAYS * before:
-                return self._settle(now - 1, gain)
-            gain += "; "
-        if now >= self.most:
-            return self._settle(now, f"{gain}there are no cores for more")
-        if granted is not None and (then := held * (now + 1) / now) > _FULL * granted:
-            more = f"one more might raise the main memory in use from {format_bytes(held)} to {format_bytes(then)}"
-            reason = f"{gain}{more}; the job has {format_bytes(granted)}"
-            return self._settle(now, reason, final=False)  # another job may have more memory
-        if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
-            # Not final: other processes may fill the device this time.
-            return self._settle(now, f"{gain}one more might fill {share:.0%} of a device's memory", final=False)
-        if left_s < _WORTH_S:
-            return self._settle(now, f"{gain}only {left_s:.0f} s of work left", final=False)
-        if granted is not None and memory_is_read:  # wait until the memory of the workers no longer grows
-            last = self._held[-1] if self._held else None
-            earlier = [one.memory_bytes for one in self._held if last and one.at_s <= last.at_s - _APART_S]
-            if last is None or not earlier or last.memory_bytes > _STEADY * earlier[-1]:
-                return None
-        self.workers = now + 1
-        self._since = None
-        return WorkerStep(self.workers, f"{gain}trying one more", settled=False)
-
-    def _settle(self, workers: int, reason: str, *, final: bool = True) -> WorkerStep:
-        self.workers, self.settled = workers, True
-        return WorkerStep(workers, reason, settled=final)
-
-
-def format_bytes(memory_bytes: float) -> str:
-    """Return an amount of memory in GiB or MiB."""
-    return f"{memory_bytes / 2**30:.1f} GiB" if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
-
-
-# --- measuring and acting ---------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class Autoscaler:
     """Plans the workers of a task, then (with auto) measures them and changes their number."""
@@ -205,35 +62,46 @@ class Autoscaler:
     per_gpu: int | None  # workers on each device; None: auto
     cpu_workers: int = 0  # workers where there is no device
     granted_bytes: int | None = None  # main memory of the task; None: no known limit
-    _next_s: float = 0.0
-    _ramp: Ramp | None = None
+    _settled: bool = True  # no other number is tried (any more)
+    _rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
+    _window: tuple[float, float, int] | None = None  # when it began, work and chunks done by then
+    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since the window began
     _worker_bytes: int = 0  # peak main memory of a worker; 0: not read
+    _next_s: float = 0.0
     _short_since_s: float | None = None  # since when there are fewer workers than planned
 
     def __post_init__(self) -> None:
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
+        self._most = min(self._cores, _MOST)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
-        per_gpu = self.per_gpu
-        if per_gpu is None and self.devices:
-            lesson = self.learned.about(self._model)
-            is_alike = lesson.cores is not None and abs(lesson.cores - self._cores) <= _LIKE * self._cores
-            known = lesson.workers if is_alike else None
-            memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
-            per_gpu, most, reason, short_of_memory = plan_start(
-                cpus=self.cpus,
-                devices=len(self.devices),
-                memory_bytes=min(memories, default=None),
-                known=known,
-                granted_bytes=self.granted_bytes,
-                worker_bytes=lesson.worker_bytes,
-            )
-            settled = known is not None and lesson.settled and not short_of_memory
-            self._ramp = Ramp(per_gpu, most, len(self.devices), settled=settled, granted_bytes=self.granted_bytes)
-            self._decide(per_gpu, f"start: {reason}")
-        elif per_gpu is None and self.cpu_workers:
+        self._workers = self.per_gpu or 1  # per device, now
+        if self.per_gpu is None and self.devices:
+            self._choose_start()
+        elif self.per_gpu is None and self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
-        self.plans = plan_workers(self.devices, per_gpu=per_gpu or 1, cpu_workers=self.cpu_workers, cpus=self.cpus)
+        self.plans = plan_workers(self.devices, per_gpu=self._workers, cpu_workers=self.cpu_workers, cpus=self.cpus)
         self._slots = len(self.plans)
+
+    def _choose_start(self) -> None:
+        """Choose the number to start with by cores, memory and earlier runs, and whether others are tried."""
+        cores, lesson = self._cores, self.learned.about(self._model)
+        memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
+        memory = f"{min(memories) / 2**30:.0f} GiB of GPU memory" if memories else "unknown GPU memory"
+        reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
+        room = max(1, int(_FULL * min(memories) / _MEMORY_EACH)) if memories else _MOST
+        self._workers, self._settled = min(max(1, cores // _CORES_EACH), room), False
+        is_alike = lesson.cores is not None and abs(lesson.cores - cores) <= _LIKE * cores
+        if is_alike and lesson.workers is not None:
+            self._workers, self._settled = min(lesson.workers, self._most), lesson.settled
+            reason = f"an earlier run found {lesson.workers} to be best ({reason})"
+        if self.granted_bytes is not None:
+            each_bytes = lesson.worker_bytes or _EACH_BYTES
+            fitting = max(1, int(_FULL * self.granted_bytes / (len(self.devices) * each_bytes)))
+            if fitting < self._workers:
+                granted, each = format_bytes(self.granted_bytes), format_bytes(each_bytes)
+                reason += f"; the job has {granted} of main memory, and a worker may need {each}"
+                self._workers, self._settled = fitting, False
+        self._record(self._workers, f"start: {reason}")
 
     def update(
         self,
@@ -244,53 +112,102 @@ class Autoscaler:
         memory_held: Callable[[], MemoryHeld | None],
     ) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
-        now_s, ramp = self.clock.monotonic_s(), self._ramp
-        if ramp is None or ramp.settled or supervisor.draining or now_s < self._next_s:
+        now_s = self.clock.monotonic_s()
+        if self._settled or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
         at_work = supervisor.slots_at_work
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
-        if on_device and min(on_device.values()) < ramp.workers:
+        if on_device and min(on_device.values()) < self._workers:
             self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
-            if now_s - self._short_since_s >= _DYING_S:
-                self._apply(ramp, ramp.step_back("a worker has ended"), supervisor)
+            if now_s - self._short_since_s >= _DYING_S and self._workers > 1:
+                self._rates.clear()  # the rates no longer apply
+                self._apply(supervisor, self._workers - 1, "a worker has ended", is_best=False)
             return
         self._short_since_s = None
-        tally, used = supervisor.tally, memory_peaks(30.0)
+        if not all(supervisor.finished.get(slot) for slot in at_work):
+            return
+        chunks_done = supervisor.tally.done
+        work_done = supervisor.audio_done_s or float(chunks_done)
+        if self._window is None:
+            self._window = (now_s, work_done, chunks_done)
+            self._held.clear()  # older readings are from fewer workers, or from workers that were starting
+            return
+        started_s, work_before, chunks_before = self._window
+        held = memory_held()
+        if held is not None and held.at_s >= started_s and held not in self._held[-1:]:  # it may be the same reading
+            self._held.append(held)
+            self._worker_bytes = max(self._worker_bytes, held.memory_bytes // max(1, len(at_work)))
+        took_s, chunks = now_s - started_s, chunks_done - chunks_before
+        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self._workers * len(self.devices):
+            return
+        self._rates[self._workers] = (work_done - work_before) / took_s
+        used = memory_peaks(30.0)
         shares = [
             used[device_id] / device.memory_total_bytes
             for device_id, device in self.devices
             if device_id in used and device.memory_total_bytes
         ]
-        step = ramp.observe(
-            now_s,
-            work_done=supervisor.audio_done_s or float(tally.done),
-            chunks_done=tally.done,
-            chunks_left=left,
-            all_warm=all(supervisor.finished.get(slot) for slot in at_work),
-            memory_share=max(shares, default=None),
-            memory_held=memory_held(),
-        )
-        self._worker_bytes = max(self._worker_bytes, (ramp.peak_bytes or 0) // max(1, len(at_work)))
-        self._apply(ramp, step, supervisor)
+        number, reason, is_best = self._choose(max(shares, default=None), left * took_s / chunks)
+        if number <= self._workers or held is None or self._is_steady:
+            self._apply(supervisor, number, reason, is_best=is_best)
 
-    def _apply(self, ramp: Ramp, step: WorkerStep | None, supervisor: Supervisor) -> None:
-        if step is None:
-            return
-        self._decide(step.workers, step.reason)
+    def _choose(self, memory_share: float | None, left_s: float) -> tuple[int, str, bool]:
+        """Return the next number of workers, the reason, and whether it is the best on any such device.
+
+        ``memory_share``: of the fullest device; ``left_s``: the time that the rest of the work takes.
+        """
+        now, rate, granted = self._workers, self._rates[self._workers], self.granted_bytes
+        held = max((one.memory_bytes for one in self._held), default=0)
+        gain = ""
+        if before := self._rates.get(now - 1):
+            gain = f"{now} per device changed the rate by {rate / before - 1:+.0%} against {now - 1}"
+            if rate <= _PAYS * before:
+                return now - 1, gain, True
+            gain += "; "
+        if now >= self._most:
+            return now, f"{gain}there are no cores for more", True
+        if granted is not None and (then := held * (now + 1) / now) > _FULL * granted:
+            more = f"one more might raise the main memory in use from {format_bytes(held)} to {format_bytes(then)}"
+            return now, f"{gain}{more}; the job has {format_bytes(granted)}", False  # another job may have more memory
+        if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
+            # Not final: other processes may fill the device this time.
+            return now, f"{gain}one more might fill {share:.0%} of a device's memory", False
+        if left_s < _WORTH_S:
+            return now, f"{gain}only {left_s:.0f} s of work left", False
+        return now + 1, f"{gain}trying one more", False
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether the main memory of the workers no longer grows; True if the task has no known limit."""
+        if self.granted_bytes is None:
+            return True
+        earlier = [one.memory_bytes for one in self._held if one.at_s <= self._held[-1].at_s - _APART_S]
+        return bool(earlier) and self._held[-1].memory_bytes <= _STEADY * earlier[-1]
+
+    def _apply(self, supervisor: Supervisor, workers: int, reason: str, *, is_best: bool) -> None:
+        """Change the number of workers; the search is over unless this tries one more."""
+        self._settled = workers <= self._workers
+        self._workers, self._window = workers, None
+        self._record(workers, reason)
         at_work = supervisor.slots_at_work
         for device_id, device in self.devices:
             slots = sorted(slot for slot, place in at_work.items() if place == device_id)
-            for slot in slots[step.workers :]:
+            for slot in slots[workers:]:
                 supervisor.retire(slot)
-            if slots and len(slots) < step.workers and not step.settled:
-                threads = max(1, self.cpus // (step.workers * len(self.devices)))
+            if slots and len(slots) < workers and not is_best:
+                threads = max(1, self.cpus // (workers * len(self.devices)))
                 supervisor.add_worker(WorkerPlan(self._slots, device, device_id, threads))
                 self._slots += 1
-        if ramp.settled and step.workers in ramp.rates:
+        if self._settled and workers in self._rates:
             memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
-            self.learned.note(self._model, workers=step.workers, cores=self._cores, settled=step.settled, **memory)
+            self.learned.note(self._model, workers=workers, cores=self._cores, settled=is_best, **memory)
 
-    def _decide(self, workers: int, reason: str) -> None:
+    def _record(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)
         self.note("workers_per_gpu", self._model, workers, reason)
+
+
+def format_bytes(memory_bytes: float) -> str:
+    """Return an amount of memory in GiB or MiB."""
+    return f"{memory_bytes / 2**30:.1f} GiB" if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
