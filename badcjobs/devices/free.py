@@ -284,25 +284,16 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
 
 def check_request(request: DeviceRequest) -> None:
     """Refuse numbers that make no sense; the command line accepts nan and inf as numbers."""
-    if request.count < 1:
-        raise BadInput(
-            f"--free {request.count} requests no device",
-            why="--free N chooses the N devices that are most free, at least 1",
-            fix="the same command with --free 1",
-        )
-    if not 0 <= request.wait_s < math.inf:
-        raise BadInput(
-            f"--wait {request.wait_s} is not a number of seconds",
-            why="the wait must be finite",
-            fix="--wait 3600   (1 hour)",
-        )
-    limit = request.max_utilization_percent
+    count, wait_s, limit = request.count, request.wait_s, request.max_utilization_percent
+    if count < 1:
+        why = "--free N chooses the N devices that are most free, at least 1"
+        raise BadInput(f"--free {count} requests no device", why=why, fix="the same command with --free 1")
+    if not 0 <= wait_s < math.inf:
+        fix = "--wait 3600   (1 hour)"
+        raise BadInput(f"--wait {wait_s} is not a number of seconds", why="the wait must be finite", fix=fix)
     if limit is not None and not 0 <= limit <= 100:
-        raise BadInput(
-            f"--max-utilization {limit:g} is not a percentage",
-            why="a device is 0 to 100 % busy",
-            fix="--max-utilization 10",
-        )
+        what, fix = f"--max-utilization {limit:g} is not a percentage", "--max-utilization 10"
+        raise BadInput(what, why="a device is 0 to 100 % busy", fix=fix)
 
 
 def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from badcjobs.model import ProcessReading, Reading
+from badcjobs.model import METRICS, ProcessReading, Reading
 from badcjobs.seams import DeviceUnreadable
 
 log = logging.getLogger(__name__)
@@ -18,39 +18,23 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Call = Callable[[Any, Any], Any]  # (the library's Python package, handle) → the answer
 
-_PERCENT = (0, 100)
-_BYTES = (0, 2**53)
-_CELSIUS = (-50, 200)
-_WATT = (0, 10_000)
-_MHZ = (0, 100_000)
-
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "utilization_percent": _PERCENT,
-    "memory_utilization_percent": _PERCENT,
-    "memory_used_bytes": _BYTES,
-    "temperature_c": _CELSIUS,
-    "power_w": _WATT,
-    "energy_j": (0, 1e15),
-    "sm_clock_mhz": _MHZ,
-    "memory_clock_mhz": _MHZ,
-    "throttle_reasons": (0, 2**63 - 1),
-    "sm_activity_percent": _PERCENT,
-    "sm_occupancy_percent": _PERCENT,
-    "busy_percent": _PERCENT,
-    "tensor_percent": _PERCENT,
-    "dram_percent": _PERCENT,
-    "pcie_rx_bytes_per_s": _BYTES,
-    "pcie_tx_bytes_per_s": _BYTES,
-    "fan_percent": _PERCENT,
-    "encoder_percent": _PERCENT,
-    "decoder_percent": _PERCENT,
-    "ecc_errors": (0, 2**53),
-    # of inventories and processes
+# The plausible numbers of a unit, which is the end of the metric's name.
+_OF_A_UNIT = {
+    "percent": (0, 100),
+    "bytes": (0, 2**53),
+    "s": (0, 2**53),  # bytes per second
+    "c": (-50, 200),
+    "w": (0, 10_000),
+    "j": (0, 1e15),
+    "mhz": (0, 100_000),
+    "reasons": (0, 2**63 - 1),
+    "errors": (0, 2**53),
     "index": (0, 2**16),
-    "memory_total_bytes": _BYTES,
-    "power_limit_w": _WATT,
-    "slowdown_c": _CELSIUS,
     "pid": (0, 2**32 - 1),
+}
+_OF_A_DEVICE = ("index", "memory_total_bytes", "power_limit_w", "slowdown_c", "pid")  # and of its processes
+LIMITS: Mapping[str, tuple[float, float]] = {
+    name: _OF_A_UNIT[name.rpartition("_")[2]] for name in (*METRICS, *_OF_A_DEVICE)
 }
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # NVML's numbers for "no value"
 

@@ -7,9 +7,7 @@ reading of a device, to report each fault once.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -290,7 +288,6 @@ def load_integral(device: SimulatedDevice, at_s: float) -> float:
 
 _TABLES = ("device", "sample", "gap")  # every recording has them
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")
-_OLD_SLICE = re.compile(r"MIG-GPU-[^/]+/([0-9]{1,6})/([0-9]{1,6})")
 _MAKE_ONE = "badcjobs record --out recording.sqlite --duration 60   (makes a recording)"
 
 # The tables of a recording have no index on the time, and the file must not be changed.
@@ -385,30 +382,15 @@ class ReplayReader(GpuReader):
         self._db.close()
 
     def _load_devices(self) -> tuple[dict[str, int], list[InventoryDevice]]:
-        """Return the devices: cards by index, and the slices of a card in the order of the recorded device list.
-
-        Without a list the token of a slice is its old name, and the numbers in it give the order.
-        """
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'environment'").fetchone()
-        try:
-            visible = str(json.loads(row[0]).get("CUDA_VISIBLE_DEVICES", "")) if row else ""
-        except (AttributeError, TypeError, ValueError):
-            visible = ""  # a file that another program has changed
-        places = {name.strip(): place for place, name in enumerate(visible.split(","))}
-        found = []
-        ask = f"SELECT device_id, uuid, device_index, token, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
-        for device_id, uuid, index, token, *values in self._db.execute(ask):
-            old = _OLD_SLICE.fullmatch(token)
-            slice_ = (int(old[1]), int(old[2])) if old else ()
-            order = -1 if index is None else index, places.get(token, len(places)), slice_, token
-            facts = {name: value for name, value in zip(_DEVICE, values, strict=True) if value is not None}
-            found.append((order, device_id, uuid, index, "/".join(map(str, slice_)) or None, facts))
-        found.sort(key=lambda one: one[0])
+        """Return the ids of the devices by UUID, and the devices: cards by index, each followed by its slices."""
+        ask = f"SELECT device_id, uuid, device_index, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
+        rows = self._db.execute(f"{ask} ORDER BY device_index, parent_uuid NOT NULL, token").fetchall()
         devices = []
-        for position, (_, _, uuid, index, slice_name, facts) in enumerate(found):
-            known: dict[str, Any] = {"name": "GPU", **facts, "index": position if index is None else index}
-            devices.append(InventoryDevice(uuid=uuid, backend=self.backend, slice=slice_name, **known))
-        return {uuid: device_id for _, device_id, uuid, *_ in found}, devices
+        for position, (_, uuid, index, *values) in enumerate(rows):
+            facts: dict[str, Any] = {n: value for n, value in zip(_DEVICE, values, strict=True) if value is not None}
+            place = position if index is None else index
+            devices.append(InventoryDevice(uuid=uuid, backend=self.backend, index=place, **{"name": "GPU", **facts}))
+        return {uuid: device_id for device_id, uuid, *_ in rows}, devices
 
     def _load_extent(self, path: Path) -> tuple[int, int, int]:
         """Return the first time, the last time, and the usual interval of the samples."""

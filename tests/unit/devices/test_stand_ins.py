@@ -218,26 +218,17 @@ def test_sources_and_processes_are_replayed_where_they_were_recorded(recording):
     assert [reading.sources["busy_percent"] for reading in readings] == ["gpm", "gpm", "gpm", "utilization"]
 
 
-def test_slices_keep_their_card_and_their_order_of_the_recorded_list_or_of_their_old_names(tmp_path):
-    listed = {"MIG-b": "MIG-b", "MIG-c": "MIG-c", "MIG-a": "MIG-a"}
-    old = {"MIG-b": "MIG-GPU-1/10/0", "MIG-c": "MIG-GPU-1/7/1", "MIG-a": "MIG-GPU-1/7/0"}
-    for tokens, expected in (
-        (listed, [("MIG-b", 1, None), ("MIG-c", 1, None), ("MIG-a", 1, None)]),
-        (old, [("MIG-a", 1, "7/0"), ("MIG-c", 1, "7/1"), ("MIG-b", 1, "10/0")]),
-    ):
-        recording = write_recording(tmp_path / f"{tokens['MIG-a'][4:7]}.sqlite", DEVICES, steady, range(10))
-        device = {"task_id": TASK_ID, "why": "test"}
-        with closing(sqlite3.connect(recording)) as db, db:
-            for number, (uuid, token) in enumerate(tokens.items()):  # their ids are in another order
-                insert(db, "device", device_id=(7 * number) % 3 + 500, uuid=uuid, device_index=1, token=token,
-                       name="MIG 1g", backend="nvml", parent_uuid="GPU-1", **device)  # fmt: skip
-            insert(db, "device", device_id=900, uuid="GPU-x", token="9", backend="none", **device)
-            if tokens is listed:
-                insert(db, "meta", key="environment", value=json.dumps({"CUDA_VISIBLE_DEVICES": ", ".join(tokens)}))
-        devices = opened(replay=str(recording)).inventory()
-        assert [(d.uuid, d.index, d.slice) for d in devices if d.parent_uuid == "GPU-1"] == expected
-        others = [(d.uuid, d.index, d.name) for d in devices if d.parent_uuid is None]
-        assert others == [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
+def test_slices_follow_their_card(tmp_path):
+    recording = write_recording(tmp_path / "mig.sqlite", DEVICES, steady, range(10))
+    device = {"task_id": TASK_ID, "why": "test"}
+    with closing(sqlite3.connect(recording)) as db, db:
+        for number, uuid in enumerate(("MIG-b", "MIG-a"), 50):
+            insert(db, "device", device_id=number, uuid=uuid, device_index=1, token=uuid, name="MIG 1g",
+                   backend="nvml", parent_uuid="GPU-1", **device)  # fmt: skip
+        insert(db, "device", device_id=900, uuid="GPU-x", token="9", backend="none", **device)
+    devices = opened(replay=str(recording)).inventory()
+    cards = [("GPU-x", 0, "GPU"), ("GPU-0", 0, "Tesla V100"), ("GPU-1", 1, "Tesla V100")]
+    assert [(d.uuid, d.index, d.name) for d in devices] == [*cards, ("MIG-a", 1, "MIG 1g"), ("MIG-b", 1, "MIG 1g")]
 
 
 def test_files_of_other_programs_are_refused(recording, tmp_path, pages):
@@ -255,9 +246,6 @@ def test_files_of_other_programs_are_refused(recording, tmp_path, pages):
     for text in ("at_ms,power_w\n1,2\n" * 100, ""):
         other.write_text(text)
         refuse(other)
-    for number, value in enumerate(("", "no JSON", "[1]", '{"CUDA_VISIBLE_DEVICES": 7}')):
-        edit(recording, f"INSERT OR REPLACE INTO meta (key, value) VALUES ('environment', '{value}')")
-        assert heard(recording, 0, 3) == [3], number
     refuse(recording, "DELETE FROM sample")
     refuse(recording, "DROP TABLE process_sample")
     refuse(recording, "CREATE TABLE source_file (path TEXT)")
