@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from badcjobs.live import text_fit as fitting
-from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, severity_word, total_power_w
+from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
 from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import load_word
@@ -217,9 +217,10 @@ def _alert_order(alert: TaskAlert) -> tuple[bool, bool, int]:
 
 def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) -> list[Line]:
     """Return an alert: its severity, where, its message, and its duration so far; one of a run may take more lines."""
-    style = "bold red" if alert.severity == "critical" else "yellow"
+    # The words of the report.
+    style, severity = ("bold red", "problem") if alert.severity == "critical" else ("yellow", alert.severity)
     if snapshot.of_run and alert.node is None:
-        words = f"! {severity_word(alert.severity)} {alert.message}"
+        words = f"! {severity} {alert.message}"
         wrapped = [fitting.shorten(words, width).rstrip()] if most == 1 else fitting.wrap(words, width)
         return [[Part(line, style)] for line in wrapped[:most]]
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
@@ -227,7 +228,7 @@ def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) ->
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
     of = f"{alert.task.partition('.')[0]} " if alert.task else ""
     place = f"{of}{where or ''}".strip()
-    words = f"! {severity_word(alert.severity)} {place}{': ' if place else ''}{alert.message}"
+    words = f"! {severity} {place}{': ' if place else ''}{alert.message}"
     text = fitting.shorten(words, width - len(lasted) - 1)
     return [[Part(f"{text} {lasted}", style)]]
 

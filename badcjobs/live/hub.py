@@ -55,37 +55,11 @@ class Documents:
     """A snapshot as JSON documents; unchanged tasks and devices keep the Item of the previous snapshot."""
 
     snapshot: Snapshot
-    total: Document = field(default_factory=dict)
-    tasks: Mapping[str, Item] = field(default_factory=dict)  # by name
-    devices: Mapping[str, Item] = field(default_factory=dict)  # by key
-    alerts: tuple[Document, ...] = ()
-    verdict: Document | None = None
-
-
-class DocumentCache:
-    """Convert snapshots to documents, and reuse those of unchanged tasks and devices."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[TaskFacts | DeviceFacts, Item]] = {}  # by name or key
-
-    def convert(self, snapshot: Snapshot) -> Documents:
-        """Return a snapshot as JSON documents."""
-        now: dict[str, TaskFacts | DeviceFacts] = {task.name: task for task in snapshot.tasks}
-        seen: Counter[str] = Counter()
-        for device in snapshot.devices:
-            key = f"{device.task or device.node}/{device.uuid or device.token or device.index}"
-            seen[key] += 1
-            now[key if seen[key] == 1 else f"{key}#{seen[key]}"] = device
-        same = {key: known for key, known in self._known.items() if now.get(key) == known[0]}
-        self._known = {key: same.get(key) or (facts, _item(key, facts)) for key, facts in now.items()}
-        return Documents(
-            snapshot,
-            total=snapshot.total.to_dict(),
-            tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
-            devices={key: item for key, (facts, item) in self._known.items() if isinstance(facts, DeviceFacts)},
-            alerts=tuple(map(alert_document, snapshot.alerts)),
-            verdict=snapshot.verdict_document,
-        )
+    total: Document
+    tasks: Mapping[str, Item]  # by name
+    devices: Mapping[str, Item]  # by key
+    alerts: tuple[Document, ...]
+    verdict: Document | None
 
 
 def _item(key: str, facts: TaskFacts | DeviceFacts) -> Item:
@@ -115,12 +89,28 @@ class LiveSource:
 
     view: View
     home: Path | None = None  # the run folder; links that leave it are not followed; None: a machine
-    _cache: DocumentCache = field(default_factory=DocumentCache)
+    _known: dict[str, tuple[TaskFacts | DeviceFacts, Item]] = field(default_factory=dict)  # by name or key
     _processes: dict[str, tuple[FileVersion | None, _OnDevices]] = field(default_factory=dict)
 
     def look(self) -> Documents:
-        """Read what has changed, as far as a short time allows, and return it as JSON documents."""
-        return self._cache.convert(self.view.look(_LOOK_S))
+        """Read what has changed, as far as a short time allows; unchanged tasks and devices keep their documents."""
+        snapshot = self.view.look(_LOOK_S)
+        now: dict[str, TaskFacts | DeviceFacts] = {task.name: task for task in snapshot.tasks}
+        seen: Counter[str] = Counter()
+        for device in snapshot.devices:
+            key = f"{device.task or device.node}/{device.uuid or device.token or device.index}"
+            seen[key] += 1
+            now[key if seen[key] == 1 else f"{key}#{seen[key]}"] = device
+        same = {key: known for key, known in self._known.items() if now.get(key) == known[0]}
+        self._known = {key: same.get(key) or (facts, _item(key, facts)) for key, facts in now.items()}
+        return Documents(
+            snapshot,
+            total=snapshot.total.to_dict(),
+            tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
+            devices={key: item for key, (facts, item) in self._known.items() if isinstance(facts, DeviceFacts)},
+            alerts=tuple(map(alert_document, snapshot.alerts)),
+            verdict=snapshot.verdict_document,
+        )
 
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; for a run, its totals too."""

@@ -180,13 +180,7 @@ class Snapshot:
 
 # --- what is wrong, and whether it works ------------------------------------------------------------------------------
 
-_SEVERITY_WORDS = {"critical": "problem"}  # as in the report
 _MOST_NAMED = 3  # tasks
-
-
-def severity_word(severity: str) -> str:
-    """Return the word for a severity: the same as in the report."""
-    return _SEVERITY_WORDS.get(severity, severity)
 
 
 def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:

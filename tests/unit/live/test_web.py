@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -190,8 +191,9 @@ class Told:
     """A hub that reads one snapshot after the other."""
 
     def __init__(self):
-        cache, self.clock, self.frame = live.DocumentCache(), HandClock(0), FRAME
-        self.hub = live.Hub(lambda: cache.convert(self.frame), self.clock)
+        self.clock, self.frame = HandClock(0), FRAME
+        source = live.LiveSource(SimpleNamespace(look=lambda patience_s: self.frame))
+        self.hub = live.Hub(source.look, self.clock)
 
     async def read(self, *frames):
         for self.frame in frames:
