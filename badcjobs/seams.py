@@ -6,17 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from badcjobs.model import (
-    ArrayOrder,
-    Chunk,
-    ChunkResult,
-    ChunkStarted,
-    InventoryDevice,
-    JobStates,
-    Reading,
-    Submitted,
-    WorkerPlan,
-)
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, InventoryDevice, Reading, WorkerPlan
 
 
 class Clock(Protocol):
@@ -134,24 +124,5 @@ class Engine(Protocol):
         ...
 
 
-class Scheduler(Protocol):
-    """Where arrays run: under Slurm, or emulated on this machine."""
-
-    name: str
-    poll_s: float  # the shortest interval between two queries of states
-
-    def script(self, order: ArrayOrder) -> str:
-        """Return exactly the script that ``submit`` would submit for the array; do nothing."""
-        ...
-
-    def submit(self, order: ArrayOrder) -> Submitted:
-        """Submit the array; raise NotHere without a scheduler, and the scheduler's message if it refuses."""
-        ...
-
-    def states(self, job: Submitted) -> JobStates:
-        """Query the states of the array and its merge job once; raise Unanswered without an answer."""
-        ...
-
-
 class Unanswered(Exception):
-    """The scheduler gave no answer; ask again later."""
+    """Slurm gave no answer; ask again later."""

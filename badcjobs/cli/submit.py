@@ -30,7 +30,7 @@ from badcjobs.cluster import local as emulation
 from badcjobs.cluster.job_script import is_job_script, read_text
 from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended
+from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended, query_states
 from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
 from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
 from badcjobs.errors import BadInput
@@ -121,7 +121,8 @@ def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSetti
 def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock = SystemClock()
-    scheduler = SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask, poll_s=output.poll_s(POLL_S))
+    scheduler = SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask)
+    poll_s = output.poll_s(POLL_S)
     plan = make_plan(
         command,
         options,
@@ -151,19 +152,17 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
                 output.say(_result_text(facts, result))
             if held.came is not None:
                 output.remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
-        return _follow_up(result, facts, scheduler, clock, how)
+        return _follow_up(result, facts, clock, poll_s, how)
 
 
-def _follow_up(
-    result: SubmitResult, facts: dict[str, Any], scheduler: SlurmScheduler, clock: Clock, how: SubmitFlags
-) -> int:
+def _follow_up(result: SubmitResult, facts: dict[str, Any], clock: Clock, poll_s: float, how: SubmitFlags) -> int:
     """Print how the job ended, with --wait or if it has already ended."""
     states = None
     try:
         if how.wait:
-            states = follow(result, scheduler, clock, output.remark)
+            states = follow(result, clock, poll_s, output.remark)
         elif result.found:
-            states = scheduler.states(result.job)
+            states = query_states(result.job)
     except KeyboardInterrupt:
         output.remark(f"job {result.job.job_id} continues; the same command waits for it again")
         raise
@@ -182,7 +181,7 @@ def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
     """Return the document of ``--json`` for a submitted job."""
     order, job = result.plan.order, result.job
     return {
-        "cluster": scheduler.name,
+        "cluster": "slurm",
         "job_id": job.job_id,
         "merge_job_id": job.merge_job_id,
         "merge_refused": scheduler.merge_refused,
@@ -262,7 +261,7 @@ def _submit_here(
         output.remark(words)
     if how.dry_run:
         emulation.check_run_folder(plan.order.out, again=how.again)
-        return _show_scripts(how, script=emulation.LocalScheduler.script(plan.order))
+        return _show_scripts(how, script=emulation.script_of(plan.order))
     flags, project = command
     devices = find_stand_in(project, flags.get("simulate"))
     done = emulation.emulate_order(plan.order, replace(settings, stand_in=devices), world, output.remark)

@@ -6,7 +6,6 @@ The process that submits the array runs it to its end. ``local_array.py`` runs i
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import signal
@@ -24,7 +23,7 @@ from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.cluster.slurm import cancel_line, has_ended, query_number, query_states
 from badcjobs.cluster.wait_for_job import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted, default_mem
+from badcjobs.model import ArrayOrder, default_mem
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
@@ -79,11 +78,13 @@ class Emulation:
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge its results."""
     words = records.submit_command("local", order.run_arguments, records.asked_of(order))
-    command = records.with_words(words, *settings.options)
-    scheduler = LocalScheduler(replace(settings, max_requeues=order.requeues), world, tell, order.out)
-    with lock_for_emulation(order.out, command, again=settings.again) as lock:
-        job = scheduler.submit(order, keep=(lock,))
-        return finish_emulation(job.job_id, scheduler.rows, order.out, world, tell)
+    command, out = records.with_words(words, *settings.options), order.out
+    settings = replace(settings, max_requeues=order.requeues)
+    with lock_for_emulation(out, command, again=settings.again) as lock:
+        order.logs.mkdir(parents=True, exist_ok=True)
+        asked = order.mem not in (None, default_mem(order.gpus_per_task))
+        done = run_script(script_of(order), order.name, (), settings, world, tell, out, lock, tell_mem=asked)
+        return finish_emulation(*done, out, world, tell)
 
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
@@ -93,117 +94,87 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
     world = _with_arguments(text, request, order, world)
     if (line := find_srun(text)) is not None:
         tell(f"line {line} of the script calls srun, which does not work in an emulated job (badcjobs guide local)")
-    scheduler = LocalScheduler(settings, world, tell, out or world.cwd / order.script)
+    name, run = order.script.name, out or world.cwd / order.script
     with nullcontext() if out is None else lock_for_emulation(out, command, again=settings.again) as lock:
-        logs, keep = (None, ()) if out is None or lock is None else (out / "logs", (lock,))
-        done = scheduler.run(text, order.script.name, order.options, state_folder=logs, keep=keep)
+        done = run_script(text, name, order.options, settings, world, tell, run, lock)
         return finish_emulation(*done, out, world, tell)
 
 
-class LocalScheduler:
-    """Runs arrays on this machine; ``submit`` returns when the array has ended.
+def script_of(order: ArrayOrder) -> str:
+    """Return the text of an array's script, which sbatch would accept unchanged."""
+    options = {
+        "job-name": order.name,
+        "array": order.spec,
+        "nodes": 1,
+        "ntasks": 1,
+        "gpus-per-node": order.gpus_per_task or None,
+        "cpus-per-task": order.cpus,
+        "mem": order.mem,
+        "time": order.time_min,
+        "account": order.account,
+        "constraint": order.constraint,
+        "signal": f"B:USR1@{order.warning_s}",
+        "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
+        "open-mode": "append",
+        **extra_options(order.extra_sbatch),
+    }
+    return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
-    ``run`` is the run folder. Device locks show it to other runs, and it shows whether a task made progress.
+
+def run_script(
+    script: str,
+    name: str,
+    options: Sequence[str],
+    settings: LocalSettings,
+    world: World,
+    tell: Tell,
+    run: Path,
+    lock: int | None = None,
+    *,
+    tell_mem: bool = True,
+) -> tuple[str, tuple[TaskRow, ...]]:
+    """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and the end of each task.
+
+    ``run``: the run folder, which device locks show to other runs; the script itself, if the folder is not known.
+    ``lock``: the open lock file of that folder; its lock must last until the last process of the job has ended, even if
+    this process is killed. ``tell_mem``: the user asked for memory, so a message says that it is not enforced.
     """
+    request = read_request(script, options)
+    pool = open_pool(request.gpus, settings, world, run)
+    state_folder = None if lock is None else run / "logs"
+    job_id, folder = _choose_job_number(world, state_folder)
+    state_file, name = state_folder and state_folder / f"{job_id}.json", request.given.get("job-name") or name
+    job = LocalJob(job_id, name, request, script, world, folder, state_file, () if lock is None else (lock,))
+    try:
+        array = LocalArray(job, pool, settings, RunFolder(run).tasks, tell)
+        _check(job, array.rows[0].log.parent, pool, tell, tell_mem=tell_mem)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return str(job_id), tuple(array.run())
 
-    name = "local"
-    poll_s = 0.5
 
-    def __init__(self, settings: LocalSettings, world: World, tell: Tell, run: Path) -> None:
-        self._settings, self._world, self._tell, self._run = settings, world, tell, run
-        self.rows: tuple[TaskRow, ...] = ()
-
-    @staticmethod
-    def script(order: ArrayOrder) -> str:
-        """Return the text of the array's script, which sbatch would accept unchanged."""
-        options = {
-            "job-name": order.name,
-            "array": order.spec,
-            "nodes": 1,
-            "ntasks": 1,
-            "gpus-per-node": order.gpus_per_task or None,
-            "cpus-per-task": order.cpus,
-            "mem": order.mem,
-            "time": order.time_min,
-            "account": order.account,
-            "constraint": order.constraint,
-            "signal": f"B:USR1@{order.warning_s}",
-            "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
-            "open-mode": "append",
-            **extra_options(order.extra_sbatch),
-        }
-        return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
-
-    def submit(self, order: ArrayOrder, *, keep: Sequence[int] = ()) -> Submitted:
-        """Run the array to its end; ``rows`` then has the end of each task."""
-        order.logs.mkdir(parents=True, exist_ok=True)
-        asked_mem = order.mem not in (None, default_mem(order.gpus_per_task))
-        done = self.run(self.script(order), order.name, state_folder=order.logs, keep=keep, tell_mem=asked_mem)
-        self.rows = done[1]
-        return Submitted(done[0], None, order.indices)
-
-    def states(self, job: Submitted) -> JobStates:
-        """Return the states of an array's tasks; empty for an unknown array."""
-        try:
-            rows = json.loads(records.rows_in(self._run, job.job_id).read_text())["tasks"]
-        except (OSError, ValueError):
-            return JobStates({})
-        return JobStates({row["index"]: row["state"] for row in rows})
-
-    def run(
-        self,
-        script: str,
-        name: str,
-        options: Sequence[str] = (),
-        *,
-        state_folder: Path | None = None,
-        keep: Sequence[int] = (),
-        tell_mem: bool = True,
-    ) -> tuple[str, tuple[TaskRow, ...]]:
-        """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and the end of each task.
-
-        ``keep``: open files whose locks must last until the last process of the job has ended, even if this process
-        is killed. ``tell_mem``: the user asked for memory, so a message says that the limit is not enforced.
-        """
-        settings, world, request = self._settings, self._world, read_request(script, options)
-        pool = open_pool(
-            request.gpus, settings.stand_in, world, self._run, share=settings.share_gpus, lock=settings.lock
+def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell, *, tell_mem: bool) -> None:
+    """Refuse a missing log folder; print what this machine cannot provide."""
+    if not logs.is_dir():
+        raise BadInput(
+            f"the folder of the logs does not exist: {logs}",
+            why="Slurm does not create it: every task would fail without a message",
+            fix=shell_line("mkdir", "-p", logs),
         )
-        job_id, folder = _choose_job_number(world, state_folder)
-        state_file = None if state_folder is None else state_folder / f"{job_id}.json"
-        job = LocalJob(
-            job_id, request.given.get("job-name") or name, request, script, world, folder, state_file, tuple(keep)
-        )
-        try:
-            array = LocalArray(job, pool, settings, RunFolder(self._run).tasks, self._tell)
-            self._check(job, array.rows[0].log.parent, pool, tell_mem=tell_mem)
-        except BaseException:
-            folder.rmdir()
-            raise
-        return str(job_id), tuple(array.run())
-
-    def _check(self, job: LocalJob, logs: Path, pool: DevicePool, *, tell_mem: bool) -> None:
-        """Refuse a missing log folder; print what this machine cannot provide."""
-        if not logs.is_dir():
-            raise BadInput(
-                f"the folder of the logs does not exist: {logs}",
-                why="Slurm does not create it: every task would fail without a message",
-                fix=shell_line("mkdir", "-p", logs),
-            )
-        request, cores, tell = job.request, self._world.cores, self._tell
-        many = len(request.indices)
-        tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
-        if request.cores > cores:
-            tell(f"each task asks for {request.cores} CPUs and gets {cores}: this machine has no more")
-        most = request.array.parallel if request.array and request.array.parallel else many if pool.share else 1
-        wanted, room = min(many, most), cores // job.cores
-        if (pool.share or not request.gpus) and wanted > room:
-            fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
-            tell(f"at most {room} at a time: each task asks for {job.cores} of {cores} cores{fewer}")
-        if request.warning is not None and not request.warning.to_script:
-            tell("--signal without B: reaches only srun steps, not the script (write --signal=B:USR1@180)")
-        if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
-            tell("without effect outside Slurm: " + ", ".join(ignored))
+    request, cores, many = job.request, job.world.cores, len(job.request.indices)
+    tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
+    if request.cores > cores:
+        tell(f"each task asks for {request.cores} CPUs and gets {cores}: this machine has no more")
+    most = request.array.parallel if request.array and request.array.parallel else many if pool.share else 1
+    wanted, room = min(many, most), cores // job.cores
+    if (pool.share or not request.gpus) and wanted > room:
+        fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
+        tell(f"at most {room} at a time: each task asks for {job.cores} of {cores} cores{fewer}")
+    if request.warning is not None and not request.warning.to_script:
+        tell("--signal without B: reaches only srun steps, not the script (write --signal=B:USR1@180)")
+    if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
+        tell("without effect outside Slurm: " + ", ".join(ignored))
 
 
 def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Path]:

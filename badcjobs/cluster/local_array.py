@@ -127,11 +127,11 @@ class DevicePool:
                 self._locks.pop(device).release()
 
 
-def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: bool, lock: bool) -> DevicePool:
+def open_pool(count: int, settings: LocalSettings, world: World, run: Path) -> DevicePool:
     """Return the devices that this process may use, for tasks that request ``count`` each."""
     if count == 0:
-        return DevicePool((), share=share)
-    with open_devices(world.environ, world.clock, stand_in) as sight:
+        return DevicePool((), share=settings.share_gpus)
+    with open_devices(world.environ, world.clock, settings.stand_in) as sight:
         grant = sight.grant.for_work()
         devices, why = grant.devices, "\n".join(filter(None, [grant.why, sight.trouble]))
     if count > (most := len(devices)):
@@ -146,7 +146,7 @@ def open_pool(count: int, stand_in: StandIn, world: World, run: Path, *, share: 
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
     new_locks = partial(DeviceLocks, folder, world.clock, describe_holder(world.pid, run))
-    return DevicePool(devices, new_locks if lock else None, share=share)
+    return DevicePool(devices, new_locks if settings.lock else None, share=settings.share_gpus)
 
 
 class LocalArray:

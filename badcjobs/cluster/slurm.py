@@ -291,14 +291,9 @@ class SlurmScheduler:
     ``program`` is the command of badcjobs with its full path, as compute nodes start it.
     """
 
-    name = "slurm"
-
-    def __init__(
-        self, program: Sequence[str], task: Callable[[tuple[str, ...], int], Callable[[], None]], poll_s: float = POLL_S
-    ) -> None:
+    def __init__(self, program: Sequence[str], task: Callable[[tuple[str, ...], int], Callable[[], None]]) -> None:
         self._program = tuple(program)
         self._task = task
-        self.poll_s = poll_s
         self.merge_refused: str | None = None  # why the last submitted array has no merge job
         self.merge_unsure = False  # it may have one nevertheless; this is not known
 
@@ -420,10 +415,6 @@ class SlurmScheduler:
             known = "it is not known whether its merge job is" if self.merge_unsure else "but not its merge job"
             log.warning("array %s is submitted, %s: %s", job.job_id, known, answer.said)
         return replace(job, merge_job_id=answer.job_id)
-
-    def states(self, job: Submitted) -> JobStates:
-        """Call squeue once."""
-        return query_states(job)
 
     def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
         """Return the commands that show the queue, the logs and the results so far."""

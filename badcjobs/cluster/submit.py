@@ -345,7 +345,7 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
     if record is not None:
         number = record.job.job_id
         try:
-            ended = slurm.has_ended(scheduler.states(record.job))
+            ended = slurm.has_ended(slurm.query_states(record.job))
         except Unanswered as error:
             raise slurm.SlurmRefused(
                 f"it is not known whether job {number} has ended",
@@ -366,7 +366,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
     """Submit the array; record the intent before sbatch is called, and the job with its number afterwards."""
     order = plan.order
     record = records.Record(
-        scheduler.name, Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
+        "slurm", Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
         dict(plan.asked), plan.listed, plan.left,
     )  # fmt: skip
 

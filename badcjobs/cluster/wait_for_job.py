@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.slurm import UNFINISHED, has_ended, query_ends
+from badcjobs.cluster.slurm import UNFINISHED, has_ended, query_ends, query_states
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import JobStates, Queue, Submitted, TaskKey
@@ -24,7 +24,7 @@ from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count
-from badcjobs.seams import Clock, Scheduler, Unanswered
+from badcjobs.seams import Clock, Unanswered
 from badcjobs.store.connect import open_job_database, read_only_uri
 from badcjobs.store.merge import MergeOrder
 
@@ -41,8 +41,8 @@ _MOST_LINES, _MOST_OF_A_LOG = 10, 2000
 _BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
 
 
-def follow(result: SubmitResult, scheduler: Scheduler, clock: Clock, tell: Callable[[str], None]) -> JobStates:
-    """Wait for the end of array and merge job; ``tell`` gets one line for each change.
+def follow(result: SubmitResult, clock: Clock, poll_s: float, tell: Callable[[str], None]) -> JobStates:
+    """Wait for the end of array and merge job, asking Slurm every ``poll_s``; ``tell`` gets one line for each change.
 
     Returns the final states of all tasks that were seen, also of those that Slurm no longer lists.
     """
@@ -52,15 +52,25 @@ def follow(result: SubmitResult, scheduler: Scheduler, clock: Clock, tell: Calla
     known: dict[Path, tuple[tuple[int, int], int]] = {}
     seen: dict[int, str] = {}
     codes: dict[int, int] = {}
-
-    def line(states: JobStates) -> None:
-        seen.update(states.array)
-        codes.update(states.exit_codes)
-        tell(progress_line(result.job, states, min(count_done(tasks.glob(names), known), of), of))
-
-    last = watch(scheduler, result.job, clock, line)
+    before: JobStates | None = None
+    silent = False
+    while before is None or not has_ended(before):
+        if before is not None or silent:
+            clock.sleep(poll_s)
+        try:
+            states, silent = query_states(result.job), False
+        except Unanswered as error:
+            if not silent:  # a controller that restarts does not answer for minutes
+                log.warning("slurm does not answer; trying again: %s", error)
+            silent = True
+            continue
+        if states != before:
+            seen.update(states.array)
+            codes.update(states.exit_codes)
+            tell(progress_line(result.job, states, min(count_done(tasks.glob(names), known), of), of))
+        before = states
     ended = {index: state for index, state in seen.items() if state not in UNFINISHED}
-    return replace(last, array=ended, exit_codes=codes)
+    return replace(before, array=ended, exit_codes=codes)
 
 
 def evaluate_job(
@@ -80,27 +90,6 @@ def evaluate_job(
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
     return summary, verdict, ends
-
-
-def watch(scheduler: Scheduler, job: Submitted, clock: Clock, tell: Callable[[JobStates], None]) -> JobStates:
-    """Wait until array and merge job have ended; call ``tell`` at every change. Return the last states."""
-    before: JobStates | None = None
-    silent = False
-    while True:
-        try:
-            states = scheduler.states(job)
-            silent = False
-        except Unanswered as error:
-            if not silent:  # a controller that restarts does not answer for minutes
-                log.warning("%s does not answer; trying again: %s", scheduler.name, error)
-            silent = True
-        else:
-            if states != before:
-                tell(states)
-            before = states
-            if has_ended(states):
-                return states
-        clock.sleep(scheduler.poll_s)
 
 
 def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:

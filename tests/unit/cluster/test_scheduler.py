@@ -1,5 +1,5 @@
-"""The emulation with small shell scripts: variables, order, limits, signals, requeues, what is left; and what every
-scheduler promises (seams.Scheduler).
+"""The emulation with small shell scripts: variables, order, limits, signals, requeues, what is left; and the scripts
+of an order, under Slurm and here.
 """
 
 import json
@@ -43,15 +43,15 @@ class Place:
         locks = {"BADCJOBS_LOCK_DIR": str(folder.parent / "locks")}
         self.environ = {"PATH": os.environ["PATH"], "TMPDIR": str(self.tmp), "MINE": "yes", **locks}
 
-    def scheduler(self, out="run", devices=4, **settings):
+    def here(self, devices=4, **settings):
         known = cluster.LocalSettings(**{"stand_in": StandIn(simulate=devices), "kill_wait_s": 10.0, **settings})
         world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
-        return cluster.LocalScheduler(known, world, self.said.append, self.folder / out)
+        return known, world, self.said.append
 
     def run(self, *lines, options=(), **settings):
         self.said.clear()
         script = "\n".join(["#!/bin/sh", *lines, ""])
-        self.job_id, rows = self.scheduler(**settings).run(script, "job.sh", options)
+        self.job_id, rows = cluster.run_script(script, "job.sh", options, *self.here(**settings), self.folder / "run")
         assert list(self.tmp.iterdir()) == [], "nothing stays in the machine's folder"
         assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
         return rows
@@ -235,16 +235,19 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
         place.run("true")
     place.environ["TMPDIR"] = str(place.tmp)
     assert list(place.tmp.iterdir()) == []
-    job_id, (row,) = place.scheduler().run("#!/no/such/shell\n", "x", state_folder=place.folder, tell_mem=False)
-    assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
-    again, _ = place.scheduler().run("#!/bin/sh\n#SBATCH --mem=4G\n", "x", state_folder=place.folder, tell_mem=False)
+    (place.folder / "run" / "logs").mkdir(parents=True)
+    with (place.folder / "lock").open("w") as lock:
+        given = (*place.here(), place.folder / "run", lock.fileno())
+        job_id, (row,) = cluster.run_script("#!/no/such/shell\n", "x", (), *given, tell_mem=False)
+        assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
+        again, _ = cluster.run_script("#!/bin/sh\n#SBATCH --mem=4G\n", "x", (), *given, tell_mem=False)
     assert int(again) > int(job_id), "two jobs of the same second have different numbers"
     assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"
 
 
 def test_their_scripts_ask_for_what_was_ordered(place, pages):
     slurm, out = cluster.SlurmScheduler((sys.executable, "-m", "badcjobs"), None), place.folder / "my run"
-    schedulers = (slurm, place.scheduler("my run"))
+    schedulers = {"slurm": slurm.script, "local": cluster.script_of}
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
         step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
@@ -253,10 +256,10 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     )  # fmt: skip
     less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": ()}
     said = {}
-    for scheduler in schedulers:
-        said[f"{scheduler.name}.txt"] = script = scheduler.script(order)
-        assert script == scheduler.script(order)
-        said[f"{scheduler.name}-part.txt"] = scheduler.script(replace(order, only=(3, 9), **less))
+    for name, script_of in schedulers.items():
+        said[f"{name}.txt"] = script = script_of(order)
+        assert script == script_of(order)
+        said[f"{name}-part.txt"] = script_of(replace(order, only=(3, 9), **less))
         asked = cluster.read_request(script.replace("#SBATCH --exclusive\n", ""))
         assert asked.array is not None
         assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
@@ -266,18 +269,17 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     job = Submitted("4821", "4822", order.indices)
     said["lines.txt"] = "\n".join([cluster.cancel_line(job), *slurm.follow_lines(job, order)])
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
-    assert [scheduler.poll_s for scheduler in schedulers] == [30, 0.5], "nobody is asked in a hurry"
     with pytest.raises(BadInput, match="has a % in its name"):
         slurm.script(replace(order, out=place.folder / "100%"))
     plain = {name: text.replace(str(place.folder), "FOLDER") for name, text in said.items()}
     pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
 
 
-def test_the_emulation_runs_an_order_in_any_folder_and_its_states_can_be_asked(place):
-    scheduler, out = place.scheduler("a run 100%"), place.folder / "a run 100%"
-    setup = ("export X='a b'", 'echo "$X"; exit')
-    job = scheduler.submit(ArrayOrder(out, ("run",), 3, first=1, step=2, cpus=1, setup=setup))
-    assert scheduler.states(job).array == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
-    assert (job.indices, job.merge_job_id) == ((1, 3, 5), None)
-    assert (out / "logs" / f"{job.job_id}_5.out").read_text() == "a b\n"
-    assert scheduler.states(Submitted("1", None, (0,))).array == {}
+def test_the_emulation_runs_an_order_in_any_folder_and_writes_the_states_of_its_tasks(place):
+    out, setup = place.folder / "a run 100%", ("export X='a b'", 'echo "$X"; exit')
+    order = ArrayOrder(out, ("run", "july.csv", f"--out={out}"), 3, first=1, step=2, cpus=1, setup=setup)
+    done = cluster.emulate_order(order, *place.here())
+    assert (done.exit_code, done.verdict, done.job) == (0, "done", None)
+    states = json.loads((out / "logs" / f"{done.job_id}.json").read_text())["tasks"]
+    assert {one["index"]: one["state"] for one in states} == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
+    assert (out / "logs" / f"{done.job_id}_5.out").read_text() == "a b\n"

@@ -76,16 +76,20 @@ def test_states_reasons_and_exit_codes_come_from_one_answer(answers, pages, monk
     assert (refused.value.exit_code, refused.value.fix) == (3, "run this on a login node of the cluster")
 
 
-def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog):
+def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_path):
     running = lines("4821_0 RUNNING 0", "4821_1 PENDING 0", "4822 PENDING 0")
     ended = lines("4822 COMPLETED 0")
     asked = answers(lines("4821_0 PENDING 0"), running, running, SILENT, SILENT, running, SILENT, ended)
     clock, told = HandClock(), []
     started_s = clock.monotonic_s()
-    end = cluster.watch(scheduler(), JOB, clock, told.append)
+    order = cluster.make_order(SubmitSettings(tasks=2), out=tmp_path, run_arguments=("run",))
+    result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}), found=False)
+    end = cluster.follow(result, clock, cluster.POLL_S, told.append)
     assert asked.read_text().splitlines() == [ASKED] * 8
     assert clock.monotonic_s() - started_s == 7 * 30
-    assert [states.array.get(0) for states in told] == ["PENDING", "RUNNING", None], "one for each change"
+    assert [line.rpartition("tasks: ")[2] for line in told] == [
+        "1 pending, 2 ended", "1 pending, 1 running, 1 ended; merge pending", "3 ended; merge completed",
+    ], "one for each change"  # fmt: skip
     assert (end.array, end.merge) == ({}, "COMPLETED")
     assert len([one for one in caplog.messages if one.startswith("slurm does not answer; trying again: ")]) == 2
 
@@ -109,7 +113,7 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     for redo_all in (False, True):
         answers(lines("4821_0 TIMEOUT 0", "4821_1 FAILED 512", "4821_2 RUNNING 0"), lines("4822 COMPLETED 0"))
         result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}, redo_all=redo_all), found=False)
-        end = cluster.follow(result, scheduler(), HandClock(), tell)
+        end = cluster.follow(result, HandClock(), cluster.POLL_S, tell)
         assert (end.array, end.exit_codes, end.merge) == ({0: "TIMEOUT", 1: "FAILED"}, {1: 2}, "COMPLETED")
     assert [line.partition(" of 20")[0].rpartition("] ")[2] for line in told] == ["3", "4", "2", "2"]
 
