@@ -115,13 +115,13 @@ class LiveSource:
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; for a run, its totals too."""
         run = self.home.name if self.home else ""
-        samples = [*metrics.info_samples(run)]
+        samples = [*metrics.samples_of(metrics.INFO, None, run)]
         for device in documents.snapshot.devices:
             if device.alive:  # the last reading of an ended task is not current
-                samples += metrics.device_samples(metrics.READING, device, run)
+                samples += metrics.samples_of(metrics.READING, device, run)
         for task in documents.snapshot.tasks:
             if task.state == "running":  # the same for a silent task
-                samples += metrics.samples_of(metrics.HOST, task, run, task.name)
+                samples += metrics.samples_of(metrics.HOST, task, run)
         if isinstance(self.view, RunView):
             samples += metrics.run_samples(summarize_run(self.view.files, documents.snapshot), run)
         return metrics.prometheus_text(samples)

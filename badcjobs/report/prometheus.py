@@ -8,22 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from badcjobs import __version__
 from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
-from badcjobs.store.read_model import DeviceFacts
 
-GAUGE, COUNTER = "gauge", "counter"
 BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
 # What a metric describes, which decides its first labels. ``device`` is the index (or the token, if it has none),
 # ``task`` is empty on a machine without a task, ``run`` is the folder name: Prometheus uses the label ``job`` itself.
-READING, DEVICE, HOST, TASK, RUN, REPORT = "reading", "device", "host", "task", "run", "report"
-_INFO = "info"
+READING, DEVICE, HOST, TASK, RUN, REPORT, INFO = "reading", "device", "host", "task", "run", "report", "info"
 _LABELS = {
     READING: ("run", "task", "device", "uuid"), DEVICE: ("run", "task", "device", "uuid"), HOST: ("run", "task"),
-    TASK: ("run", "task"), RUN: ("run",), REPORT: ("run",), _INFO: ("run", "version"),
+    TASK: ("run", "task"), RUN: ("run",), REPORT: ("run",), INFO: ("run", "version"),
 }  # fmt: skip
 Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not known, left out), labels
 
@@ -32,14 +30,18 @@ Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not
 class Metric:
     """One name: what it means, in which unit, and its value."""
 
-    name: str
-    kind: str  # gauge or counter
+    name: str  # of a counter, it ends in _total
     unit: str
-    of: str  # the argument of ``value``: a device, a task, or the Summary of a run
+    of: str  # what has this metric: a device, a task, or the Summary of a run
     help: str
-    value: Callable[[Any], Any]  # a number; with ``by``, label values → number
+    value: str | Callable[[Any], Any]  # an attribute, or a function: a number; with ``by``, label values → number
     by: tuple[str, ...] = ()
-    where: str = BOTH  # in the file, in /metrics, or in both
+    times: float = 1  # factor from the unit of ``value``
+
+    @property
+    def where(self) -> str:
+        """In the file, in /metrics, or in both."""
+        return {REPORT: TEXTFILE, HOST: SERVED}.get(self.of, BOTH)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -47,14 +49,10 @@ class Metric:
         return (*_LABELS[self.of], *self.by)
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _left(summary: Summary, value: Callable[[Any], float | None]) -> float | None:
+def _left(summary: Summary, name: str) -> float | None:
     """Return a figure of what is left; 0: nothing is left; None: not known."""
     known = summary.completeness is not None and summary.completeness.expected is not None
-    return value(summary.outlook) if summary.outlook else 0.0 if known else None
+    return getattr(summary.outlook, name, 0.0 if known else None)
 
 
 def _complete(summary: Summary) -> int | None:
@@ -73,164 +71,137 @@ def _outdated(summary: Summary) -> int | None:
 
 METRICS = (
     # The last reading of a device.
-    Metric("badcjobs_gpu_utilization_percent", GAUGE, "percent", READING,
-           "share of the last sampling period in which a kernel ran", lambda d: d.reading.utilization_percent),
-    Metric("badcjobs_gpu_busy_percent", GAUGE, "percent", READING,
-           "share of the time in which the device was busy, by the best available measurement",
-           lambda d: d.reading.busy_percent),
-    Metric("badcjobs_gpu_memory_utilization_percent", GAUGE, "percent", READING,
+    Metric("badcjobs_gpu_utilization_percent", "percent", READING,
+           "share of the last sampling period in which a kernel ran", "reading.utilization_percent"),
+    Metric("badcjobs_gpu_busy_percent", "percent", READING,
+           "share of the time in which the device was busy, by the best available measurement", "reading.busy_percent"),
+    Metric("badcjobs_gpu_memory_utilization_percent", "percent", READING,
            "share of the last sampling period in which device memory was read or written",
-           lambda d: d.reading.memory_utilization_percent),
-    Metric("badcjobs_gpu_memory_used_bytes", GAUGE, "bytes", READING,
-           "device memory in use, by all processes", lambda d: d.reading.memory_used_bytes),
-    Metric("badcjobs_gpu_memory_total_bytes", GAUGE, "bytes", READING,
-           "memory of the device", lambda d: d.memory_total_bytes),
-    Metric("badcjobs_gpu_temperature_celsius", GAUGE, "°C", READING,
-           "temperature of the chip", lambda d: d.reading.temperature_c),
-    Metric("badcjobs_gpu_power_watts", GAUGE, "W", READING, "power draw of the board", lambda d: d.reading.power_w),
-    Metric("badcjobs_gpu_power_limit_watts", GAUGE, "W", READING, "power limit", lambda d: d.power_limit_w),
-    Metric("badcjobs_gpu_sm_clock_hertz", GAUGE, "Hz", READING,
-           "clock of the multiprocessors", lambda d: _times(d.reading.sm_clock_mhz, 1e6)),
-    Metric("badcjobs_gpu_memory_clock_hertz", GAUGE, "Hz", READING,
-           "clock of the memory", lambda d: _times(d.reading.memory_clock_mhz, 1e6)),
-    Metric("badcjobs_gpu_last_reading_timestamp_seconds", GAUGE, "s since 1970", READING,
-           "when the device was last read", lambda d: _times(d.read_at_ms, 1e-3)),
-    Metric("badcjobs_gpu_sm_activity_percent", GAUGE, "percent", READING,
-           "share of the multiprocessors that had work, over time", lambda d: d.reading.sm_activity_percent),
-    Metric("badcjobs_gpu_sm_occupancy_percent", GAUGE, "percent", READING,
-           "share of the warps that the multiprocessors can hold, over time",
-           lambda d: d.reading.sm_occupancy_percent),
-    Metric("badcjobs_gpu_encoder_percent", GAUGE, "percent", READING,
-           "utilization of the video encoder", lambda d: d.reading.encoder_percent),
-    Metric("badcjobs_gpu_decoder_percent", GAUGE, "percent", READING,
-           "utilization of the video decoder", lambda d: d.reading.decoder_percent),
-    Metric("badcjobs_gpu_fan_percent", GAUGE, "percent", READING,
-           "fan speed, of its maximum", lambda d: d.reading.fan_percent),
-    Metric("badcjobs_gpu_info", GAUGE, "1", READING, "always 1; the model, node and driver of the device",
+           "reading.memory_utilization_percent"),
+    Metric("badcjobs_gpu_memory_used_bytes", "bytes", READING,
+           "device memory in use, by all processes", "reading.memory_used_bytes"),
+    Metric("badcjobs_gpu_memory_total_bytes", "bytes", READING, "memory of the device", "memory_total_bytes"),
+    Metric("badcjobs_gpu_temperature_celsius", "°C", READING, "temperature of the chip", "reading.temperature_c"),
+    Metric("badcjobs_gpu_power_watts", "W", READING, "power draw of the board", "reading.power_w"),
+    Metric("badcjobs_gpu_power_limit_watts", "W", READING, "power limit", "power_limit_w"),
+    Metric("badcjobs_gpu_sm_clock_hertz", "Hz", READING,
+           "clock of the multiprocessors", "reading.sm_clock_mhz", times=1e6),
+    Metric("badcjobs_gpu_memory_clock_hertz", "Hz", READING,
+           "clock of the memory", "reading.memory_clock_mhz", times=1e6),
+    Metric("badcjobs_gpu_last_reading_timestamp_seconds", "s since 1970", READING,
+           "when the device was last read", "read_at_ms", times=1e-3),
+    Metric("badcjobs_gpu_sm_activity_percent", "percent", READING,
+           "share of the multiprocessors that had work, over time", "reading.sm_activity_percent"),
+    Metric("badcjobs_gpu_sm_occupancy_percent", "percent", READING,
+           "share of the warps that the multiprocessors can hold, over time", "reading.sm_occupancy_percent"),
+    Metric("badcjobs_gpu_encoder_percent", "percent", READING,
+           "utilization of the video encoder", "reading.encoder_percent"),
+    Metric("badcjobs_gpu_decoder_percent", "percent", READING,
+           "utilization of the video decoder", "reading.decoder_percent"),
+    Metric("badcjobs_gpu_fan_percent", "percent", READING, "fan speed, of its maximum", "reading.fan_percent"),
+    Metric("badcjobs_gpu_info", "1", READING, "always 1; the model, node and driver of the device",
            lambda d: {(d.name or "", d.node, d.driver or ""): 1}, ("name", "node", "driver")),
     # What a device did and used so far.
-    Metric("badcjobs_gpu_samples_total", COUNTER, "readings", DEVICE,
-           "readings of the device so far", lambda d: d.samples),
-    Metric("badcjobs_gpu_gap_seconds_total", COUNTER, "s", DEVICE, "time without readings", lambda d: d.gap_s),
-    Metric("badcjobs_gpu_energy_joules_total", COUNTER, "J", DEVICE,
-           "energy used during the task", lambda d: d.energy_j),
-    Metric("badcjobs_gpu_state_seconds_total", COUNTER, "s", DEVICE,
-           "time in each state: working, failed, lost, start_up, waiting, idle", lambda d: d.state_s, ("state",)),
-    Metric("badcjobs_gpu_state_energy_joules_total", COUNTER, "J", DEVICE,
-           "energy used in each state; the states add up to the energy of the device",
-           lambda d: d.state_energy_j, ("state",)),
-    Metric("badcjobs_gpu_throttled_samples_total", COUNTER, "readings", DEVICE,
-           "readings with a reduced clock, by reason", lambda d: d.held_back, ("reason",)),
-    Metric("badcjobs_gpu_tries_total", COUNTER, "tries", DEVICE, "tries of chunks on the device: done, failed, lost",
+    Metric("badcjobs_gpu_samples_total", "readings", DEVICE, "readings of the device so far", "samples"),
+    Metric("badcjobs_gpu_gap_seconds_total", "s", DEVICE, "time without readings", "gap_s"),
+    Metric("badcjobs_gpu_energy_joules_total", "J", DEVICE, "energy used during the task", "energy_j"),
+    Metric("badcjobs_gpu_state_seconds_total", "s", DEVICE,
+           "time in each state: working, failed, lost, start_up, waiting, idle", "state_s", ("state",)),
+    Metric("badcjobs_gpu_state_energy_joules_total", "J", DEVICE,
+           "energy used in each state; the states add up to the energy of the device", "state_energy_j", ("state",)),
+    Metric("badcjobs_gpu_throttled_samples_total", "readings", DEVICE,
+           "readings with a reduced clock, by reason", "held_back", ("reason",)),
+    Metric("badcjobs_gpu_tries_total", "tries", DEVICE, "tries of chunks on the device: done, failed, lost",
            lambda d: {"done": d.work.done, "failed": d.work.failed, "lost": d.work.lost}, ("outcome",)),
-    Metric("badcjobs_gpu_audio_seconds_total", COUNTER, "s of audio", DEVICE,
-           "audio in the chunks done on the device", lambda d: d.work.audio_s),
+    Metric("badcjobs_gpu_audio_seconds_total", "s of audio", DEVICE,
+           "audio in the chunks done on the device", "work.audio_s"),
     # The machine around them, as the task sees it.
-    Metric("badcjobs_host_cpu_percent", GAUGE, "percent", HOST,
-           "all cores of the machine together, 100 = all busy", lambda t: t.cpu_percent, where=SERVED),
-    Metric("badcjobs_host_memory_used_bytes", GAUGE, "bytes", HOST,
-           "memory in use on the machine", lambda t: t.memory_used_bytes, where=SERVED),
+    Metric("badcjobs_host_cpu_percent", "percent", HOST,
+           "all cores of the machine together, 100 = all busy", "cpu_percent"),
+    Metric("badcjobs_host_memory_used_bytes", "bytes", HOST, "memory in use on the machine", "memory_used_bytes"),
     # One array task.
-    Metric("badcjobs_task_chunks", GAUGE, "chunks", TASK, "chunks of the task by state: done, failed, pending",
+    Metric("badcjobs_task_chunks", "chunks", TASK, "chunks of the task by state: done, failed, pending",
            lambda t: {"done": t.done, "failed": t.failed, "pending": t.pending}, ("state",)),
-    Metric("badcjobs_task_audio_seconds_total", COUNTER, "s of audio", TASK,
-           "audio in the chunks that the task has done", lambda t: t.audio_s),
-    Metric("badcjobs_task_running_seconds_total", COUNTER, "s", TASK,
-           "from the start of the task to its last sign", lambda t: t.wall_s),
+    Metric("badcjobs_task_audio_seconds_total", "s of audio", TASK,
+           "audio in the chunks that the task has done", "audio_s"),
+    Metric("badcjobs_task_running_seconds_total", "s", TASK, "from the start of the task to its last sign", "wall_s"),
     # The run.
-    Metric("badcjobs_info", GAUGE, "1", _INFO, "always 1; the version that wrote this", lambda version: 1),
-    Metric("badcjobs_tasks", GAUGE, "task attempts", RUN,
+    Metric("badcjobs_info", "1", INFO, "always 1; the version that wrote this", lambda _: 1),
+    Metric("badcjobs_tasks", "task attempts", RUN,
            "array task attempts by verdict: done, failed, stopped, killed, running, silent, outdated",
-           lambda s: s.tasks_by_verdict, ("verdict",)),
-    Metric("badcjobs_tasks_missing", GAUGE, "array tasks", RUN,
+           "tasks_by_verdict", ("verdict",)),
+    Metric("badcjobs_tasks_missing", "array tasks", RUN,
            "array tasks that left no database, or have not started yet", lambda s: len(s.tasks_missing)),
-    Metric("badcjobs_tasks_outdated", GAUGE, "task attempts", REPORT,
+    Metric("badcjobs_tasks_outdated", "task attempts", REPORT,
            "task attempts whose database is new or has changed since the merge; above 0, these metrics are out of date",
-           _outdated, where=TEXTFILE),
-    Metric("badcjobs_chunks", GAUGE, "chunks", RUN,
-           "chunks that tasks have listed, by state: done, failed, pending, skipped",
+           _outdated),
+    Metric("badcjobs_chunks", "chunks", RUN, "chunks that tasks have listed, by state: done, failed, pending, skipped",
            lambda s: {"done": s.done, "failed": s.failed, "pending": s.left, "skipped": s.skipped}, ("state",)),
-    Metric("badcjobs_source_rows", GAUGE, "rows", RUN, "rows of the source",
-           lambda s: None if s.completeness is None else s.completeness.expected),
-    Metric("badcjobs_complete", GAUGE, "0 or 1", RUN, "1 when every row of the source is done", _complete),
-    Metric("badcjobs_tries_total", COUNTER, "tries", RUN, "tries of chunks", lambda s: s.facts.tries),
-    Metric("badcjobs_audio_seconds_total", COUNTER, "s of audio", RUN,
-           "audio in the chunks that are done", lambda s: s.audio_hours * 3600),
-    Metric("badcjobs_audio_left_seconds", GAUGE, "s of audio", RUN,
-           "audio that is left (estimate)", lambda s: _left(s, lambda left: _times(left.audio_hours, 3600))),
-    Metric("badcjobs_detections_total", COUNTER, "detections", RUN, "detections of all labels", lambda s: s.detections),
-    Metric("badcjobs_running_seconds_total", COUNTER, "s", RUN,
-           "time during which at least one task was running", lambda s: s.wall_s),
-    Metric("badcjobs_speed_ratio", GAUGE, "s of audio per s", RUN,
-           "audio done over running time: × real time", lambda s: s.times_real_time),
-    Metric("badcjobs_granted_gpu_seconds_total", COUNTER, "GPU-seconds", RUN,
-           "for each task, its running time × the devices it was granted", lambda s: s.gpu_hours * 3600),
-    Metric("badcjobs_state_gpu_seconds_total", COUNTER, "GPU-seconds", RUN,
-           "what the devices did with that time, by state",
-           lambda s: {state: time.gpu_hours * 3600 for state, time in s.states.items()}, ("state",)),
-    Metric("badcjobs_state_energy_joules_total", COUNTER, "J", RUN, "energy used in each state",
-           lambda s: {state: _times(time.energy_wh, 3600) for state, time in s.states.items()}, ("state",)),
-    Metric("badcjobs_energy_joules_total", COUNTER, "J", RUN,
-           "energy of all devices that report it", lambda s: _times(s.energy_wh, 3600)),
-    Metric("badcjobs_left_gpu_seconds", GAUGE, "GPU-seconds", RUN,
-           "device time that is left (estimate)", lambda s: _left(s, lambda left: _times(left.gpu_hours, 3600))),
-    Metric("badcjobs_predicted_end_timestamp_seconds", GAUGE, "s since 1970", RUN,
+    Metric("badcjobs_source_rows", "rows", RUN,
+           "rows of the source", lambda s: None if s.completeness is None else s.completeness.expected),
+    Metric("badcjobs_complete", "0 or 1", RUN, "1 when every row of the source is done", _complete),
+    Metric("badcjobs_tries_total", "tries", RUN, "tries of chunks", "facts.tries"),
+    Metric("badcjobs_audio_seconds_total", "s of audio", RUN, "audio in the chunks that are done", "audio_hours",
+           times=3600),
+    Metric("badcjobs_audio_left_seconds", "s of audio", RUN,
+           "audio that is left (estimate)", lambda s: _left(s, "audio_hours"), times=3600),
+    Metric("badcjobs_detections_total", "detections", RUN, "detections of all labels", "detections"),
+    Metric("badcjobs_running_seconds_total", "s", RUN, "time during which at least one task was running", "wall_s"),
+    Metric("badcjobs_speed_ratio", "s of audio per s", RUN,
+           "audio done over running time: × real time", "times_real_time"),
+    Metric("badcjobs_granted_gpu_seconds_total", "GPU-seconds", RUN,
+           "for each task, its running time × the devices it was granted", "gpu_hours", times=3600),
+    Metric("badcjobs_state_gpu_seconds_total", "GPU-seconds", RUN, "what the devices did with that time, by state",
+           lambda s: {state: time.gpu_hours for state, time in s.states.items()}, ("state",), times=3600),
+    Metric("badcjobs_state_energy_joules_total", "J", RUN, "energy used in each state",
+           lambda s: {state: time.energy_wh for state, time in s.states.items()}, ("state",), times=3600),
+    Metric("badcjobs_energy_joules_total", "J", RUN, "energy of all devices that report it", "energy_wh", times=3600),
+    Metric("badcjobs_left_gpu_seconds", "GPU-seconds", RUN,
+           "device time that is left (estimate)", lambda s: _left(s, "gpu_hours"), times=3600),
+    Metric("badcjobs_predicted_end_timestamp_seconds", "s since 1970", RUN,
            "when the work will be done (estimate); only while tasks are running and until that time has passed",
-           lambda s: _times(s.outlook.end_at_ms, 1e-3) if s.outlook else None),
-    Metric("badcjobs_alerts_total", COUNTER, "alerts", RUN, "alerts of each kind",
+           lambda s: s.outlook.end_at_ms if s.outlook else None, times=1e-3),
+    Metric("badcjobs_alerts_total", "alerts", RUN, "alerts of each kind",
            lambda s: {(alert.kind, alert.severity): alert.alerts for alert in s.alerts}, ("kind", "severity")),
-    Metric("badcjobs_alerts_open", GAUGE, "alerts", RUN, "alerts that are still open",
+    Metric("badcjobs_alerts_open", "alerts", RUN, "alerts that are still open",
            lambda s: {(alert.kind, alert.severity): alert.still_open for alert in s.alerts}, ("kind", "severity")),
-    Metric("badcjobs_findings", GAUGE, "findings", REPORT, "findings of the report: problem, warning, note",
-           lambda s: {name: sum(found.severity == name for found in s.findings) for name in SEVERITIES},
-           ("severity",), TEXTFILE),
+    Metric("badcjobs_findings", "findings", REPORT, "findings of the report: problem, warning, note",
+           lambda s: {name: sum(found.severity == name for found in s.findings) for name in SEVERITIES}, ("severity",)),
 )  # fmt: skip
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def samples_of(of: str, thing: object, *first: str) -> Iterator[Sample]:
-    """Yield the samples of a device, a task or a run; ``first``: the values of its first labels."""
-    return (sample for metric in METRICS if metric.of == of for sample in _samples(metric, thing, first))
+def samples_of(of: str, thing: Any, run: str) -> Iterator[Sample]:
+    """Yield the samples of a device, a task or a run."""
+    return (sample for metric in METRICS if metric.of == of for sample in _samples(metric, thing, run))
 
 
-def _samples(metric: Metric, thing: object, first: tuple[str, ...]) -> Iterator[Sample]:
-    found = metric.value(thing)
+def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
+    first: tuple[str, ...] = (run,)
+    if metric.of in (READING, DEVICE):
+        first = run, thing.task, thing.label, thing.uuid or ""
+    elif metric.of in (HOST, TASK):
+        first = run, thing.name
+    elif metric.of == INFO:
+        first = run, __version__
+    found = attrgetter(metric.value)(thing) if isinstance(metric.value, str) else metric.value(thing)
     for key, value in found.items() if metric.by else [((), found)]:
-        others = (key,) if isinstance(key, str) else key
-        yield metric.name, value, dict(zip(metric.labels, (*first, *others), strict=True))
-
-
-def info_samples(run: str) -> Iterator[Sample]:
-    """Yield the version of badcjobs."""
-    return samples_of(_INFO, None, run, __version__)
-
-
-def device_samples(of: str, device: DeviceFacts, run: str) -> Iterator[Sample]:
-    """Yield the last reading of a device, or what it did and used so far."""
-    return samples_of(of, device, *_device_labels(device, run))
-
-
-def _device_labels(device: DeviceFacts, run: str) -> tuple[str, ...]:
-    return run, device.task, device.label, device.uuid or ""
+        labels = zip(metric.labels, (*first, *((key,) if isinstance(key, str) else key)), strict=True)
+        yield metric.name, None if value is None else value * metric.times, dict(labels)
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
     """Yield every sample of a job; ``run`` names it."""
-    return run_samples(summary, run, (_INFO, READING, DEVICE, TASK, RUN, REPORT))
+    return run_samples(summary, run, (INFO, READING, DEVICE, TASK, RUN, REPORT))
 
 
 def run_samples(summary: Summary, run: str, kinds: Collection[str] = (DEVICE, TASK, RUN)) -> Iterator[Sample]:
     """Yield the samples of a run, its tasks and its devices, metric by metric; also while it is running."""
+    things = {READING: summary.devices, DEVICE: summary.devices, TASK: summary.facts.tasks}
     for metric in (metric for metric in METRICS if metric.of in kinds):
-        if metric.of in (READING, DEVICE):
-            for device in summary.devices:
-                yield from _samples(metric, device, _device_labels(device, run))
-        elif metric.of == TASK:
-            for task in summary.facts.tasks:
-                yield from _samples(metric, task, (run, task.name))
-        else:
-            yield from _samples(metric, summary, (run, __version__) if metric.of == _INFO else (run,))
+        for thing in things.get(metric.of, (summary,)):
+            yield from _samples(metric, thing, run)
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
@@ -246,7 +217,8 @@ def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
         if value is not None and math.isfinite(value):
             if name != last:
                 metric, last = METRIC_BY_NAME[name], name
-                yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {metric.kind}\n"
+                kind = "counter" if name.endswith("_total") else "gauge"
+                yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {kind}\n"
             # For Prometheus an empty label is the same as no label.
             pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
