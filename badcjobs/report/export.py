@@ -18,13 +18,7 @@ from badcjobs.report.completeness import find_remarks
 from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, gap_lines
 from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.export_badc import (
-    area_names,
-    count_finished,
-    write_chunks,
-    write_resume_summary,
-    write_telemetry,
-)
+from badcjobs.store.export_badc import area_names, count_finished, write_chunks, write_resume_summary, write_telemetry
 from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,

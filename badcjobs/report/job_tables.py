@@ -12,17 +12,7 @@ from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_wo
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
 from badcjobs.report.tables import Cell, Row, Table, columns
-from badcjobs.report.words import (
-    UNKNOWN,
-    count,
-    duration,
-    energies,
-    energy,
-    memory,
-    number,
-    share_words,
-    three,
-)
+from badcjobs.report.words import UNKNOWN, count, duration, energies, energy, memory, number, share_words, three
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 
 MOST_ROWS = 200  # of a table, or names in a finding, on a page

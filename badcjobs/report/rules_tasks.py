@@ -50,11 +50,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     where = [f"array index {indices(those)}: {note}" for note, those in by_note.items()][:_NOTES]
     others = [index for those in list(by_note.values())[_NOTES:] for index in those]
     where += [f"array index {indices(others)}: see their logs"] if others else []
-    yield {
-        "missing": len(missing),
-        "where": where or [f"array index {indices(missing)}"],
-        "log": _log_of((), summary),
-    }
+    yield {"missing": len(missing), "where": where or [f"array index {indices(missing)}"], "log": _log_of((), summary)}
 
 
 # --- tasks that did not end by themselves -----------------------------------------------------------------------------
