@@ -148,7 +148,7 @@ class Snapshot:
         cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
         look = shell_line("badcjobs", "report" if self.title.endswith(".sqlite") else "merge", Path(self.title))
         steps = tuple(("", command) for command in total.go_on or (() if running else (look,)))
-        return Verdict(state, word, counts, (total.done, total.failed, left), (), 0, "", cost, "", steps)
+        return Verdict(state, word, counts, (total.done, total.failed, left), cost, "", steps)
 
     @property
     def verdict_document(self) -> dict[str, Any] | None:

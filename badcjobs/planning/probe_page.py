@@ -38,13 +38,14 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
 
 def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
     """Return the page."""
-    code, script, places = "", "", dict[str, str]()
+    parts, places = None, dict[str, str]()
     with suppress(ImportError):  # Bokeh is not installed
         from badcjobs.report import chart_figures as figures
 
         drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
         if drawn:
-            code, (script, places) = figures.chart_code(), figures.as_parts(drawn)
+            script, places = figures.as_parts(drawn)
+            parts = figures.chart_code(), script, dict[str, Any]()
     sections = []
     for place, probed in enumerate(probes):
         charts = "".join(
@@ -62,9 +63,7 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
     notes_html = "".join(paragraph(note) for note in notes)
     header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
     footer = ". What it means: <code>badcjobs guide plan</code>."
-    title = "How long a chunk may be"
-    data: dict[str, str] | None = {} if places else None
-    return whole_page(title, header + notes_html, sections, footer, code=code, script=script, data=data)
+    return whole_page("How long a chunk may be", header + notes_html, sections, footer, parts)
 
 
 def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:

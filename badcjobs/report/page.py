@@ -71,18 +71,17 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
             drawn = draw(summary, charts)
         except ImportError:  # Bokeh is not installed
             pass
-    header = _header(summary, title, verdict_of(summary))
+    header = _header(summary, title)
     sections = [section for section in _sections(summary, charts, drawn) if section is not None]
     footer = " from the job database. <code>badcjobs guide report</code> explains every number."
     skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
-    if drawn is None or not drawn.places:
-        return whole_page(title, header, sections, footer, more=skip)
-    code, script, data = drawn.chart_code, drawn.script, drawn.data
-    return whole_page(title, header, sections, footer, code=code, script=script, data=data, more=skip)
+    parts = None if drawn is None or not drawn.places else (drawn.chart_code, drawn.script, drawn.data)
+    return whole_page(title, header, sections, footer, parts, skip)
 
 
-def _header(summary: Summary, title: str, verdict: Verdict) -> str:
+def _header(summary: Summary, title: str) -> str:
     """Return the first screen: did it work, what did it cost, what is wrong, what to do next."""
+    verdict = verdict_of(summary)
     about = [count(summary.tasks, "array task"), count(count_devices(summary.devices), "device")]
     about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
@@ -98,16 +97,15 @@ def _header(summary: Summary, title: str, verdict: Verdict) -> str:
         f"{paragraph(words[:1].upper() + words[1:]) if words else ''}<pre>{escape(command)}</pre>"
         for words, command in verdict.next
     )
-    heading = "What to change" if verdict.findings else "Findings"
-    more = f'<p class="quiet"><a href="#findings">{count(verdict.more_findings, "more finding")}</a></p>'
+    heading, more = "What to change" if summary.findings else "Findings", len(summary.findings) - MOST_FINDINGS
+    rest = f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>' if more > 0 else ""
     return (
         f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
         f'<p class="outcome"><strong class="verdict {verdict.state}">{escape(verdict.word)}</strong>'
         f"{escape(verdict.counts)}</p>{_bar(verdict)}"
         f'<p class="about">{escape(" · ".join(about))}</p><dl class="words">{said}</dl>'
         f'<div class="first"><section aria-label="Findings"><h2>{heading}</h2>'
-        f"{_finding_list(verdict.findings) or paragraph(verdict.no_findings, 'well')}"
-        f"{more if verdict.more_findings else ''}</section>"
+        f"{_finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(verdict.no_findings, 'well')}{rest}</section>"
         + (f'<section aria-label="Next"><h2>Next</h2>{steps}</section>' if steps else "")
         + "</div>"
     )
@@ -257,6 +255,7 @@ def _settings(summary: Summary, data: ChartData | None) -> Section:
 # --- the parts of every page ------------------------------------------------------------------------------------------
 
 ASSETS = Path(__file__).parent / "assets"
+ChartParts = tuple[str, str, Mapping[str, Any]]  # BokehJS, and a script that draws the charts from the data
 _SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 NO_CHARTS = (
     "<p>This page has no charts, because Bokeh was not installed. Install it, then make the page again:"
@@ -276,17 +275,10 @@ class Section:
 
 
 def whole_page(
-    title: str,
-    header: str,
-    sections: Sequence[Section],
-    footer: str,
-    *,
-    code: str = "",
-    script: str = "",
-    data: Mapping[str, Any] | None = None,
-    more: str = "",
+    title: str, header: str, sections: Sequence[Section], footer: str, charts: ChartParts | None, more: str = ""
 ) -> str:
-    """Return a page; ``code`` is BokehJS, ``script`` draws the charts from ``data`` (None: no charts)."""
+    """Return a page; ``more``: before the header."""
+    code, script, data = charts or ("", "", None)
     scripts = [*_SCRIPT.findall(code), *([script] if script else []), (ASSETS / "page.js").read_text(encoding="utf-8")]
     links = "".join(
         f'<li><a href="#{escape(s.name)}"><span>{escape(s.heading)}</span>'

@@ -19,7 +19,7 @@ from badcjobs.report.headlines import headlines
 from badcjobs.report.job_tables import failure, report_parts
 from badcjobs.report.summary import Finding, Summary
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
-from badcjobs.report.verdict import BAR, Verdict, bar, verdict_of
+from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, verdict_of
 from badcjobs.report.words import count, duration, moment, number, plain
 
 _MOST = 10  # entries of a list in text
@@ -72,13 +72,13 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False, more: Se
     for name, words in (("cost", verdict.cost), ("result", verdict.result)):
         lines += wrap(f"  {name:<11} {words}", indent=14) if words else []
     lines.append("")
-    for finding in verdict.findings:
+    for finding in summary.findings[:MOST_FINDINGS]:
         lines += [*_finding_lines(finding, colour=colour), ""]
-    lines += [] if verdict.findings else [*wrap(f"  {verdict.no_findings}", indent=2), ""]
+    lines += [] if summary.findings else [*wrap(f"  {verdict.no_findings}", indent=2), ""]
     for name, words in headlines(summary):
         lines += wrap(f"  {name:<11} {words}", indent=14)
     lines.append("")
-    for finding in summary.findings[len(verdict.findings) :]:
+    for finding in summary.findings[MOST_FINDINGS:]:
         lines += [*_finding_lines(finding, colour=colour), ""]
     for finding in summary.findings:
         figures, more_subjects = list(finding.evidence), len(finding.subjects) - _MOST_SUBJECTS

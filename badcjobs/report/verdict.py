@@ -14,7 +14,7 @@ from badcjobs.paths import shell_line
 from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import busy_share, known_texts
 from badcjobs.report.rules_waiting import LEAST_S
-from badcjobs.report.summary import NEARLY_ALL, Finding, Summary, devices_words
+from badcjobs.report.summary import NEARLY_ALL, Summary, devices_words
 from badcjobs.report.words import count, duration, energy, number, share_words
 
 MOST_FINDINGS = 3
@@ -44,12 +44,10 @@ class Verdict:
     word: str  # did it work: "failed"
     counts: str  # "0 of 8 chunks done, 8 failed"; empty: there are no chunks
     chunks: tuple[int, int, int]  # done, failed, left: the bar
-    findings: tuple[Finding, ...]  # what is wrong, worst first: one for each cause
-    more_findings: int
-    no_findings: str  # the sentence for none
     cost: str
     result: str
     next: tuple[tuple[str, str], ...]  # what to do: words (may be empty), a line to paste
+    no_findings: str = ""  # the sentence for a job without findings
 
     @property
     def outcome(self) -> str:
@@ -121,12 +119,10 @@ def verdict_of(summary: Summary) -> Verdict:
         word=word,
         counts=counts,
         chunks=(done, failed, left),
-        findings=summary.findings[:MOST_FINDINGS],
-        more_findings=len(summary.findings[MOST_FINDINGS:]),
-        no_findings="" if summary.findings else _no_findings(summary),
         cost="".join(known_texts(_COST, figures)),
         result="".join(known_texts(_RESULT, figures)) if summary.chunks else "",
         next=next_steps(summary, state),
+        no_findings="" if summary.findings else _no_findings(summary),
     )
 
 
