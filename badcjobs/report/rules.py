@@ -191,11 +191,11 @@ def labels(devices: Iterable[DeviceFacts]) -> list[str]:
     ]
 
 
-def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, str | None]:
-    """Return the nodes to exclude or, if there are too many, how many there are."""
+def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
+    """Return how many nodes there are, and those to exclude; if there are too many, a remark instead."""
     those = sorted(set(nodes))
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
-    if len(those) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        where = f"{len(those):,} of {everywhere:,} nodes are affected"
-        return {"exclude": None, "spread": f"{where}: this points to a common cause, not to single nodes"}
-    return {"exclude": ",".join(those) or None, "spread": None}
+    if len(those) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
+        return {"nodes": len(those), "exclude": ",".join(those) or None, "spread": None}
+    spread = f"{len(those):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
+    return {"nodes": len(those), "exclude": None, "spread": spread}

@@ -52,13 +52,12 @@ def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             if alert.kind == "fault" and nodes and where["fault"] <= where["lost"] | where["ecc"]:
                 continue  # a lost GPU, or one with memory errors, reports them, too
             longest = say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else ""
-            found = {"kind": alert.kind, "alert": alert, "longest": longest, "nodes": len(nodes), "subjects": nodes}
+            found = {"kind": alert.kind, "alert": alert, "longest": longest, "subjects": nodes}
             yield {**found, **node_figures(nodes, facts)}
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        nodes, tries = tuple(sorted({device.node for device in lost})), sum(device.work.lost for device in lost)
-        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": tries, "nodes": len(nodes)}
-        yield {**cuda, "subjects": labels(lost), **node_figures(nodes, facts)}
+        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": sum(device.work.lost for device in lost)}
+        yield {**cuda, "subjects": labels(lost), **node_figures((device.node for device in lost), facts)}
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
     slowed = [d for d in facts.devices if slowed_s(d) >= max(_THROTTLED_S, _THROTTLED * (d.span_s or 0.0))]
     if not slowed:
         return
-    seen_s, nodes = sum(d.span_s or 0.0 for d in slowed), {device.node for device in slowed}
+    seen_s = sum(d.span_s or 0.0 for d in slowed)
     clocks = [(clock.p50, d.name) for d in slowed if (clock := d.metrics.get("sm_clock_mhz"))]
     slowest, model = min(clocks, key=lambda pair: pair[0], default=(None, None))
     same = [d.metrics["sm_clock_mhz"] for d in facts.devices if d.name == model and "sm_clock_mhz" in d.metrics]
@@ -120,9 +119,8 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
         "reached": f"{max((clock.maximum for clock in same), default=0.0):,.0f}",
         "hottest": max((d.temperature_max_c for d in slowed if d.temperature_max_c is not None), default=None),
         "limit": min((round(d.power_limit_w) for d in slowed if d.power_limit_w), default=None),
-        "nodes": len(nodes),
         "subjects": labels(slowed),
-        **node_figures(nodes, facts),
+        **node_figures((device.node for device in slowed), facts),
     }
 
 
@@ -173,37 +171,14 @@ _VERY_SLOW = 0.5
 class Peer:
     """A device, over all tasks of one shape that used it."""
 
-    rows: tuple[DeviceFacts, ...]
+    rows: list[DeviceFacts]
+    node: str
+    label: str
     working_s: float
-    by_audio: bool = False  # speed is audio per time; otherwise chunks per time, because some lengths are unknown
-
-    @property
-    def node(self) -> str:
-        return self.rows[0].node
-
-    @property
-    def label(self) -> str:
-        return labels(self.rows)[0]
-
-    @property
-    def unit(self) -> str:
-        return "× real time" if self.by_audio else "chunks per minute"
-
-    @property
-    def rate(self) -> float:
-        """Its speed while working."""
-        per_s = [row.work.audio_s if self.by_audio else 60.0 * row.work.done for row in self.rows]
-        return sum(per_s) / self.working_s
-
-    @property
-    def chunk_p50_s(self) -> float:
-        return median([row.work.chunk_p50_s or 0.0 for row in self.rows])
-
-    @property
-    def held_back(self) -> str | None:
-        """Why its clock was reduced."""
-        reasons = {reason for row in self.rows for reason in row.held_back}
-        return ", ".join(reason.replace("_", " ") for reason in sorted(reasons)) or None
+    rate: float  # its speed while working
+    unit: str
+    chunk_p50_s: float
+    held_back: str | None  # why its clock was reduced
 
 
 def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[list[Peer]]:
@@ -215,14 +190,26 @@ def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> l
         if "working" in device.states and device.work.done:
             found[device.name, task.engine, task.devices, task.workers, task.cpus][device.card].append(device)
     groups = []
-    for rows in found.values():
-        peers = [Peer(tuple(of_one), sum(row.states["working"].total_s for row in of_one)) for of_one in rows.values()]
-        tried = [sum(row.work.done for row in peer.rows) >= LEAST_TRIES for peer in peers]
-        known = [peer for peer, enough in zip(peers, tried, strict=True) if enough and peer.working_s >= _LEAST_S]
-        by_audio = all(sum(row.work.audio_s for row in peer.rows) > 0 for peer in known)
-        if len(known) >= LEAST_PEERS:
-            groups.append([replace(peer, by_audio=by_audio) for peer in known])
+    for cards in found.values():
+        known = [rows for rows in cards.values() if sum(row.work.done for row in rows) >= LEAST_TRIES]
+        known = [rows for rows in known if _working_s(rows) >= _LEAST_S]
+        by_audio = all(sum(row.work.audio_s for row in rows) > 0 for rows in known)
+        groups += [[_peer(rows, by_audio=by_audio) for rows in known]] if len(known) >= LEAST_PEERS else []
     return groups
+
+
+def _working_s(rows: Iterable[DeviceFacts]) -> float:
+    return sum(row.states["working"].total_s for row in rows)
+
+
+def _peer(rows: list[DeviceFacts], *, by_audio: bool) -> Peer:
+    """Return a device; its speed is audio per time or, because some lengths are unknown, chunks per time."""
+    working_s, reasons = _working_s(rows), {reason for row in rows for reason in row.held_back}
+    rate = sum(row.work.audio_s if by_audio else 60.0 * row.work.done for row in rows) / working_s
+    p50_s = median(row.work.chunk_p50_s or 0.0 for row in rows)
+    held_back = ", ".join(reason.replace("_", " ") for reason in sorted(reasons)) or None
+    unit = "× real time" if by_audio else "chunks per minute"
+    return Peer(rows, rows[0].node, labels(rows)[0], working_s, rate, unit, p50_s, held_back)
 
 
 def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
@@ -277,7 +264,6 @@ def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
                 "peers": len(peers),
                 "model": worst.rows[0].name or "same model",
                 "devices": len(slow),
-                "nodes": len(nodes),
                 "percent": worst.rate / middle * 100,
                 "worst": worst,
                 "rate": number(worst.rate, digits),

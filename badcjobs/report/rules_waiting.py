@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -204,15 +205,14 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     cause, lost_s = max(by_cause, key=lambda name: by_cause[name]), sum(by_cause.values())
     others_s, other = max(((its_s, name) for name, its_s in by_cause.items() if name != cause), default=(0.0, ""))
     beside = f"{rules.share(others_s, lost_s)} of the idle time: {_CAUSES[other]}" if others_s else None
-    starts = _start_up_figures(tasks, devices, facts)
+    starts, in_tasks = _start_up_figures(tasks, devices, facts), f" in {count(len(tasks), 'task')}"
     return {
         "cause": cause,
         "large": None,
         "severity": rules.PROBLEM if lost_s >= rules.SERIOUS_S else rules.WARNING,
         "busy": rules.share(rules.busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(rules.seen_s(time) for device in devices for time in device.states.values()),
-        "where": count(count_devices(devices), "device")
-        + (f" in {count(len(tasks), 'task')}" if len(tasks) > 1 else ""),
+        "where": count(count_devices(devices), "device") + (in_tasks if len(tasks) > 1 else ""),
         "of_idle": f"{rules.gpu_time(by_cause[cause])}, {rules.share(by_cause[cause], lost_s)} of the idle time",
         "beside": beside if others_s >= _SECOND * lost_s else None,
         "subjects": [task.name for task in tasks],
@@ -303,10 +303,7 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
     """Return the cores and the memory for workers, and the result of trying more workers."""
     workers = max(1, round(sum(_workers_of(task, facts) or 1.0 for task in tasks)))
     cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
-    short_by, started = (
-        0.9 / max(rules.busy_share(devices) or 0.0, 0.01),
-        sum(device.work.workers for device in devices),
-    )
+    short_by, started = 0.9 / max(rules.busy_share(devices) or 0.0, 0.01), sum(d.work.workers for d in devices)
     fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each
     held = [
         (d.memory_peak_bytes, d.memory_total_bytes) for d in devices if d.memory_peak_bytes and d.memory_total_bytes
@@ -354,11 +351,9 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
                 lost[task.name] += _lost_at_rest(seconds, device, (task, devices)).get(cause, 0.0)
         lost_s = sum(lost.values())
         if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
-            worst, rest_s = list[str](), lost_s / 2  # the fewest tasks that account for half of it
-            for name in sorted(lost, key=lambda name: -lost[name]):
-                if rest_s > 0:
-                    worst.append(name)
-                    rest_s -= lost[name]
+            names = sorted(lost, key=lambda name: -lost[name])
+            so_far_s = accumulate(lost[name] for name in names)
+            worst = names[: 1 + sum(one_s < lost_s / 2 for one_s in so_far_s)]  # the fewest with half of it
             yield {
                 "cause": None,
                 "large": cause,
