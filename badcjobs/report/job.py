@@ -45,6 +45,7 @@ from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.connect import is_job_database, reading
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
+from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import (
     AlertFacts,
@@ -59,7 +60,6 @@ from badcjobs.store.read_model import (
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
-from badcjobs.store.text_recording import ENDINGS, load_readings
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int], None]  # how many rows of the source have been read
@@ -150,17 +150,17 @@ def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
             is_job = is_job_database(db)
     except DatabaseProblem:
         # A damaged task database is salvaged; of others read_job says what is wrong, and suggests a command.
-        is_job = database.suffix not in ENDINGS and TaskKey.parse(database.stem) is None
+        is_job = database.suffix not in TEXT_FORMS and TaskKey.parse(database.stem) is None
     if is_job:
         place = database.parent if database.name == "job.sqlite" else database
         yield database, job_title(database), place.absolute()
         return
     with TemporaryDirectory(prefix="badcjobs-report-") as folder:
         alone = Path(folder, database.name)  # a link: the other tasks of its run are not part of this report
-        if database.suffix in ENDINGS:
+        if database.suffix in TEXT_FORMS:
             alone = alone.with_suffix(".sqlite")
             load_readings(database, alone)
-        for ending in ("", *LEFTOVERS) if database.suffix not in ENDINGS else ():
+        for ending in ("", *LEFTOVERS) if database.suffix not in TEXT_FORMS else ():
             alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)

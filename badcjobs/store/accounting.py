@@ -19,12 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
-CHUNK_STATES = STATES[:3]
 
-_ALIVE, _STARTING = "alive", "starting"
-
-
-Try = tuple[int, int, int, str]  # one try of a chunk: attempt_id, start and end (ms), one of CHUNK_STATES
+Try = tuple[int, int, int, str]  # one try of a chunk: attempt_id, start and end (ms), working, failed or lost
 Life = tuple[int, int | None, int]  # one worker: start, start of its first chunk (None: it had none), end (ms)
 
 
@@ -37,43 +33,31 @@ class Span:
     state: str
     attempt_ids: tuple[int, ...] = ()  # the tries in progress, which share it equally
 
-    @property
-    def seconds(self) -> float:
-        return (self.to_ms - self.from_ms) / 1000
-
 
 def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[Life]) -> Iterator[Span]:
     """Yield what the device did between two moments, without holes or overlaps."""
     stretches: list[tuple[int, int, str, int | None]] = [(a, b, state, attempt_id) for attempt_id, a, b, state in tries]
     for start_ms, began_ms, end_ms in lives:
-        stretches.append((start_ms, end_ms, _ALIVE, None))
-        stretches.append((start_ms, end_ms if began_ms is None else began_ms, _STARTING, None))
+        stretches.append((start_ms, end_ms, "waiting", None))
+        stretches.append((start_ms, end_ms if began_ms is None else began_ms, "start_up", None))
     if lives:
-        stretches.append((from_ms, min(life[0] for life in lives), _STARTING, None))
+        stretches.append((from_ms, min(life[0] for life in lives), "start_up", None))
     events: list[tuple[int, int, str, int | None]] = []  # when, +1 or -1, what, attempt_id
     for begin_ms, end_ms, what, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
         if begin_ms < end_ms:
             events += [(begin_ms, 1, what, attempt_id), (end_ms, -1, what, attempt_id)]
     present: Counter[str] = Counter()
-    in_progress: dict[int, None] = {}
+    in_progress = set[int]()
     at_ms = from_ms
     # In order of time; ends come before starts of the same moment.
     for when_ms, more, what, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
         if when_ms > at_ms:
-            yield Span(at_ms, when_ms, _state(present), tuple(in_progress))
+            yield Span(at_ms, when_ms, next((s for s in STATES if present[s]), "idle"), tuple(sorted(in_progress)))
             at_ms = when_ms
         present[what] += more
-        if attempt_id is not None and more > 0:
-            in_progress[attempt_id] = None
-        elif attempt_id is not None:
-            in_progress.pop(attempt_id)
-
-
-def _state(present: Counter[str]) -> str:
-    names = {_STARTING: "start_up", _ALIVE: "waiting"}
-    found = next((what for what in (*CHUNK_STATES, *names) if present[what]), None)
-    return "idle" if found is None else names.get(found, found)
+        if attempt_id is not None:
+            in_progress ^= {attempt_id}  # it starts, or ends
 
 
 class Cumulated:
@@ -164,7 +148,7 @@ def sum_by_state(
         busy_s, busy_ms = busy.within(span)
         energy_j, energy_ms = energy.within(span)
         measured = (busy_s if busy_ms > 0 else None, energy_j if energy_ms > 0 else None)
-        spent = StateTime(span.seconds, energy_ms / 1000, *measured)
+        spent = StateTime((span.to_ms - span.from_ms) / 1000, energy_ms / 1000, *measured)
         states[span.state] = states.get(span.state, StateTime()).plus(spent)
         for attempt_id in span.attempt_ids:
             tries[attempt_id] = tries.get(attempt_id, StateTime()).plus(spent, 1 / len(span.attempt_ids))

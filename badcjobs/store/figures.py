@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
 from badcjobs.store import accounting
@@ -21,7 +22,6 @@ _SHORTEST_STRETCH_MS = 1000
 # A try ``a`` of a task ``t`` by a worker ``w``; none of the three had ended at the last publication.
 UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL AND w.ended_at_ms IS NULL)"
 
-_Number = TypeVar("_Number", int, float)
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
 _OVER_TIME = ("power_w", "busy_percent", "utilization_percent")
 _BLOCK_ROWS = 20_000
@@ -158,13 +158,9 @@ _TASK_TOTAL = f"""
 
 def distribution(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
     """Return samples, minimum, mean, p50, p95 and maximum of values, given how often each occurs."""
-    total = sum(counts.values())
-    mean = sum(value * many for value, many in sorted(counts.items())) / total
-    return total, min(counts), mean, percentile(counts, 50), percentile(counts, 95), max(counts)
-
-
-def percentile(counts: Mapping[_Number, int], share_percent: int) -> _Number:
-    """Return the percentile by nearest rank: the smallest value with at least this share of samples up to it."""
     values, total = sorted(counts), sum(counts.values())
-    reached = accumulate(counts[value] for value in values)
-    return next(v for v, many in zip(values, reached, strict=True) if many * 100 >= total * share_percent)
+    mean = sum(value * counts[value] for value in values) / total
+    reached = list(accumulate(counts[value] for value in values))
+    # By nearest rank: the smallest value with at least this share of the samples up to it.
+    p50, p95 = (values[bisect_left(reached, total * percent / 100)] for percent in (50, 95))
+    return total, values[0], mean, p50, p95, values[-1]

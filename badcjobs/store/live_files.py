@@ -24,7 +24,7 @@ from badcjobs.store.connect import create_live, file_uri, read_only_uri, transac
 
 log = logging.getLogger(__name__)
 
-_GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")
+_GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")  # in the wrapper's file
 
 # One of the two live files: a call with a folder for copies returns the URI to read its rows; None: not there yet.
 Half = Callable[[Path], str | None]
@@ -75,24 +75,18 @@ def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
     """
     left, sealed = left_behind(path, shared=shared), LiveHalf(published, "sealed")
     with tempfile.TemporaryDirectory(prefix=f".{published.name}.", suffix=".tmp", dir=published.parent) as workplace:
-        return sealed if _length(sealed, Path(workplace)) > _length(left, Path(workplace)) else left
+        return sealed if count_rows(sealed, Path(workplace)) > count_rows(left, Path(workplace)) else left
 
 
-def _length(half: Half, workplace: Path) -> int:
-    """Return how many rows a wrapper has written; -1: the file cannot be read."""
+def count_rows(half: Half, workplace: Path, tables: Collection[str] = _GROWING) -> int:
+    """Return how many rows some tables of a live file have; -1: it does not exist, or cannot be read."""
     try:
-        return count_rows(half, workplace, _GROWING)
+        if (uri := half(workplace)) is None:
+            return -1
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            return sum(int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in tables)
     except (OSError, sqlite3.Error):
         return -1
-
-
-def count_rows(half: Half, workplace: Path, tables: Collection[str]) -> int:
-    """Return how many rows some tables of a live file have; -1: it does not exist."""
-    uri = half(workplace)
-    if uri is None:
-        return -1
-    with closing(sqlite3.connect(uri, uri=True)) as db:
-        return sum(int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in tables)
 
 
 # --- copying a live database ------------------------------------------------------------------------------------------

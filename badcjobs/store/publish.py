@@ -7,22 +7,27 @@ name, then renamed: a reader on another node sees either the old or the new file
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import logging
 import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+from badcjobs import __version__
+from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import SEAL, move_into_place, prepare_seal
 from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
-from badcjobs.store.schema import TABLES
+from badcjobs.store.schema import TABLES, insert_sql
 
 log = logging.getLogger(__name__)
 
@@ -100,13 +105,12 @@ def _join_files(
             try:
                 found = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
-                if half is halves[0] or _can_be_read(part, joined.parent):
-                    raise  # the target has no space
+                if half is halves[0] or count_rows(part, joined.parent, [table.name for table in TABLES]) >= 0:
+                    raise  # every row can be read: the target has no space
                 log.warning("the recorder's file cannot be read; its readings are not published: %s", error)
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
             else:
-                if half is halves[0] and not found:
-                    # Never replace a published file by an empty one.
+                if half is halves[0] and not found:  # never replace a published file by an empty one
                     raise FileNotFoundError("the wrapper's file is gone")
         for column, value in closing.items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
@@ -117,15 +121,6 @@ def _join_files(
             prepare_seal(db)
     finally:
         db.close()
-
-
-def _can_be_read(half: Half, workplace: Path) -> bool:
-    """Say whether every row of a half can be read; if so, an error had another cause."""
-    try:
-        count_rows(half, workplace, [table.name for table in TABLES])
-    except sqlite3.Error:
-        return False
-    return True
 
 
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
@@ -153,6 +148,60 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
     finally:
         db.execute("DETACH live")
     return True
+
+
+# --- a recording that was published as text ---------------------------------------------------------------------------
+
+
+def load_readings(path: Path, target: Path) -> None:
+    """Write the readings of a CSV or JSON lines file into a new task database; incomplete lines are left out."""
+    rows = list(_read_lines(path))
+    if not rows:
+        why = "it has no readings as badcjobs record writes them"
+        raise DatabaseProblem(f"{path} cannot be read", why=why, fix="badcjobs record --out FILE.sqlite …")
+    times = [int(row["at_ms"]) for row in rows]
+    tokens = [row["uuid"] or str(row["device_index"]) for row in rows]
+    devices = dict(zip(tokens, rows, strict=True))
+    ids = {token: number for number, token in enumerate(devices, 1)}
+    task = {
+        "task_id": 1, "name": path.stem, "job_id": f"local{min(times)}", "array_index": 0, "restart": 0, "node": "–",
+        "telemetry": 1, "devices": len(devices), "workers": 0, "started_at_ms": min(times), "ended_at_ms": max(times),
+        "exit_code": 0, "verdict": "done", "version": __version__,
+    }  # fmt: skip
+    about = ("device_id", "task_id", "uuid", "device_index", "token", "name", "backend", "why")
+    with contextlib.closing(sqlite3.connect(target)) as db, db:
+        create_tables(db)
+        db.execute(insert_sql("task", task), [*task.values()])
+        for token, row in devices.items():
+            facts = (row["uuid"] or None, row["device_index"], token, row["name"] or None, "recording", path.name)
+            db.execute(insert_sql("device", about), (ids[token], 1, *facts))
+        db.executemany(
+            insert_sql("sample", ("task_id", "device_id", "at_ms", *METRICS)),
+            (
+                (1, ids[token], at_ms, *(_number(row.get(metric)) for metric in METRICS))
+                for token, at_ms, row in zip(tokens, times, rows, strict=True)
+            ),
+        )
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = csv.DictReader(file) if path.suffix == ".csv" else file
+        for line in lines:
+            try:
+                row = line if isinstance(line, dict) else json.loads(line)
+                int(row["at_ms"]), row["uuid"], row["device_index"], row["name"]
+                if path.suffix != ".csv" or None not in row.values():  # a line of CSV that ends too early
+                    yield row
+            except (ValueError, TypeError, KeyError):
+                continue
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:  # not known
+        return None
 
 
 # --- publishing in the background -------------------------------------------------------------------------------------

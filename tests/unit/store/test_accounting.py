@@ -10,13 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rooms import store
 from rooms.model import ChunkResult, HostReading, Reading, TaskKey, UsageReading
-from rooms.store import CHUNK_STATES, Cumulated, Span, StateTime, busy_steps, make_spans, power_steps, sum_by_state
+from rooms.store import Cumulated, Span, StateTime, busy_steps, make_spans, power_steps, sum_by_state
 from support.behaviour import some_rows
 from support.databases import query
 from support.task_files import START_MS, LiveTask, TaskFile, make_chunk, merge_run
 
 END_MS = 100_000
 STRETCH = st.tuples(st.integers(-5000, END_MS + 5000), st.integers(0, 30_000)).map(lambda s: (s[0], s[0] + s[1]))
+CHUNK_STATES = ("working", "failed", "lost")
 TRIES = st.lists(st.tuples(STRETCH, st.sampled_from(CHUNK_STATES)), max_size=12).map(
     lambda drawn: [(number, *stretch, state) for number, (stretch, state) in enumerate(drawn)]
 )
@@ -45,7 +46,7 @@ def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives
         expected = next((state for state in CHUNK_STATES if state in {one[3] for one in flying}), None)
         assert span.state == (expected or ("start_up" if starting else "waiting" if alive else "idle"))
         assert sorted(span.attempt_ids) == [one[0] for one in flying]
-        seconds[span.state] += span.seconds
+        seconds[span.state] += (span.to_ms - span.from_ms) / 1000
     total = Counter()
     for number, part in store.state_seconds(spans, 7, width_ms).items():
         whole_s = min(width_ms, END_MS - 7 - number * width_ms) / 1000
