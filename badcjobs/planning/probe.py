@@ -412,7 +412,7 @@ class Round:
         search.in_flight.append(step)
         try:
             run.begin()
-        except (NotWav, OSError) as problem:
+        except (NotWav, EOFError, OSError) as problem:
             raise BadInput(
                 f"no audio of {step.length_s:g} s can be made: {problem}",
                 why=f"it is written to {self._bench.records.local.path}",

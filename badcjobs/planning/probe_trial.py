@@ -120,7 +120,7 @@ class TrialRun:
     watch: TrialEvents = field(default_factory=TrialEvents)
 
     def begin(self) -> None:
-        """Make the audio, list the chunks and start the workers; raise NotWav or OSError where there is no audio."""
+        """Make the audio, list the chunks and start the workers; raise NotWav, EOFError or OSError without audio."""
         self._began_at_ms = self.bench.clock.now_ms()
         self._folder = self.bench.records.local.scratch / f"trial-{self.number}"
         self._folder.mkdir(parents=True)

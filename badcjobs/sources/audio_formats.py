@@ -146,23 +146,22 @@ def make_head(header: WavHeader, frames: int) -> bytes:
 
 
 def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
-    """Write the frames from ``first`` up to ``last`` to a new file; at most one block is in memory."""
-    count = (last - first) * header.frame_bytes
+    """Write the frames from ``first`` up to ``last`` to a new file; after the last one of the source they repeat.
+
+    At most one block is in memory.
+    """
+    place, left = first * header.frame_bytes, (last - first) * header.frame_bytes
+    there, pad = header.frames * header.frame_bytes, b"\0" * (left & 1)
     with target.open("wb") as out:
         out.write(make_head(header, last - first))
-        left = copy_bytes(source, header.data_start + first * header.frame_bytes, count, out)
-        out.write(b"\0" * (count & 1))
-    if left:
-        raise EOFError(f"the file became shorter while it was read (missing bytes: {left})")
-
-
-def copy_bytes(source: BinaryIO, start: int, count: int, out: BinaryIO) -> int:
-    """Copy bytes from one file to another; return how many could not be read."""
-    source.seek(start)
-    while count and (block := source.read(min(count, _BLOCK))):
-        out.write(block)
-        count -= len(block)
-    return count
+        while left:
+            source.seek(header.data_start + place)
+            block = source.read(min(left, there - place, _BLOCK))
+            if not block:
+                raise EOFError(f"the file became shorter while it was read (missing bytes: {left})")
+            out.write(block)
+            place, left = (place + len(block)) % there, left - len(block)
+        out.write(pad)
 
 
 # --- FLAC: only the header is read; soundfile or ffmpeg decode the audio ----------------------------------------------

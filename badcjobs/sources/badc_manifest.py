@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint, is_beyond, is_longer, is_stretch
-from badcjobs.sources.audio_files import Found, NoAudio, ReadHeader, end_ms_of, look_at, with_header
+from badcjobs.model import AudioHeader, Chunk, Fingerprint, is_beyond, is_longer, is_stretch
+from badcjobs.sources.audio_files import Found, NoAudio, end_ms_of, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
 
@@ -167,16 +167,17 @@ class RowFiles:
     ``ask`` runs ahead of ``resolve`` by some rows.
     """
 
-    def __init__(self, folders: Sequence[str], cutting: Cutting, read_header: ReadHeader) -> None:
+    def __init__(self, folders: Sequence[str], walk: Walk) -> None:
         self._folders = folders
-        self._read_header = read_header
-        self._cuts = cutting.rows
+        self._read_header, self._may_look = walk.read_header, walk.may_look
+        self._cuts = walk.cutting.rows
+        self._measures = walk.needs_headers or self._cuts is not False
         self._found: Found = "", Fingerprint()
         self._problem: NoAudio | None = None
         self._measured = False
         self._asked_path = ""
         self._first: Times = 0, None  # of the rows of that path
-        self._has_asked = False
+        self._has_asked = self._looks = False
 
     @property
     def header(self) -> AudioHeader:
@@ -186,11 +187,11 @@ class RowFiles:
     def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
         """Return the times of the first row of this file, in any task, and the question for this row."""
         if path != self._asked_path:
-            self._asked_path, self._first, self._has_asked = path, times, False
-        if not ours or self._has_asked:
+            self._asked_path, self._first, self._has_asked, self._looks = path, times, False, self._may_look()
+        if not ours or self._has_asked or not (self._looks or times[1] is None):
             return self._first, None
         self._has_asked = True
-        return self._first, (path, self._cuts is not False or times[1] is None)
+        return self._first, (path, self._measures or times[1] is None)
 
     def look(self, question: Question) -> Look:
         """Look at a file; may be called by any thread."""
@@ -260,8 +261,9 @@ class RowFiles:
 
 # --- the source -------------------------------------------------------------------------------------------------------
 
-# Line, recording_id, chunk_id, source_path, times, sha256, times of the first row of its file, must be cut.
-_OurRow = tuple[int, str, str, str, Times, str | None, Times, bool]
+# Line, fields, where they are, times, CUT, times of the first row of its file.
+ManifestRow = tuple[int, list[str], Columns, Times, str, Times]
+_LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,38 +284,43 @@ class Manifest:
         return f"manifest {self.path}{self.named_by}"
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        files = RowFiles(self.folders, walk.cutting, walk.read_header)
-        for row, look in look_ahead(self._our_rows(walk, files), files.look, while_waiting=walk.while_waiting):
-            line, recording_id, chunk_id, path, times, sha256, first, known_cut = row
+        files = RowFiles(self.folders, walk)
+        for found, look in look_ahead(self.rows(walk, files), files.look, while_waiting=walk.while_waiting):
+            line, row, columns, times, cut, first = found
+            recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             try:
-                audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=known_cut)
+                answer = files.resolve(path, first, look, times, known_cut=cut == "yes")
             except NoAudio as problem:
                 row_alone = Chunk(recording_id, chunk_id, path, "", *times)
                 where = "(DIR: the folder that its source_paths are relative to)"
                 fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.not_found else None
                 yield from walk.add_missing(line, str(problem), problem, row_alone, fix)
                 continue
-            if sha256 is not None:
-                fingerprint = replace(fingerprint, audio_sha256=sha256)
+            audio_path, fingerprint, end_ms, is_cut = answer
+            # The column may be missing, or have another value: "", "n/a", another hash.
+            text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()
+            if _SHA256.fullmatch(text):
+                fingerprint = replace(fingerprint, audio_sha256=text)
             yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)
 
-    def _our_rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[_OurRow, Question | None]]:
-        """Read every row, and yield those of this shard, each with the question about its file."""
-        for line, row, columns in read_rows(self.path, walk.mistakes):
+    def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
+        """Read every row, and yield those that the walk takes, each with the question about its file."""
+        mistakes, known_mistakes = walk.mistakes, 0
+        for line, row, columns in read_rows(self.path, mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
             start_ms, end_ms, wrong = check_row(row, columns)
-            cut, given_first, wrong_cut = check_cut(row, columns)
-            for text in (*wrong, *wrong_cut):
-                walk.mistakes.add(line, text)
-            ours = ours and not wrong and not wrong_cut
+            cut, given_first, wrong_cut = ("", None, ()) if columns.cut is None else check_cut(row, columns)
+            for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
+                mistakes.add(line, text)
+            if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
+                known_mistakes = mistakes.count
+                lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8, and characters are lost
+                ours = ours and not (wrong or wrong_cut or lost)
             times = start_ms, end_ms
             first, question = files.ask(path, times, ours=ours)
             if ours:
-                # None if the column is missing or has another value: "", "n/a", another hash.
-                text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()
-                sha256 = text if _SHA256.fullmatch(text) else None
-                yield (line, recording_id, chunk_id, path, times, sha256, given_first or first, cut == "yes"), question
+                yield (line, row, columns, times, cut, given_first or first), question
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
         for line, row, columns in read_rows(self.path, Mistakes([self.name])):

@@ -71,7 +71,7 @@ class AudioCutter:
         """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
         found = _look(source)
         if isinstance(found, formats.WavHeader):
-            first, last = _frames(found, start_s, end_s)
+            first, last = _frames(found.frames, found.rate_hz, start_s, end_s)
             return len(formats.make_head(found, 0)) + max(0, last - first) * found.frame_bytes
         bytes_per_s = _GUESS_BYTES_PER_S
         if isinstance(found, formats.FlacInfo):
@@ -88,7 +88,7 @@ class AudioCutter:
         try:
             with open_audio(source) as file:
                 header = formats.read_wav_header(file)
-                first, last = _frames(header, start_s, end_s)
+                first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
                 if first >= last:
                     there_s, promised_s = header.length_s, header.promised_s
                     if promised_s - there_s > _SLACK_S and start_s < promised_s:
@@ -141,31 +141,20 @@ def _look(path: Path) -> formats.WavHeader | formats.FlacInfo | None:
             return formats.read_flac_info(file)
 
 
-def _frames(header: formats.WavHeader, start_s: float, end_s: float) -> tuple[int, int]:
-    last = header.frames if end_s == float("inf") else min(header.frames, round(end_s * header.rate_hz))
-    return max(0, round(start_s * header.rate_hz)), last
+def _frames(frames: int, rate_hz: int, start_s: float, end_s: float) -> tuple[int, int]:
+    """Return the first frame of a part, and the one behind its last."""
+    last = frames if end_s == float("inf") else min(frames, round(end_s * rate_hz))
+    return max(0, round(start_s * rate_hz)), last
 
 
 def write_repeated(source: Path, length_s: float, target: Path) -> None:
-    """Write a WAV file of this length that repeats another one.
-
-    Raise NotWav, or OSError if the disk refuses the file; then the new file is removed.
-    """
+    """Write a WAV file of this length that repeats another one; raise NotWav, EOFError or OSError without a file."""
     try:
-        with source.open("rb") as file, target.open("wb") as out:
+        with source.open("rb") as file:
             header = formats.read_wav_header(file)
             if header.frames == 0:
                 raise formats.NotWav("it has no audio")
-            frames = max(1, round(length_s * header.rate_hz))
-            out.write(formats.make_head(header, frames))
-            left = frames * header.frame_bytes
-            pad = left & 1
-            while left:
-                round_bytes = min(left, header.frames * header.frame_bytes)
-                if formats.copy_bytes(file, header.data_start, round_bytes, out):
-                    raise formats.NotWav("the file became shorter while it was read")
-                left -= round_bytes
-            out.write(b"\0" * pad)
+            formats.copy_frames(file, header, 0, max(1, round(length_s * header.rate_hz)), target)
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -235,8 +224,7 @@ def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Pat
     soundfile = load_soundfile()
     try:
         with _opened(soundfile, source) as audio:
-            first = max(0, round(start_s * audio.samplerate))
-            last = audio.frames if end_s == float("inf") else min(audio.frames, round(end_s * audio.samplerate))
+            first, last = _frames(audio.frames, audio.samplerate, start_s, end_s)
             if first >= last:
                 has = f"{audio.frames / audio.samplerate:.3f} s of audio"
                 raise CannotCut(f"{source} has {has} and nothing after {start_s:.3f} s")

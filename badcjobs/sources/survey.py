@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
-from badcjobs.sources.badc_manifest import CUT, Columns, Manifest, RowFiles, Times, check_cut, check_row, read_rows
+from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles
 from badcjobs.sources.mistakes import Mistakes, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
@@ -22,7 +22,6 @@ from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 _MOST_LOOKS = 10_000  # at files of rows with an end, for a plan
 _MOST_FOLDERS = 1000
 _NOT_READ = AudioHeader()
-_LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 class PlannedRow(NamedTuple):
@@ -89,6 +88,7 @@ class Surveyor(Walk):
     ``needs_audio``: look at every file; one that is missing is a mistake, too.
     """
 
+    needs_headers = True
     needs_audio = False
     several_sources = False
 
@@ -119,6 +119,11 @@ class Surveyor(Walk):
         is_new = key not in self._known
         self._known.add(key)
         return is_new
+
+    def may_look(self) -> bool:
+        """Return whether to look at the next file: all of them, or the first ones."""
+        self.looks_left -= 1
+        return self.needs_audio or self.looks_left >= 0
 
     def measure(self, path: str, audio_path: str, recording_id: str, found: Fingerprint) -> None:
         """Count one more file whose header was read, and note what is wrong with it."""
@@ -208,22 +213,20 @@ def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
     )
 
 
-# Line, fields, where they are, start and end, CUT, start and end of the first row of the file.
-_Read = tuple[int, list[str], Columns, Times, str, Times]
-_Asked = tuple[_Read, tuple[str, bool] | None]  # with the question about its file
-
-
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
-    files, before, gone, seen = RowFiles(manifest.folders, walk.cutting, walk.read_header), "", "", False
-    answered = look_ahead(_planned_rows(manifest, walk, files), files.look)
-    for (line, row, columns, (start_ms, end_ms), cut, first), look in answered:
-        path, is_cut, header = row[columns.source_path], cut == "yes", _NOT_READ
+    files, before, gone, seen = RowFiles(manifest.folders, walk), "", "", False
+    undecided = walk.cutting.rows is None
+    for found, look in look_ahead(manifest.rows(walk, files), files.look):
+        line, row, columns, times, cut, first = found
+        (start_ms, end_ms), path, is_cut, header = times, row[columns.source_path], cut == "yes", _NOT_READ
+        if not cut and undecided and first is not times and first[1] is not None:  # not the first row of its file
+            cut = f"as {first[0]}-{first[1]}"
         if path != before or look is not None:
             before, seen = path, look is not None
             if look is None:
                 walk.size.add(path, None)
         if seen and (gone != path or end_ms is None or walk.needs_audio):
-            times, had_end = (start_ms, end_ms), end_ms is not None
+            had_end = end_ms is not None
             try:
                 audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=is_cut)
                 header = files.header
@@ -249,36 +252,6 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
             "" if columns.notes is None else row[columns.notes],
             further, names, there_ms, header.fault != "",
         )  # fmt: skip
-
-
-def _planned_rows(manifest: Manifest, walk: Surveyor, files: RowFiles) -> Iterator[_Asked]:
-    """Yield rows with the questions about their files; rows with an end have one as long as looks are left."""
-    mistakes, known_mistakes = walk.mistakes, 0
-    before, as_first, undecided, looks = "", "", walk.cutting.rows is None, False
-    for line, row, columns in read_rows(manifest.path, mistakes):
-        recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
-        is_new = walk.takes(recording_id, chunk_id)
-        start_ms, end_ms, wrong = check_row(row, columns)
-        cut, _, wrong_cut = ("", None, ()) if columns.cut is None else check_cut(row, columns)
-        for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
-            mistakes.add(line, text)
-        if path != before:  # as RowFiles.ask sees it
-            before, as_first = path, "" if end_ms is None else f"as {start_ms}-{end_ms}"
-            looks = walk.needs_audio or walk.looks_left > 0
-            walk.looks_left -= 1
-        elif not cut and undecided:
-            cut = as_first
-        if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
-            known_mistakes = mistakes.count
-            lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8, and characters are lost
-            if wrong or wrong_cut or lost:
-                continue
-        if is_new:
-            first = times = start_ms, end_ms
-            question = None
-            if looks or end_ms is None:
-                first, question = files.ask(path, times, ours=True)
-            yield (line, row, columns, times, cut, first), question and (path, True)
 
 
 def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:

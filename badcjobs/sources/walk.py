@@ -267,6 +267,8 @@ class SeenKeys:
 class Walk:
     """One pass over all sources, for the chunks of one shard."""
 
+    needs_headers = False  # even of files whose length decides nothing
+
     def __init__(
         self,
         shard: Shard,
@@ -294,6 +296,10 @@ class Walk:
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
         return self._shard.takes(row_number)
+
+    def may_look(self) -> bool:
+        """Return whether to look at the next file of a manifest, even if its row has an end."""
+        return True
 
     def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
         """Report a row without audio; yield it anyway if such rows may fail later, each on its own.
