@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,6 @@ class Setting:
     short: str = ""  # one letter: -o
     example: Any = None  # for a new badcjobs.toml, if there is no default
     key: str = ""
-    table: str = ""
     name: str = ""  # of the attribute
     default: Any = None
 
@@ -288,14 +287,14 @@ class ProbeSettings:
 TABLES = {"run": RunSettings, "submit": SubmitSettings, "plan": PlanSettings, "probe": ProbeSettings}
 
 
-def _described(table: str, kind: type) -> dict[str, Setting]:
+def _described(kind: type) -> dict[str, Setting]:
     """Return the settings of a table by key."""
     found = {}
     for f in (one for one in fields(kind) if "setting" in one.metadata):
         setting: Setting = f.metadata["setting"]
         key = setting.key or f.name
         metavar = setting.metavar or _METAVARS.get("path" if setting.path else setting.kind, "")
-        found[key] = replace(setting, key=key, table=table, name=f.name, default=f.default, metavar=metavar)
+        found[key] = replace(setting, key=key, name=f.name, default=f.default, metavar=metavar)
     return found
 
 
@@ -303,8 +302,7 @@ def _alerts() -> dict[str, Setting]:
     """Return the settings of the table [alerts], whose values ``AlertLimits`` and ``AlertHooks`` check."""
     return {
         f.name: Setting(
-            "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, table="alerts", name=f.name,
-            default=None if f.default is MISSING else f.default,
+            "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, name=f.name, default=f.default,
             example={"temperature_c": 83, "utilization_percent": 95, "command": "notify-lab"}.get(f.name),
         )
         for kind in (AlertLimits, AlertHooks)
@@ -319,16 +317,16 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             "text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True, key="site"
         )
     },
-    **{table: _described(table, kind) for table, kind in TABLES.items()},
+    **{table: _described(kind) for table, kind in TABLES.items()},
     "alerts": _alerts(),
     "recordings": {
         "patterns": Setting(
             "texts", "what paths mean, most specific first: badcjobs guide audio", key="patterns",
-            table="recordings", default=(), example=["{study_area}/{location}/*"],
+            default=(), example=["{study_area}/{location}/*"],
         ),
         "time_zone": Setting(
             "text", "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports", key="time_zone",
-            table="recordings", default="", example="-07:00",
+            default="", example="-07:00",
         ),
     },
 }  # fmt: skip

@@ -297,7 +297,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             workers.update(
                 supervisor, left=left, memory_peaks=task.records.memory_peaks, memory_held=task.records.memory_held
             )
-            write_decisions(task, setup)
+            for decision in setup.decisions():
+                task.add_decision(*decision)
             if task.world.clock.monotonic_s() >= heartbeat_s:
                 heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
                 since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
@@ -307,7 +308,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 lost &= {task.writer.device_id(device) for device in task.devices}
                 log.info("%s", heartbeat_line(progress, pulse, len(task.devices), len(lost)))
             task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
-        write_decisions(task, setup)
+        for decision in setup.decisions():
+            task.add_decision(*decision)
     except BaseException:
         supervisor.kill()
         raise
@@ -328,12 +330,6 @@ def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
         learned=task.learned,
         probed=find_limits(files, workers.plans, engine, task.settings),
     )
-
-
-def write_decisions(task: Task, setup: EngineSetup) -> None:
-    """Write the decisions of other threads, which must not write to the database themselves."""
-    for decision in setup.decisions():
-        task.add_decision(*decision)
 
 
 def handle_signals(task: Task, supervisor: Supervisor) -> None:

@@ -42,7 +42,6 @@ class AudioSteps:
     """The steps before an engine: staging on the node, cutting into pieces, and the limits that decide about it."""
 
     stager: Stager
-    cutter: AudioCutter
     limits: MemoryLimits
 
 
@@ -70,7 +69,7 @@ class EngineSetup:
                     self._decide(model, limit, source)
         for model, limit in self.probed.items():
             known[model] = known.get(model, MemoryLimit()).lower(limit)
-        self.audio = AudioSteps(self._stager, self.cutter, MemoryLimits(known, self._learn))
+        self.audio = AudioSteps(self._stager, MemoryLimits(known, self._learn))
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -123,7 +122,7 @@ class SessionFeed:
     def __init__(self, session: Session, plan: WorkerPlan, steps: AudioSteps, *, clock: Clock, folder: Path) -> None:
         self.pid = session.pid
         self._session = session
-        self._stager, self._cutter, self._limits = steps.stager, steps.cutter, steps.limits
+        self._stager, self._cutter, self._limits = steps.stager, steps.stager.cutter, steps.limits
         self._model = model_of(plan)
         self._way = Way(lean=plan.lean)
         self._clock = clock

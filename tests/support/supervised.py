@@ -92,8 +92,8 @@ def audio_steps(
     folder: Path, *, stager: Stager | None = None, limits: MemoryLimits | None = None, cutter: AudioCutter | None = None
 ) -> AudioSteps:
     """Make the steps before an engine; without a stager that was started nothing is copied."""
-    cutter = cutter or AudioCutter(None)
-    return AudioSteps(stager or Stager(folder / "staged", ahead=1, cutter=cutter), cutter, limits or MemoryLimits())
+    stager = stager or Stager(folder / "staged", ahead=1, cutter=cutter or AudioCutter(None))
+    return AudioSteps(stager, limits or MemoryLimits())
 
 
 def open_feed(engine: Engine, plan: WorkerPlan, scratch: Path, audio: AudioSteps) -> SessionFeed:
