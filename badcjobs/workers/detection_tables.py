@@ -40,15 +40,12 @@ def parse_detections(text: str, name: str = "detections.csv") -> list[Detection]
     first = text.partition("\n")[0]
     tabs = "\t" in first
     delimiter = "\t" if tabs else ";" if ";" in first and "," not in first else ","
-    header = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter), [])]
-    is_track = re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first) is not None
     lines = io.StringIO(text, newline="")
     rows = csv.reader(lines, strict=True, delimiter=delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
     try:
-        if not is_track:
-            next(rows, None)
-            return list(_parse_rows(rows, header, scored=not tabs))
-        return list(_parse_rows(rows, _LABEL_TRACK, scored=False))
+        is_track = re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first)
+        header = _LABEL_TRACK if is_track else [cell.strip().strip('"') for cell in next(rows, [])]
+        return list(_parse_rows(rows, header, scored=not tabs))
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num}: {error}") from error
 
@@ -95,8 +92,10 @@ def _label_cells(cells: Sequence[str]) -> list[str]:
 
 def _parse_row(row: Mapping[str, str], columns: Mapping[str, str], species: str | None, number: int) -> Detection:
     def parse_number(column: str) -> float:
+        value = 0.0
         try:
-            value = _seconds(row[column])
+            for part in row[column].split(":"):  # seconds, or H:MM:SS
+                value = value * 60 + float(part)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
@@ -115,11 +114,3 @@ def _parse_row(row: Mapping[str, str], columns: Mapping[str, str], species: str 
     if not (label or name):
         raise ValueError(f"line {number}, column {columns['label']}: empty")
     return Detection(round(start_s * 1000), round(end_s * 1000), label or name, score, name or None)
-
-
-def _seconds(text: str) -> float:
-    """Return seconds, from a number or from H:MM:SS."""
-    value = 0.0
-    for part in text.split(":"):
-        value = value * 60 + float(part)
-    return value
