@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -19,7 +18,6 @@ from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, stand_in, to_toml
 
-log = logging.getLogger(__name__)
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
 Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")]
@@ -102,14 +100,6 @@ def require_out(
         return Path(out)
     why = "no settings file with [run] out was found, or it does not have that key"
     raise BadInput(f"{option} is missing", why=why, fix=f"badcjobs {command} {example}")
-
-
-def announce_project(project: Project, simulate: str | None) -> None:
-    """Log the name of the project file, and a warning if only the file asks for simulated GPUs."""
-    if project.file is not None:
-        log.info("settings: %s", project.file)
-    if simulate is None and (simulate := project.get("run", "simulate")) is not None:
-        log.warning("simulated GPUs: [run] simulate = %s", simulate)
 
 
 def find_stand_in(project: Project, simulate: str | None) -> StandIn:

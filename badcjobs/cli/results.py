@@ -19,7 +19,7 @@ from badcjobs.paths import shell_line
 if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob
 
-_ROWS = "rows of the source read"
+ROWS = "rows of the source read"
 Forms = Literal["csv", "json", "parquet", "badc"]
 
 
@@ -53,7 +53,7 @@ def merge(
     given = inputs or [find_run(None, read_project(context), "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
     how = {"remove_merged": remove_merged, "readings": json_wanted}
-    job = finish_job(order, SystemClock(), reading_source=Pace(_ROWS), ask_queue=QueueReader(SystemClock()), **how)
+    job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=QueueReader(SystemClock()), **how)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
     else:
@@ -114,7 +114,7 @@ def report(
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
-    with report_job(job, SystemClock(), compare, Pace(_ROWS), queue, readings=readings) as found:
+    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings) as found:
         for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
             if path is not None:
                 _write(path, make())
@@ -199,7 +199,7 @@ def export(
     def tell(table: str, rows: int, of: int | None) -> None:
         if of is not None and not rows:
             remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
-        words = _ROWS if table == "source" else f"rows of {table} written"
+        words = ROWS if table == "source" else f"rows of {table} written"
         pace(rows, of, what=words if of is None else "chunk files written")
 
     try:

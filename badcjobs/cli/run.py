@@ -15,7 +15,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from badcjobs.cli.options import JsonWanted, Sources, announce_project, read_project, require_out, with_settings
+from badcjobs.cli.options import JsonWanted, Sources, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
 from badcjobs.live import text_fit as fitting
@@ -26,6 +26,8 @@ from badcjobs.task.progress import TaskProgress
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 _SHARE = 0.01  # of a core, at most; slow bars are drawn less often
@@ -55,7 +57,10 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
 
     def log_to(path: Path) -> None:
         log_to_file(path)
-        announce_project(project, settings["simulate"])  # in the task's own log, too
+        if project.file is not None:
+            log.info("settings: %s", project.file)  # in the task's own log, too
+        if settings["simulate"] is None and (simulate := project.get("run", "simulate")) is not None:
+            log.warning("simulated GPUs: [run] simulate = %s", simulate)
 
     with ProgressBars(wanted=not json_wanted) as bars:
         end = run_task(chosen, replace(read_world(), show=bars.show, log_to=log_to))

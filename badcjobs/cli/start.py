@@ -300,15 +300,9 @@ def template(
             raise BadInput("which template? NAME is missing", fix="badcjobs template")
         shelf = list_templates()
         width = max(len(one.name) for one in shelf)
-        lines = [f"  {one.name:<{width}}  {one.about}" for one in shelf]
-        lines = [
-            "Templates, to fill in with --set KEY=VALUE:",
-            "",
-            *lines,
-            "",
-            "next: badcjobs template array -o job.sbatch",
-        ]
-        answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: "\n".join(lines))
+        rows = "\n".join(f"  {one.name:<{width}}  {one.about}" for one in shelf)
+        text = f"Templates, to fill in with --set KEY=VALUE:\n\n{rows}\n\nnext: badcjobs template array -o job.sbatch"
+        answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
     filled = fill_template(name, settings or [], read_project(context), complete=complete)

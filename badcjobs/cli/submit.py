@@ -24,7 +24,7 @@ from badcjobs.cli.options import (
     run_options,
     with_settings,
 )
-from badcjobs.cli.results import files_text
+from badcjobs.cli.results import ROWS, files_text
 from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
 from badcjobs.cluster.job_script import is_job_script, read_text
@@ -46,7 +46,6 @@ from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
 # Keys of [submit] that have no effect on a job script, which has its own lines for them.
 _NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
-_ROWS = "rows of the source read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
         options,
         Path.cwd(),
         clock,
-        output.Pace(_ROWS),
+        output.Pace(ROWS),
         again=how.again,
         keep=not how.dry_run,
         mistakes=mistakes,
@@ -174,12 +173,13 @@ def _follow_up(result: SubmitResult, facts: dict[str, Any], clock: Clock, poll_s
         else:
             output.say_next("badcjobs", "monitor", result.plan.order.out)
         return 0
-    return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(_ROWS)), how)
+    return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(ROWS)), how)
 
 
 def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
     """Return the document of ``--json`` for a submitted job."""
     order, job = result.plan.order, result.job
+    ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
     return {
         "cluster": "slurm",
         "job_id": job.job_id,
@@ -195,7 +195,7 @@ def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
         "left": result.plan.left,
         "audio_looked_at": result.plan.looked_at,
         "found": result.found,
-        "follow": list(scheduler.follow_lines(job, order)),
+        "follow": [f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"],
         "cancel": cancel_line(job),
     }
 
@@ -256,7 +256,7 @@ def _submit_here(
 ) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
     world = output.read_world()
-    plan = make_plan(command, options, world.cwd, world.clock, output.Pace(_ROWS), find=False, mistakes=mistakes)
+    plan = make_plan(command, options, world.cwd, world.clock, output.Pace(ROWS), find=False, mistakes=mistakes)
     for words in () if how.json_wanted else _notes(plan).values():
         output.remark(words)
     if how.dry_run:

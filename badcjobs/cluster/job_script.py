@@ -155,6 +155,7 @@ class BatchScript:
     venvs: tuple[str, ...] = ()  # virtual environments that it activates
     out: str | None = None  # the value of its variable OUT, which our templates use
     set_up_by: str | None = None  # a line that may add programs to PATH which cannot be found here
+    srun_line: int | None = None  # the first that calls srun
     traps_signals: bool = False
     sets_tmpdir: bool = False
     sets_cache: bool = False
@@ -246,6 +247,7 @@ def read_script(
         venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
         out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
         set_up_by=next(iter(_SETTING_UP.findall(plain)), None),
+        srun_line=next((_line_of(plain, one.start()) for one in _SRUN.finditer(plain)), None),
         traps_signals=_TRAP.search(plain) is not None,
         sets_tmpdir=_TMPDIR.search(plain) is not None,
         sets_cache="XDG_CACHE_HOME=" in plain,
@@ -254,12 +256,6 @@ def read_script(
 
 def _line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
-
-
-def find_srun(text: str) -> int | None:
-    """Return the number of the line that calls srun; None: there is none."""
-    found = _SRUN.search(text)
-    return None if found is None else _line_of(text, found.start())
 
 
 def uses_variable(text: str, name: str) -> bool:

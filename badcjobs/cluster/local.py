@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.cluster.job_script import JobRequest, find_srun, read_request, read_script, read_text, uses_variable
+from badcjobs.cluster.job_script import BatchScript, JobRequest, read_request, read_script, read_text, uses_variable
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
@@ -90,9 +90,9 @@ def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run a user's job script to its end; merge the results if their folder is known."""
     text, command = read_text(order.script, world.cwd), _command_of(order, settings, world)
-    request, world, out = _read_order(order, text, world)
-    world = _with_arguments(text, request, order, world)
-    if (line := find_srun(text)) is not None:
+    request, script, world, out = _read_order(order, text, world)
+    world = _with_arguments(text, request, script, order, world)
+    if (line := script.srun_line) is not None:
         tell(f"line {line} of the script calls srun, which does not work in an emulated job (badcjobs guide local)")
     name, run = order.script.name, out or world.cwd / order.script
     with nullcontext() if out is None else lock_for_emulation(out, command, again=settings.again) as lock:
@@ -217,8 +217,8 @@ def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tu
 # --- a user's script ------------------------------------------------------------------------------------------------
 
 
-def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, World, Path | None]:
-    """Return what a script requests, the world with SOURCE and OUT, and the run folder.
+def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, BatchScript, World, Path | None]:
+    """Return what a script requests, the parsed script, the world with SOURCE and OUT, and the run folder.
 
     The run folder is the --out of its badcjobs, else its variable OUT; None: not known.
     """
@@ -239,25 +239,22 @@ def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest
     script = read_script(text, str(order.script), environ, str(world.cwd), options=order.options)
     named = script.start.values.get("out") if script.start else None
     out = named or script.out or environ.get("OUT")
-    return request, world, None if not out else world.cwd / out
+    return request, script, world, None if not out else world.cwd / out
 
 
-def _with_arguments(text: str, request: JobRequest, order: ScriptOrder, world: World) -> World:
+def _with_arguments(text: str, request: JobRequest, script: BatchScript, order: ScriptOrder, world: World) -> World:
     """Return the world with BADCJOBS_ARGS, which passes these options of run to the badcjobs inside a script.
 
     Our templates use that variable; a script that does not use it is refused. --simulate alone is also an option of
     the emulation: a script that starts no badcjobs, or names its simulated devices itself, need not use it.
     """
-    words = order.arguments
-    environ = {**world.environ, **request.exports}
-    script = read_script(text, str(order.script), environ)
-    starts = script.starts
+    words, starts = order.arguments, script.starts
     exported = request.exports.get(_ARGUMENTS)  # wins over the variable that we set
     only_devices = len(words) == 1 and words[0].startswith("--simulate=")
     if not words or (only_devices and (not (starts or script.unread) or _NAMES_DEVICES.search(f"{text}\n{exported}"))):
         return world
     if _ARGUMENTS in text and exported is None and not any(re.search(r"\s", word) for word in words):
-        given = " ".join([*environ.get(_ARGUMENTS, "").split(), *words])
+        given = " ".join([*world.environ.get(_ARGUMENTS, "").split(), *words])
         return replace(world, environ={**world.environ, _ARGUMENTS: given})
     where = f"{order.script}, line {starts[0].line}" if starts else str(order.script)
     if exported is not None:
@@ -303,7 +300,7 @@ def check_run_folder(out: Path, *, again: bool) -> None:
 
 def check_script_folder(order: ScriptOrder, world: World, *, again: bool) -> None:
     """Do the same for the run folder of a script, if it is known."""
-    _, _, out = _read_order(order, read_text(order.script, world.cwd), world)
+    *_, out = _read_order(order, read_text(order.script, world.cwd), world)
     if out is not None:
         check_run_folder(out, again=again)
 

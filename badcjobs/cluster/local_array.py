@@ -25,7 +25,7 @@ from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
 from badcjobs.report.words import count as count_of
 from badcjobs.store.submission_record import PENDING, RUNNING
-from badcjobs.task.startup import World
+from badcjobs.task.startup import NO_RESTART_VARIABLE, World
 
 _TICK_S = 0.05
 _TRY_LOCKED_S, _TELL_WAITING_S = 1.0, 30.0  # while other runs use the devices
@@ -286,7 +286,7 @@ class LocalArray:
             return "as in Slurm, unless [submit] requeues is set"
         if row.restarts >= self._settings.max_requeues:
             return f"already restarted {count_of(row.restarts, 'time')}"
-        if not self.job.may_restart(row.index, row.restarts):
+        if (self.job.attempt_folder(row.index, row.restarts) / NO_RESTART_VARIABLE).exists():
             return "another task has its part of the source"
         made = made_progress(self._tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")
         return "no chunk was done" if made is False else None

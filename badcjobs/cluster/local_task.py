@@ -88,10 +88,6 @@ class LocalJob:
         """Return the folder of one attempt."""
         return self.folder / f"{self.task_name(index)}.r{restart}"
 
-    def may_restart(self, index: int | None, restart: int) -> bool:
-        """Return whether another attempt is useful: no other task has the work of this one."""
-        return not (self.attempt_folder(index, restart) / NO_RESTART_VARIABLE).exists()
-
     def _notes(self, index: int | None, restart: int) -> Path:
         # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -68,8 +68,7 @@ class Node:
     @property
     def why_not(self) -> str | None:
         """Why Slurm starts no job on it now; None: it does."""
-        base, marks = parse_state(self.state)
-        if base not in _TAKING_JOBS or not marks <= _HARMLESS_MARKS:
+        if not self._is(_TAKING_JOBS):
             return self.state
         if self.cores_idle == 0:
             return f"{self.state}, no core"
@@ -78,25 +77,20 @@ class Node:
     @property
     def works(self) -> bool:
         """Whether it runs jobs, also if it is full."""
-        base, marks = parse_state(self.state)
-        return base in _WORKING and marks <= _HARMLESS_MARKS
+        return self._is(_WORKING)
 
-    @property
-    def takes_jobs(self) -> bool:
-        """Whether Slurm starts jobs on it now."""
-        return self.why_not is None
+    def _is(self, states: frozenset[str]) -> bool:
+        base = self.state.rstrip("*~#!%$@^-")  # mixed- is a state with a mark
+        return base.lower() in states and _HARMLESS_MARKS.issuperset(self.state[len(base) :])
 
     def total(self, kind: str | None = None) -> int:
-        return sum(count.total for count in self._of(kind))
-
-    def used(self, kind: str | None = None) -> int:
-        return sum(count.used for count in self._of(kind))
+        return sum(count.total for count in self.of_kind(kind))
 
     def free(self, kind: str | None = None) -> int:
         """Return how many GPUs a job could get now; 0 if no job would start there."""
-        return max(0, self.total(kind) - self.used(kind)) if self.takes_jobs else 0
+        return sum(count.total - count.used for count in self.of_kind(kind)) if self.why_not is None else 0
 
-    def _of(self, kind: str | None) -> list[GpuCount]:
+    def of_kind(self, kind: str | None) -> list[GpuCount]:
         """Return the counts of a kind; it may also be a feature of the node, because some sites name the GPUs there."""
         named = [one for one in self.gpus if kind is None or one.kind == kind]
         return named or (list(self.gpus) if kind in [word.lower() for word in self.features] else [])
@@ -108,9 +102,6 @@ class Cluster:
 
     nodes: tuple[Node, ...]
     partitions: tuple[Partition, ...]
-
-    def members(self, partition: Partition) -> list[Node]:
-        return [node for node in self.nodes if partition.name in node.partitions]
 
     def reached(self, partitions: str | None) -> list[Node]:
         """Return the nodes of these partitions (separated by commas), or all that a job can reach."""
@@ -184,16 +175,10 @@ def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
     return tuple(counts)
 
 
-def parse_state(state: str) -> tuple[str, frozenset[str]]:
-    """Split ``mixed-`` into the state and its marks."""
-    base = state.rstrip("*~#!%$@^-")
-    return base.lower(), frozenset(state[len(base) :])
-
-
-def sum_gpus(nodes: Iterable[Node], kind: str | None = None) -> dict[str, int]:
+def sum_gpus(nodes: Collection[Node], kind: str | None = None) -> dict[str, int]:
     """Return the total, used, free and unreachable GPUs of nodes; unreachable: no job would start there."""
-    listed = list(nodes)
-    total, used, free = (sum(count(node, kind) for node in listed) for count in (Node.total, Node.used, Node.free))
+    total, free = (sum(count(node, kind) for node in nodes) for count in (Node.total, Node.free))
+    used = sum(count.used for node in nodes for count in node.of_kind(kind))
     return {"total": total, "used": used, "free": free, "unreachable": total - used - free}
 
 
@@ -209,7 +194,8 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[st
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
     job waits in the partition with the most free GPUs whose nodes are large enough, or uses as few nodes as possible.
     """
-    sums = {one.name: sum_gpus(cluster.members(one), kind) for one in cluster.partitions if one.up}
+    members = {one.name: [node for node in cluster.nodes if one.name in node.partitions] for one in cluster.partitions}
+    sums = {one.name: sum_gpus(members[one.name], kind) for one in cluster.partitions if one.up}
     default = {one.name for one in cluster.partitions if one.default}
     fitting = [n for n in cluster.nodes if n.free(kind) >= gpus and not sums.keys().isdisjoint(n.partitions)]
     if fitting:
@@ -220,7 +206,7 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[st
         return {"partition": name, "node": node.name, "free": free, "why": why, "nodes": 1, "gpus_per_node": None}
     choices = []  # the fewest nodes with the same number of GPUs on each, then the most free ones
     for name in sums:
-        totals = sorted((node.total(kind) for node in cluster.nodes if name in node.partitions), reverse=True)
+        totals = sorted((node.total(kind) for node in members[name]), reverse=True)
         number = next((number for number, least in enumerate(totals, 1) if least * number >= gpus), None)
         if number is not None:
             choices.append((number, -sums[name]["free"], name not in default, name))
@@ -286,7 +272,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
             if (members := [node for node in nodes if one.name in node.partitions])
         ],
         "nodes": [
-            {**asdict(node), "takes_jobs": node.takes_jobs, "why_not": node.why_not, **sum_gpus([node], kind)}
+            {**asdict(node), "takes_jobs": node.why_not is None, "why_not": node.why_not, **sum_gpus([node], kind)}
             for node in nodes
         ],
     }

@@ -29,7 +29,7 @@ from badcjobs.cluster.job_script import read_script, read_text
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
-from badcjobs.paths import RunFolder, shell_line
+from badcjobs.paths import RunFolder
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.store import submission_record as records
 
@@ -415,11 +415,6 @@ class SlurmScheduler:
             known = "it is not known whether its merge job is" if self.merge_unsure else "but not its merge job"
             log.warning("array %s is submitted, %s: %s", job.job_id, known, answer.said)
         return replace(job, merge_job_id=answer.job_id)
-
-    def follow_lines(self, job: Submitted, order: ArrayOrder) -> tuple[str, ...]:
-        """Return the commands that show the queue, the logs and the results so far."""
-        ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
-        return f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"
 
 
 def _find_by_script(script: Path) -> Answer | None:

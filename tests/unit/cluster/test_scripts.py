@@ -72,7 +72,7 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pag
     pages({"asked.txt": page(found)})
     assert [*filter(cluster.is_job_script, ("a.sbatch", "b.sh", "c.csv", "sbatch"))] == ["a.sbatch", "b.sh"]
     lines = ("srun -n1 x", "X=1 exec /bin/srun x", "# srun", 'echo "srun"')
-    assert [cluster.find_srun(script("echo a", one)) for one in lines] == [3, 3, None, None]
+    assert [cluster.read_script(script("echo a", one), "x", {}).srun_line for one in lines] == [3, 3, None, None]
 
 
 def requested(text, *options):

@@ -264,7 +264,7 @@ def test_cells_and_states_are_understood_whatever_their_form(pages):
     for state in NODE_STATES.split():
         (found,) = parse_sinfo(node("n1", state=state)).nodes
         words = ["works" if found.works else "does not work", f"{found.free()} free", found.why_not]
-        states[state] = [*words, "takes jobs" if found.takes_jobs else "takes none"]
+        states[state] = [*words, "takes jobs" if found.why_not is None else "takes none"]
     nodes = {name: [[one, one.why_not, one.free()] for one in parse_sinfo(text).nodes] for name, text in NODES.items()}
     pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})
 
