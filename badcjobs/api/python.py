@@ -398,35 +398,31 @@ Stats = dict[str, Any]  # see ``Recorder.stats``
 def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
     """Return the statistics of a recorder's file or a task database; all values are None if it cannot be read."""
     stats: dict[str, Stats] = {}
-    try:
-        connection = sqlite3.connect(uri or ":memory:", uri=True)
-    except sqlite3.Error:
-        connection = sqlite3.connect(":memory:")
-    with closing(connection) as db:
-        for device_id, device in devices:
-            used, total = _counts(db, device_id, "memory_used_bytes"), device.memory_total_bytes
-            index = device.token if device.index is None else str(device.index)
-            stats[device.pin if index in stats else index] = {  # MIG slices of one GPU share its index
-                "name": device.name,
-                "utilization": _figures(_counts(db, device_id, "utilization_percent")),
-                "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
-                "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
-                "temperature_c": _figures(_counts(db, device_id, "temperature_c")),
-                "power_draw_w": _figures(_counts(db, device_id, "power_w")),
-            }
-        instants = _rows(db, "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)")
+    for device_id, device in devices:
+        used, total = _counts(uri, device_id, "memory_used_bytes"), device.memory_total_bytes
+        index = device.token if device.index is None else str(device.index)
+        stats[device.pin if index in stats else index] = {  # MIG slices of one GPU share its index
+            "name": device.name,
+            "utilization": _figures(_counts(uri, device_id, "utilization_percent")),
+            "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
+            "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
+            "temperature_c": _figures(_counts(uri, device_id, "temperature_c")),
+            "power_draw_w": _figures(_counts(uri, device_id, "power_w")),
+        }
+    instants = _rows(uri, "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)")
     count = instants[0][0] if instants else 0
     return {"monitoring_duration_seconds": duration_s, "sample_count": count, "gpu_stats": stats}
 
 
-def _counts(db: sqlite3.Connection, device_id: int, metric: str) -> dict[float, int]:
+def _counts(uri: str | None, device_id: int, metric: str) -> dict[float, int]:
     sql = f"SELECT {metric}, count(*) FROM sample WHERE device_id = ? AND {metric} IS NOT NULL GROUP BY 1"
-    return dict(_rows(db, sql, device_id))
+    return dict(_rows(uri, sql, device_id))
 
 
-def _rows(db: sqlite3.Connection, sql: str, *values: object) -> list[tuple[Any, ...]]:
+def _rows(uri: str | None, sql: str, *values: object) -> list[tuple[Any, ...]]:
     try:
-        return db.execute(sql, values).fetchall()
+        with closing(sqlite3.connect(uri or ":memory:", uri=True)) as db:
+            return db.execute(sql, values).fetchall()
     except sqlite3.Error:
         return []  # no samples yet, or the file cannot be read
 

@@ -22,15 +22,11 @@ _ENOUGH = 90.0  # percent: figures measured for less of the time are not compara
 INCOMPARABLE = "cannot be compared"
 _NOW = "up to date"
 _OF_ONE_RUN = ("out", "source", "root", "shard")  # these always differ
-
-
 # The words for a change: "2 × as WORD", "12 % MORE", "12 % LESS".
 MUCH = ("much", "more", "less")
 MANY = ("many", "more", "fewer")
 FAST = ("fast", "faster", "slower")
 LONG = ("long", "longer", "shorter")
-
-
 Find = Callable[[Summary], float | None]
 
 

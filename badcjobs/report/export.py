@@ -160,10 +160,13 @@ def _writer(
 
 
 def _write_file(
-    order: ExportOrder, target: Path | None, table: str, types: Mapping[str, str], batches: Iterable[Sequence[Row]],
+    order: ExportOrder, name: str, table: str, types: Mapping[str, str], batches: Iterable[Sequence[Row]],
     stdout: BinaryIO, progress: Progress,
 ) -> ExportedFile:  # fmt: skip
-    rows = 0
+    """Write a table; ``name``: of the file, if the output is a folder."""
+    target, rows = order.output, 0
+    if target is not None and target.is_dir():
+        target /= f"{name}.{order.form}"
     with _writer(order, target, types, stdout) as write:
         for batch in batches:
             write(batch)
@@ -184,11 +187,8 @@ def _export_tables(
         make_folder(order.output)
     files = []
     for table in tables:
-        target = order.output
-        if target is not None and target.is_dir():
-            target /= f"{table}.{order.form}"
         types, batches = read_table(db, table, order.form)
-        files.append(_write_file(order, target, table, types, batches, stdout, progress))
+        files.append(_write_file(order, table, table, types, batches, stdout, progress))
     return files
 
 
@@ -211,11 +211,8 @@ def _export_heard(
     if order.needs_folder:
         files = _write_areas(heard, order, progress)
     else:
-        target = order.output
-        if target is not None and target.is_dir():
-            target /= f"detections.{order.form}"
         batches = (batch for _, batch in heard.batches(order.wanted, order.form))
-        files = [_write_file(order, target, VIEW, COLUMNS, batches, stdout, progress)]
+        files = [_write_file(order, "detections", VIEW, COLUMNS, batches, stdout, progress)]
     return files, list(_notes(heard, order, files))
 
 

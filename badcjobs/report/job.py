@@ -42,21 +42,12 @@ from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, State
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
 from badcjobs.report.words import plain
 from badcjobs.seams import Clock
+from badcjobs.store import read_model
 from badcjobs.store.atomic_write import fresh_file
 from badcjobs.store.connect import is_job_database, reading
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
 from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import (
-    AlertFacts,
-    Completeness,
-    CostFacts,
-    ErrorFacts,
-    FailedChunk,
-    Freshness,
-    GapFacts,
-    MetricFacts,
-)
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
@@ -203,10 +194,11 @@ def list_findings() -> str:
 def list_keys() -> str:
     """Return the keys of the JSON documents, for the guide: the document, then what its lists and tables hold."""
     classes = {
-        "completeness": Completeness, "states": StateSummary, "chunk_s, metrics": MetricFacts, "chunk_cost": CostFacts,
-        "outlook": Outlook, "findings": Finding, "alerts": AlertFacts, "errors": ErrorFacts, "gaps": GapFacts,
-        "failed_chunks": FailedChunk, "recording_names": NameGaps, "merged": Freshness, "cut_short": CutShort,
-        "--compare": Comparison, "figures": Figure,
+        "completeness": read_model.Completeness, "states": StateSummary, "chunk_s, metrics": read_model.MetricFacts,
+        "chunk_cost": read_model.CostFacts, "outlook": Outlook, "findings": Finding, "alerts": read_model.AlertFacts,
+        "errors": read_model.ErrorFacts, "gaps": read_model.GapFacts, "failed_chunks": read_model.FailedChunk,
+        "recording_names": NameGaps, "merged": read_model.Freshness, "cut_short": CutShort, "--compare": Comparison,
+        "figures": Figure,
     }  # fmt: skip
     parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
     parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}

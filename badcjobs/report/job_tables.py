@@ -12,7 +12,7 @@ from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_wo
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
 from badcjobs.report.tables import Cell, Row, Table, columns
-from badcjobs.report.words import UNKNOWN, count, duration, energies, energy, memory, number, share_words, three
+from badcjobs.report.words import UNKNOWN, count, duration, energies, energy, fixed, memory, number, share_words
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 
 MOST_ROWS = 200  # of a table, or names in a finding, on a page
@@ -128,7 +128,7 @@ def _hours(hours: float | None) -> Cell:
 
 def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
     """Return the devices of all tasks, those with trouble first; if there are too many, the least busy."""
-    chosen, many = least_busy(summary.devices, most), len(summary.devices)
+    chosen, many = sorted(summary.devices, key=_device_rank)[:most], len(summary.devices)
     heads = columns(
         "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
         "hottest", "power", "energy", "samples", "gaps",
@@ -136,12 +136,14 @@ def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
     rows: list[Row] = []
     for d in chosen:
         load, energy_wh = d.metrics.get("utilization_percent"), None if d.energy_j is None else d.energy_j / 3600
+        ranks = "/".join(fixed(one, 0) for one in (load.p50, load.p95, load.maximum)) if load else UNKNOWN
         gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
-        shares = [_percent(_state_percent(d, state)) for state in ("working", "start_up", "waiting")]
+        times_s = [d.state_s.get(state, 0.0) for state in ("working", "start_up", "waiting")]
+        shares = [_percent(100 * time_s / d.total_s if d.total_s > 0 else None) for time_s in times_s]
         rows.append((
             d.task, d.label, d.name or UNKNOWN, *shares,
             _percent(d.busy_mean_percent), _load(d.utilization_mean_percent),
-            Cell(_ranks(d, "utilization_percent"), None if load is None else load.p50),
+            Cell(ranks, None if load is None else load.p50),
             Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
             _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
         ))  # fmt: skip
@@ -155,19 +157,10 @@ def _load(percent: float | None) -> Cell:
     return Cell(UNKNOWN if percent is None else f"{percent:.0f} % {load_word(percent)}", percent)
 
 
-def _state_percent(device: DeviceFacts, state: str) -> float | None:
-    total_s = device.total_s
-    return 100 * device.state_s.get(state, 0.0) / total_s if total_s > 0 else None
-
-
-def least_busy(devices: Sequence[DeviceFacts], most: int) -> Sequence[DeviceFacts]:
-    """Return the devices with failed or lost work, then the others, the least busy first; at most so many."""
-
-    def rank(device: DeviceFacts) -> tuple[bool, float]:
-        busy = device.utilization_mean_percent if device.busy_mean_percent is None else device.busy_mean_percent
-        return not (device.work.gave_up or device.work.failed or device.work.lost), 101.0 if busy is None else busy
-
-    return sorted(devices, key=rank)[:most]
+def _device_rank(device: DeviceFacts) -> tuple[bool, float]:
+    """Return the sort key of a device: failed or lost work first, then the least busy."""
+    busy = device.utilization_mean_percent if device.busy_mean_percent is None else device.busy_mean_percent
+    return not (device.work.gave_up or device.work.failed or device.work.lost), 101.0 if busy is None else busy
 
 
 def _caption(words: str, many: int, table: str, most: int = MOST_ROWS) -> str:
@@ -192,11 +185,6 @@ def trouble_first(summary: Summary) -> list[TaskFacts]:
 
 
 _ORDER = (KILLED, "failed", SILENT, "stopped", RUNNING)  # then done
-
-
-def _ranks(device: DeviceFacts, metric: str, *, per: float = 1.0, digits: int = 0) -> str:
-    found = device.metrics.get(metric)
-    return UNKNOWN if found is None else three(found.p50 / per, found.p95 / per, found.maximum / per, digits)
 
 
 # --- stragglers: devices that were slower than others of the same model -----------------------------------------------

@@ -127,10 +127,7 @@ def estimate_rest(
     if not left:
         return None
     # Chunks of unknown length count as the mean of those done, else of the others left.
-    done, guessed = (
-        job.chunks.get("done", 0) - job.done_of_unknown_length,
-        (not_listed or 0) + job.left_of_unknown_length,
-    )
+    done, guessed = job.chunks.get("done", 0) - job.done_of_unknown_length, left - pending + job.left_of_unknown_length
     others, audio_s = pending - job.left_of_unknown_length, None
     if not guessed or done > 0:
         audio_s = job.audio_left_s + (guessed * job.audio_done_s / done if guessed else 0.0)

@@ -95,13 +95,6 @@ def energies(many_wh: Sequence[float | None]) -> list[str]:
     ]  # fmt: skip
 
 
-def three(p50: float | None, p95: float | None, maximum: float | None, digits: int = 0) -> str:
-    """Return p50, p95 and maximum in one cell."""
-    if p50 is None or p95 is None or maximum is None:
-        return UNKNOWN
-    return "/".join(fixed(value, digits) for value in (p50, p95, maximum))
-
-
 def spark(values: Sequence[float | None], full: float = 100.0) -> str:
     """Return a chart with one character per value; a dot where the value is not known."""
     last = len(_BARS) - 1
