@@ -15,8 +15,8 @@ from badcjobs.model.devices import Device
 __all__ = [
     "AUDIO_FAULTS", "BROKEN_AUDIO", "EMPTY_FILE", "FITS", "NOT_AUDIO", "NO_CUTTING", "NO_START", "TOO_LONG",
     "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting", "Detection", "Fingerprint",
-    "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial", "WorkerPlan", "is_beyond",
-    "is_longer", "is_stretch", "parse_pattern", "parse_patterns", "parse_time_zone"
+    "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial", "WorkerPlan",
+    "parse_pattern", "parse_patterns", "parse_time_zone"
 ]  # fmt: skip
 
 
@@ -225,7 +225,6 @@ class Probed:
 # --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-_SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
 _LEAST_OWN_MS = 3000  # HawkEars analyses windows of 3 s: the last chunk must have one that no other chunk has
 _SHORTEST_S = 1.0
 _LONGEST_S = 86_400.0
@@ -278,21 +277,6 @@ class Cutting:
 
 
 NO_CUTTING = Cutting()
-
-
-def is_stretch(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Return whether a row must be a part of its file: the file is longer than the row and does not end before it."""
-    return is_longer(start_ms, end_ms, audio_ms) and not is_beyond(end_ms, audio_ms)
-
-
-def is_longer(start_ms: int, end_ms: int, audio_ms: int) -> bool:
-    """Return whether a file is clearly longer than its row."""
-    return audio_ms - (end_ms - start_ms) > _SLACK_MS
-
-
-def is_beyond(end_ms: int, audio_ms: int) -> bool:
-    """Return whether a row ends clearly after the end of its file."""
-    return end_ms - audio_ms > _SLACK_MS
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.model import AudioHeader, Chunk, Fingerprint, is_beyond, is_longer, is_stretch
+from badcjobs.model import AudioHeader, Chunk, Fingerprint
 from badcjobs.sources.audio_files import Found, NoAudio, end_ms_of, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
@@ -24,6 +24,7 @@ CUT = "badcjobs_cut"
 _AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
+_SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
 _LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
 
@@ -231,27 +232,23 @@ class RowFiles:
         if audio_ms == 0:
             return True  # cutting empty audio fails, with a clear error
         unfinished = self.header.unfinished or self.header.there_s is not None
-        if (
-            unfinished
-            and audio_ms is not None
-            and start_ms == 0
-            and (end_ms is None or not is_beyond(end_ms, audio_ms))
-        ):
+        is_beyond = audio_ms is not None and end_ms is not None and end_ms - audio_ms > _SLACK_MS
+        if unfinished and audio_ms is not None and start_ms == 0 and not is_beyond:
             return True  # engines may not be able to read the file; a cut copy is a valid file
         if self._cuts is False:
             return False
         if audio_ms is None or end_ms is None:
             return self._cuts is True  # not known yet; if it cannot be cut, only this row fails
         if self._cuts is True:
-            if is_beyond(end_ms, audio_ms):
+            if is_beyond:
                 what = f"end_ms {end_ms} is after the end of {path} at {audio_ms} ms, so it cannot be cut out"
                 raise NoAudio(what, "the same command without run.cut = true: then only such rows fail")
             return start_ms > 0 or audio_ms > end_ms
-        if is_stretch(start_ms, end_ms, audio_ms):
-            return True
+        is_longer = audio_ms - (end_ms - start_ms) > _SLACK_MS
         # If the first row of a file is a part of it, a row after the end is a missing part, not a separate file.
-        first_is_stretch = first[1] is not None and is_stretch(first[0], first[1], audio_ms)
-        return first_is_stretch and is_longer(start_ms, end_ms, audio_ms)
+        first_ms, last_ms = first
+        first_is_part = last_ms is not None and last_ms - audio_ms <= _SLACK_MS < audio_ms - (last_ms - first_ms)
+        return is_longer and (first_is_part or not is_beyond)
 
     def _length_ms(self) -> int | None:
         if not self._measured:

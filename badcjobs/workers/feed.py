@@ -23,7 +23,7 @@ from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio, name_fault
 from badcjobs.workers.learned import Learned
-from badcjobs.workers.memory_limits import MemoryLimit, MemoryLimits, Way, model_of
+from badcjobs.workers.memory_limits import LEAN, MemoryLimit, MemoryLimits, Way, model_of
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
@@ -320,7 +320,7 @@ class SessionFeed:
             return
         error_class, what = fault, "no piece of it can be written"
         if error_class is None:
-            self._limits.note_cannot_cut(self._model, run.chunk.key)
+            self._limits.note_out_of_memory(self._model, run.chunk.key, None, LEAN)
             error_class, what = retry.OUT_OF_MEMORY, "it does not fit into device memory, and cannot be cut into pieces"
         started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms
         yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")

@@ -87,7 +87,10 @@ class MemoryLimits:
     def note_out_of_memory(
         self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
     ) -> None:
-        """Record that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment."""
+        """Record that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment.
+
+        ``audio_s`` None: its length is not known, or it cannot be cut.
+        """
         with self._lock:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
             failure.model = model
@@ -102,11 +105,6 @@ class MemoryLimits:
                 failure.alone_s = _least(failure.alone_s, piece_s)
                 pieces = pieces_shorter_than(audio_s, piece_s)
                 failure.way = None if pieces is None else Way(True, pieces)
-
-    def note_cannot_cut(self, model: str, key: ChunkKey) -> None:
-        """Record that a chunk cannot be cut into smaller pieces."""
-        with self._lock:
-            self._failures.setdefault(key, _OutOfMemory(model)).way = None
 
     def note_other_failure(self, key: ChunkKey) -> None:
         """Record that a chunk failed for another reason too: it gives no limit."""

@@ -90,7 +90,7 @@ def test_cut_recordings_are_covered_by_equal_chunks_and_a_last_one_that_is_worth
     assert audio_ms - found[-1][0] < length_ms + 3000
 
 
-def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files():
+def test_chunks_say_their_names_and_lengths():
     cut = Cutting(None, 60.0, 5.0)
     assert [cut.stretches(ms) for ms in (62_999, 63_000)] == [[(0, 62_999)], [(0, 60_000), (55_000, 63_000)]]
     assert (Cutting().stretches(9), Cutting().cuts_recordings, cut.cuts_recordings) == ([(0, 9)], False, True)
@@ -98,10 +98,6 @@ def test_chunks_say_their_names_and_lengths_and_rows_their_place_in_files():
     assert (one.key, one.name, one.audio_s) == (("rec", "c1"), "rec/c1", 1.0)
     assert (replace(one, chunk_id="rec").name, replace(one, end_ms=None).audio_s) == ("rec", None)
     assert (ChunkResult(one, 0, 1).ok, ChunkResult(one, 0, 1, error_class="x").ok) == (True, False)
-    assert [model.is_longer(500, 1500, ms) for ms in (2000, 2001)] == [False, True]
-    assert [model.is_beyond(3000, ms) for ms in (2000, 1999)] == [False, True]
-    assert [model.is_stretch(0, 3000, ms) for ms in (1999, 4000, 4001)] == [False, False, True]
-    assert not model.is_stretch(9000, 12_000, 10_999), "a file that ends before its row is not a longer one"
 
 
 PATTERNS = (Path(__file__).parents[2] / "data" / "patterns.txt").read_text().split("=== ")[1:]

@@ -117,7 +117,7 @@ def happen(limits, deed):
     elif verb == "fails":
         limits.note_other_failure(key)
     else:
-        limits.note_cannot_cut(V100, key)
+        limits.note_out_of_memory(V100, key, None, WAYS["lean"])
 
 
 def test_ways_follow_from_what_fitted_and_what_did_not(pages):
