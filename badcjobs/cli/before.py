@@ -59,8 +59,7 @@ def check(
     from badcjobs.planning.findings import remarks_text
 
     log_to_stderr(quiet=True)
-    project, flags = read_project(context), {**run_options(context), "out": out}
-    flags |= {} if root is None else {"root": root}
+    project, flags = read_project(context), run_options(context, out=out, root=root)
     sources = tuple(source or project.get("run", "source") or ())
     script, run_words = None, tuple[str, ...]()
     if sources and is_job_script(sources[0]):
@@ -183,7 +182,7 @@ def plan(
     project = read_project(context)
     asked = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
     order = PlanOrder(
-        flags={**run_options(context), "source": source, **({} if root is None else {"root": root})},
+        flags=run_options(context, source=source, root=root),
         project=project,
         submit=project.make(SubmitSettings, asked, "plan"),
         plan=project.make(PlanSettings, {}, "plan"),
@@ -252,7 +251,7 @@ def probe(
     most_s = parse_stop_after(time)
     if not most_s:
         raise BadInput(f"--time {time} is not a time", why="write minutes, H:M:S or D-H:M:S", fix="--time 10")
-    flags = {**run_options(context), "source": audio, "interval": _INTERVAL_S}
+    flags = run_options(context, source=audio, interval=_INTERVAL_S)
     order = ProbeOrder(
         project.make(RunSettings, flags, "probe"),
         project.make(ProbeSettings, {}, "probe"),

@@ -82,9 +82,9 @@ def read_project(context: typer.Context) -> Project:
     return Project.read(context.meta.get(CONFIG, ()), Path.cwd())
 
 
-def run_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options of run after --, by key."""
-    return dict(context.meta.get(RUN_OPTIONS, {}))
+def run_options(context: typer.Context, **own: object) -> dict[str, Any]:
+    """Return the options of run after --, and those of the command itself, by key; those not given are left out."""
+    return {**context.meta.get(RUN_OPTIONS, {}), **{key: value for key, value in own.items() if value is not None}}
 
 
 def find_run(given: Path | None, project: Project, command: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from badcjobs.cluster import local as emulation
 from badcjobs.cluster.job_script import is_job_script, read_text
 from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.slurm import POLL_S, SlurmScheduler, cancel_line, has_ended, query_states
+from badcjobs.cluster.slurm import POLL_S, array_script, cancel_line, has_ended, merge_script, query_states
 from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
 from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
 from badcjobs.errors import BadInput
@@ -81,8 +80,7 @@ def submit(
     project = read_project(context)
     mistakes: list[str] = []
     options = with_merge_account(project.make(SubmitSettings, settings, "submit", mistakes), project.site)
-    flags = {**run_options(context), "out": out}
-    flags |= {key: value for key, value in (("source", source), ("root", root)) if value is not None}
+    flags = run_options(context, source=source, out=out, root=root)
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     sources = flags.get("source") or project.get("run", "source") or ()
     requeues = project.get("submit", "requeues") or 0  # a script; an order has its own number
@@ -120,7 +118,6 @@ def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSetti
 def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock = SystemClock()
-    scheduler = SlurmScheduler([sys.executable, "-m", "badcjobs"], BatchTask)
     poll_s = output.poll_s(POLL_S)
     plan = make_plan(
         command,
@@ -135,18 +132,18 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
-        record = find_record(plan, scheduler, again=how.again)
+        record = find_record(plan, again=how.again)
         if record is not None:
             output.remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
             output.remark(_notes(plan)["tasks"])
-        return _show_scripts(how, script=scheduler.script(plan.order), merge_script=scheduler.merge_script(plan.order))
+        return _show_scripts(how, script=array_script(plan.order), merge_script=merge_script(plan.order))
     if how.again and plan.redo_all:
         output.remark("--no-resume: chunks that are done will be done again")
     with _outside_any_job():
         with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-            result = submit_or_find(plan, scheduler, clock, again=how.again, hold=held.begin)
-            facts = _facts(result, scheduler)
+            result = submit_or_find(plan, BatchTask, clock, again=how.again, hold=held.begin)
+            facts = _facts(result)
             if not how.json_wanted:
                 output.say(_result_text(facts, result))
             if held.came is not None:
@@ -176,16 +173,16 @@ def _follow_up(result: SubmitResult, facts: dict[str, Any], clock: Clock, poll_s
     return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(ROWS)), how)
 
 
-def _facts(result: SubmitResult, scheduler: SlurmScheduler) -> dict[str, Any]:
+def _facts(result: SubmitResult) -> dict[str, Any]:
     """Return the document of ``--json`` for a submitted job."""
-    order, job = result.plan.order, result.job
+    order, job, merge = result.plan.order, result.job, result.merge
     ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
     return {
         "cluster": "slurm",
         "job_id": job.job_id,
         "merge_job_id": job.merge_job_id,
-        "merge_refused": scheduler.merge_refused,
-        "merge_unsure": scheduler.merge_unsure,
+        "merge_refused": merge.said if merge and merge.job_id is None else None,
+        "merge_unsure": merge is not None and not merge.sure,
         "out": str(order.out),
         "logs": str(order.logs),
         "array": order.spec,

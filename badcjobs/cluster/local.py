@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,7 +19,7 @@ from badcjobs.cluster.job_script import BatchScript, JobRequest, read_request, r
 from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
-from badcjobs.cluster.slurm import cancel_line, has_ended, query_number, query_states
+from badcjobs.cluster.slurm import PROGRAM, cancel_line, has_ended, query_number, query_states
 from badcjobs.cluster.wait_for_job import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import ArrayOrder, default_mem
@@ -34,7 +33,6 @@ from badcjobs.task.startup import World
 
 Tell = Callable[[str], None]
 
-PROGRAM = (sys.executable, "-m", "badcjobs")
 _ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, split at spaces
 _NAMES_DEVICES = re.compile(r"--simulate|run\.simulate|--no-emit-gpu-telemetry")
 

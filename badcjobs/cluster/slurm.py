@@ -18,10 +18,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from badcjobs.store import submission_record as records
 
 log = logging.getLogger(__name__)
 
+PROGRAM = (sys.executable, "-m", "badcjobs")  # with its full path, as compute nodes start it
 POLL_S = 30.0  # squeue loads the controller, which all users share
 _WORK = "array.pkl"  # a run folder has one array at a time
 _ENDLESS = 1_000_000  # submitit's own limit of requeues; ours is ArrayOrder.requeues
@@ -271,7 +273,7 @@ def query_ends(job: Submitted) -> dict[int, str]:
     return ends
 
 
-# --- the scheduler --------------------------------------------------------------------------------------------------
+# --- submit ---------------------------------------------------------------------------------------------------------
 
 
 class SlurmRefused(BadcjobsError):
@@ -284,137 +286,134 @@ class SubmissionUnknown(SlurmRefused):
     """It is not known whether Slurm accepted a job."""
 
 
-class SlurmScheduler:
-    """Submits arrays to Slurm.
+NewTask = Callable[[tuple[str, ...], int], Callable[[], None]]  # the work of a task: its command, its requeues
 
-    ``task`` returns, for a command and a number of requeues, the picklable callable that each array task calls;
-    ``program`` is the command of badcjobs with its full path, as compute nodes start it.
+
+def array_script(order: ArrayOrder) -> str:
+    """Return the batch script of an array, as submitit writes it."""
+    from submitit import SlurmExecutor
+
+    class ArrayExecutor(SlurmExecutor):
+        """The only user of protected parts of submitit."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            return 2  # make scripts also on machines without srun
+
+        def text(self) -> str:
+            self.parameters["map_count"] = 2  # it is an array: logs are named after its tasks
+            return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+    if "%" in str(order.logs):
+        raise BadInput(
+            f"{order.out} has a % in its name",
+            why="Slurm replaces % in the names of logs",
+            fix="badcjobs submit … --out DIR   (a name without %)",
+        )
+    executor = ArrayExecutor(order.logs, python=shlex.quote(PROGRAM[0]))
+    executor.update_parameters(**_parameters(order))
+    return executor.text()
+
+
+def merge_script(order: ArrayOrder) -> str:
+    """Return the batch script that merges; sbatch gets the array's number on its command line."""
+    options = {
+        "job-name": f"{order.name}-merge",
+        "account": order.merge_account or order.account,
+        "partition": order.partition,
+        "ntasks": 1,
+        "mem": order.merge_mem,
+        "time": order.merge_time_min,
+        "output": order.logs / "%j_merge.out",
+        "open-mode": "append",
+    }
+    merging = f"exec {shlex.join([*PROGRAM, 'merge', str(order.out)])}"
+    why = "# Merges the task databases when the array has ended, with success or without (afterany)."
+    return batch_text(options, [*order.setup, merging], [why])
+
+
+def submit_array(order: ArrayOrder, task: NewTask, about_to: Callable[[Path], None]) -> str:
+    """Submit an array and return its number; ``submit_merge`` submits its merge job.
+
+    ``task`` is called in this process; submitit pickles what it returns. ``about_to`` is called with the script right
+    before sbatch: from then on there may be a job, and ``find_array`` finds its number if it was not recorded.
     """
+    if shutil.which("sbatch") is None or shutil.which("srun") is None:
+        raise NotHere(
+            "there is no Slurm here: no program sbatch, or no srun",
+            why="a job is submitted from a login node of the cluster",
+            fix="the same command with --cluster local, to run the array on this machine",
+        )
+    script = _write(order, task)
+    about_to(script)
+    answer = _submit(script)
+    if answer.job_id is None and answer.sure:
+        script.unlink()
+        (order.logs / _WORK).unlink()
+        fix = "the same command with --dry-run"
+        if _TOO_MANY.search(answer.said):
+            begun = RunFolder(order.out).run_toml.exists()  # then its number of tasks cannot change
+            fewer = f"with --tasks {(order.tasks + 1) // 2}   (fewer, larger tasks)"
+            fix = f"the same command {'when squeue --me lists fewer jobs' if begun else fewer}"
+        raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix=fix)
+    if answer.job_id is None:
+        raise SubmissionUnknown(
+            "it is not known whether Slurm accepted the array",
+            why=answer.said,
+            fix="the same command in a minute: it looks for that job first",
+        )
+    rename_script(script, answer.job_id)
+    return answer.job_id
 
-    def __init__(self, program: Sequence[str], task: Callable[[tuple[str, ...], int], Callable[[], None]]) -> None:
-        self._program = tuple(program)
-        self._task = task
-        self.merge_refused: str | None = None  # why the last submitted array has no merge job
-        self.merge_unsure = False  # it may have one nevertheless; this is not known
 
-    def script(self, order: ArrayOrder) -> str:
-        """Return the batch script of the array, as submitit writes it."""
-        from submitit import SlurmExecutor
+def _write(order: ArrayOrder, task: NewTask) -> Path:
+    """Write the work of each task, and the script with a unique name; return its path."""
+    from submitit.helpers import DelayedSubmission
 
-        class ArrayExecutor(SlurmExecutor):
-            """The only user of protected parts of submitit."""
+    order.logs.mkdir(parents=True, exist_ok=True)
+    draft = order.logs / f".{_WORK}"
+    work = DelayedSubmission(task((*PROGRAM, *order.run_arguments), order.requeues))
+    work.set_timeout(order.time_min, _ENDLESS)
+    work.dump(draft)
+    draft.replace(order.logs / _WORK)
+    script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
+    script.write_text(array_script(order), encoding="utf-8")
+    return script
 
-            @classmethod
-            def affinity(cls) -> int:
-                return 2  # make scripts also on machines without srun
 
-            def array_script(self) -> str:
-                self.parameters["map_count"] = 2  # it is an array: logs are named after its tasks
-                return str(self._make_submission_file_text(self._submitit_command_str, ""))
+def find_array(script: Path) -> str | None:
+    """Return the number of an array that was not recorded; None: Slurm did not accept it, or it ended long ago."""
+    try:
+        return query_number(script)
+    except Unanswered as error:
+        raise SubmissionUnknown(
+            "it is not known whether Slurm accepted the array of an interrupted submit",
+            why=f"it was killed, or its answer was lost, and now Slurm does not answer: {error}",
+            fix="squeue   (when it answers, the same command)",
+        ) from error
 
-        if "%" in str(order.logs):
-            raise BadInput(
-                f"{order.out} has a % in its name",
-                why="Slurm replaces % in the names of logs",
-                fix="badcjobs submit … --out DIR   (a name without %)",
-            )
-        executor = ArrayExecutor(order.logs, python=shlex.quote(self._program[0]))
-        executor.update_parameters(**_parameters(order))
-        return executor.array_script()
 
-    def merge_script(self, order: ArrayOrder) -> str:
-        """Return the batch script that merges; sbatch gets the array's number on its command line."""
-        options = {
-            "job-name": f"{order.name}-merge",
-            "account": order.merge_account or order.account,
-            "partition": order.partition,
-            "ntasks": 1,
-            "mem": order.merge_mem,
-            "time": order.merge_time_min,
-            "output": order.logs / "%j_merge.out",
-            "open-mode": "append",
-        }
-        merging = f"exec {shlex.join([*self._program, 'merge', str(order.out)])}"
-        why = "# Merges the task databases when the array has ended, with success or without (afterany)."
-        return batch_text(options, [*order.setup, merging], [why])
+def submit_merge(order: ArrayOrder, job_id: str) -> Answer:
+    """Submit the merge job of an array, or find it if it may already exist.
 
-    def submit(self, order: ArrayOrder, about_to: Callable[[Path], None] = lambda script: None) -> Submitted:
-        """Submit the array; ``submit_merge`` submits its merge job.
+    Without a merge job the array continues, and a warning is logged.
+    """
+    script = order.logs / f"{job_id}_merge.sh"
+    answer = _find_by_script(script) if script.exists() else None
+    if answer is None:
+        script.write_text(merge_script(order), encoding="utf-8")
+        answer = _submit(script, "--parsable", f"--dependency=afterany:{job_id}")
+    if answer.job_id is None:
+        known = "but not its merge job" if answer.sure else "it is not known whether its merge job is"
+        log.warning("array %s is submitted, %s: %s", job_id, known, answer.said)
+    return answer
 
-        ``about_to`` is called with the script right before sbatch: from then on there may be a job, and ``find_array``
-        finds its number if it was not recorded.
-        """
-        if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            raise NotHere(
-                "there is no Slurm here: no program sbatch, or no srun",
-                why="a job is submitted from a login node of the cluster",
-                fix="the same command with --cluster local, to run the array on this machine",
-            )
-        script = self._write(order)
-        about_to(script)
-        answer = call_sbatch(script)
-        if answer.job_id is None and answer.sure:
-            script.unlink()
-            (order.logs / _WORK).unlink()
-            fix = "the same command with --dry-run"
-            if _TOO_MANY.search(answer.said):
-                begun = RunFolder(order.out).run_toml.exists()  # then its number of tasks cannot change
-                fewer = f"with --tasks {(order.tasks + 1) // 2}   (fewer, larger tasks)"
-                fix = f"the same command {'when squeue --me lists fewer jobs' if begun else fewer}"
-            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix=fix)
-        job_id = answer.job_id or (_find_by_script(script) or answer).job_id
-        if job_id is None:
-            raise SubmissionUnknown(
-                "it is not known whether Slurm accepted the array",
-                why=answer.said,
-                fix="the same command in a minute: it looks for that job first",
-            )
-        rename_script(script, job_id)
-        return Submitted(job_id, None, order.indices)
 
-    def _write(self, order: ArrayOrder) -> Path:
-        """Write the work of each task, and the script with a unique name; return its path."""
-        from submitit.helpers import DelayedSubmission
-
-        order.logs.mkdir(parents=True, exist_ok=True)
-        draft = order.logs / f".{_WORK}"
-        work = DelayedSubmission(self._task((*self._program, *order.run_arguments), order.requeues))
-        work.set_timeout(order.time_min, _ENDLESS)
-        work.dump(draft)
-        draft.replace(order.logs / _WORK)
-        script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
-        script.write_text(self.script(order), encoding="utf-8")
-        return script
-
-    def find_array(self, script: Path) -> str | None:
-        """Return the number of an array that was not recorded; None: Slurm did not accept it, or it ended long ago."""
-        try:
-            return query_number(script)
-        except Unanswered as error:
-            raise SubmissionUnknown(
-                "it is not known whether Slurm accepted the array of an interrupted submit",
-                why=f"it was killed, or its answer was lost, and now Slurm does not answer: {error}",
-                fix="squeue   (when it answers, the same command)",
-            ) from error
-
-    def submit_merge(self, order: ArrayOrder, job: Submitted) -> Submitted:
-        """Submit the merge job of an array, or find it if it may already exist.
-
-        Without a merge job the array continues, and a warning is logged.
-        """
-        script = order.logs / f"{job.job_id}_merge.sh"
-        answer = _find_by_script(script) if script.exists() else None
-        if answer is None:
-            script.write_text(self.merge_script(order), encoding="utf-8")
-            answer = call_sbatch(script, "--parsable", f"--dependency=afterany:{job.job_id}")
-            if not answer.sure and answer.job_id is None:
-                answer = replace(answer, job_id=(_find_by_script(script) or answer).job_id)
-        self.merge_refused = answer.said if answer.job_id is None else None
-        self.merge_unsure = answer.job_id is None and not answer.sure
-        if answer.job_id is None:
-            known = "it is not known whether its merge job is" if self.merge_unsure else "but not its merge job"
-            log.warning("array %s is submitted, %s: %s", job.job_id, known, answer.said)
-        return replace(job, merge_job_id=answer.job_id)
+def _submit(script: Path, *options: str) -> Answer:
+    """Call sbatch; if its answer was lost, look for the job of the script."""
+    answer = call_sbatch(script, *options)
+    found = None if answer.sure else _find_by_script(script)
+    return found if found is not None and found.sure else answer
 
 
 def _find_by_script(script: Path) -> Answer | None:

@@ -17,7 +17,6 @@ from typing import Any
 
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster import slurm
-from badcjobs.cluster.slurm import SlurmScheduler
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line
@@ -294,15 +293,11 @@ class SubmitResult:
     job: Submitted
     plan: ArrayPlan
     found: bool
+    merge: slurm.Answer | None = None  # of sbatch for the merge job, if this command has submitted it
 
 
 def submit_or_find(
-    plan: ArrayPlan,
-    scheduler: SlurmScheduler,
-    clock: Clock,
-    *,
-    again: bool = False,
-    hold: Callable[[], None] = lambda: None,
+    plan: ArrayPlan, task: slurm.NewTask, clock: Clock, *, again: bool, hold: Callable[[], None]
 ) -> SubmitResult:
     """Submit the array and its merge job; without ``again``, find the existing job of this run folder instead.
 
@@ -310,25 +305,26 @@ def submit_or_find(
     """
     out = plan.order.out
     with undo_on_error(out), folder_lock(out):
-        interrupted = _find_interrupted_submit(out, scheduler)
-        record = find_record(plan, scheduler, again=again)
-        found = record is not None
+        interrupted = _find_interrupted_submit(out)
+        record = find_record(plan, again=again)
+        found, merge = record is not None, None
         if record is None:
             check_writable(out)
-            record = _submit_array(plan, scheduler, clock, hold)
+            record = _submit_array(plan, task, clock, hold)
         if record.job.merge_job_id is None and (interrupted or not found):
             hold()
-            record = replace(record, job=scheduler.submit_merge(plan.order, record.job))
+            merge = slurm.submit_merge(plan.order, record.job.job_id)
+            record = replace(record, job=replace(record.job, merge_job_id=merge.job_id))
             records.write_record(out, record)
-        if not scheduler.merge_unsure:  # else there may be a merge job, and the next submit looks for it
+        if merge is None or merge.sure:  # else there may be a merge job, and the next submit looks for it
             records.forget_intent(out)
-        return SubmitResult(record.job, replace(plan, left=record.left), found)
+        return SubmitResult(record.job, replace(plan, left=record.left), found, merge)
 
 
-def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> records.Record | None:
+def find_record(plan: ArrayPlan, *, again: bool) -> records.Record | None:
     """Return the existing job that this command would find; refuse what it would refuse, and change nothing."""
     out = plan.order.out
-    record = records.last_submission(out, scheduler.find_array)
+    record = records.last_submission(out, slurm.find_array)
     if record is not None and not again:
         differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
         then, now = record.run_arguments, plan.order.run_arguments
@@ -362,7 +358,7 @@ def find_record(plan: ArrayPlan, scheduler: SlurmScheduler, *, again: bool) -> r
     return None
 
 
-def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold: Callable[[], None]) -> records.Record:
+def _submit_array(plan: ArrayPlan, task: slurm.NewTask, clock: Clock, hold: Callable[[], None]) -> records.Record:
     """Submit the array; record the intent before sbatch is called, and the job with its number afterwards."""
     order = plan.order
     record = records.Record(
@@ -375,7 +371,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
         records.write_intent(order.out, script, record)
 
     try:
-        record = replace(record, job=scheduler.submit(order, about_to))
+        record = replace(record, job=replace(record.job, job_id=slurm.submit_array(order, task, about_to)))
     except slurm.SubmissionUnknown:
         raise  # the intent stays: the next submit looks for the job
     except BadcjobsError:
@@ -385,7 +381,7 @@ def _submit_array(plan: ArrayPlan, scheduler: SlurmScheduler, clock: Clock, hold
     return record
 
 
-def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
+def _find_interrupted_submit(out: Path) -> bool:
     """Look for the job of a submit that was killed while sbatch was running; record it if it exists.
 
     The intent is removed only if there is no job: the next submit may still need it for the merge job.
@@ -394,7 +390,7 @@ def _find_interrupted_submit(out: Path, scheduler: SlurmScheduler) -> bool:
     if intent is None:
         return False
     script, intended = intent
-    record = records.last_submission(out, scheduler.find_array)
+    record = records.last_submission(out, slurm.find_array)
     if record is None or not record.is_of(intended):
         script.unlink(missing_ok=True)
         records.forget_intent(out)

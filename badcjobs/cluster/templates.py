@@ -169,7 +169,7 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
     if complete and missing:
         mistakes.append(f"missing: {', '.join(missing)}")
     keys_line = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
-    wrong = wrong_values(list(keys.values()), given)
+    wrong = wrong_values(keys, values)
     mistakes = [*(sentence for _, _, sentence in wrong), *mistakes]
     if mistakes:  # the line to try has the right values (the first for a repeated key) and the missing keys
         right = values | {key: [_first_of(example)] for key, example, _ in wrong}
@@ -234,13 +234,11 @@ _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
 _PATHS = ("source", "out", "image", "badcjobs", "apptainer")
 
 
-def wrong_values(keys: Sequence[Key], given: Sequence[str]) -> list[tuple[str, str, str]]:
+def wrong_values(keys: Mapping[str, Key], values: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
     """Return key, example and message for every value that sbatch or the template would not accept."""
-    known = {key.name: key for key in keys}
-    words = [(word.strip().replace("_", "-"), value) for word, _, value in (one.partition("=") for one in given)]
-    checked = [(name, value, _check_value(known[name], value)) for name, value in words if name in known and value]
-    together = {key.name: key.value for key in keys} | {name: value for name, value in words if value}
-    which = next((name for name in ("time", "signal") if name in dict(words)), None)
+    checked = [(name, value, _check_value(keys[name], value)) for name, given in values.items() for value in given]
+    together = {name: values[name][0] if name in values else key.value for name, key in keys.items()}
+    which = next((name for name in ("time", "signal") if name in values), None)
     if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in checked):
         time, warning = together["time"], together["signal"]  # the warning must come before the end
         time_s, lead_s = sbatch.parse_limit(time) or 0, sbatch.parse_signal(warning).lead_s

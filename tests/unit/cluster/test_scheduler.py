@@ -246,8 +246,7 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
 
 
 def test_their_scripts_ask_for_what_was_ordered(place, pages):
-    slurm, out = cluster.SlurmScheduler((sys.executable, "-m", "badcjobs"), None), place.folder / "my run"
-    schedulers = {"slurm": slurm.script, "local": cluster.script_of}
+    out, schedulers = place.folder / "my run", {"slurm": cluster.array_script, "local": cluster.script_of}
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
         step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
@@ -264,13 +263,13 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
         assert asked.array is not None
         assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
         assert (asked.cpus, asked.time_s, asked.mem_mib) == (6, 5400, 12288)
-    said["merge.txt"] = slurm.merge_script(order)
-    said["merge-plain.txt"] = slurm.merge_script(replace(order, merge_account=None, extra_sbatch=()))
+    said["merge.txt"] = cluster.merge_script(order)
+    said["merge-plain.txt"] = cluster.merge_script(replace(order, merge_account=None, extra_sbatch=()))
     job = Submitted("4821", "4822", order.indices)
     said["lines.txt"] = cluster.cancel_line(job)
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
     with pytest.raises(BadInput, match="has a % in its name"):
-        slurm.script(replace(order, out=place.folder / "100%"))
+        cluster.array_script(replace(order, out=place.folder / "100%"))
     plain = {name: text.replace(str(place.folder), "FOLDER") for name, text in said.items()}
     pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
 

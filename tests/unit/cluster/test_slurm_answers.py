@@ -94,10 +94,6 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_
     assert len([one for one in caplog.messages if one.startswith("slurm does not answer; trying again: ")]) == 2
 
 
-def scheduler():
-    return cluster.SlurmScheduler(["badcjobs"], lambda arguments, requeues: lambda: None)
-
-
 def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers, tmp_path):
     run, told = tmp_path / "run", []
     TaskFile(run, index=0, states={"c0": "done", "c1": "failed"}).write()
