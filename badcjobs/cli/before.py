@@ -142,9 +142,6 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     return ParsedWords(values=kept, operands=(*listed, *operands))
 
 
-# --- plan -------------------------------------------------------------------------------------------------------------
-
-
 def plan(
     context: typer.Context,
     source: Sources = None,
@@ -216,9 +213,6 @@ def plan(
         fixed = "once the problems are fixed" if has_problem else ""
         output.say_next(*output.this_command(*([] if has_problem else ["--out=plan"])), note=fixed)
     return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
-
-
-# --- probe ------------------------------------------------------------------------------------------------------------
 
 
 def probe(

@@ -74,9 +74,6 @@ def files_text(job: FinishedJob) -> str:
     return f"  database    {shown(job.database)}\n  report      {page}"
 
 
-# --- report -----------------------------------------------------------------------------------------------------------
-
-
 def report(
     context: typer.Context,
     job: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
@@ -139,9 +136,6 @@ def _write(path: Path, text: str | Iterable[str]) -> None:
     except BadInput as error:
         if not isinstance(error.__cause__, BrokenPipeError):
             raise
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
 
 
 def export(

@@ -40,9 +40,6 @@ interval = 0.5
 _HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "overlap_ms", "sha256", "notes")
 
 
-# --- the demo ---------------------------------------------------------------------------------------------------------
-
-
 def demo(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for everything [badcjobs-demo].")
@@ -95,34 +92,34 @@ def demo(
 
 
 def make_audio(folder: Path) -> Path:
-    """Write recordings of faint noise with loud chirps in them, always the same, and their manifest."""
+    """Write recordings of faint noise with loud chirps in them, and their manifest.
+
+    If the manifest exists, nothing is written: to a second demo in the same folder the audio would be new.
+    """
     import csv
     import random
 
+    manifest, rows = folder / "manifest.csv", [_HEADER]
+    if manifest.exists():
+        return manifest
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = folder / "manifest.csv"
     chance = random.Random(2026)
     noise = array("h", (chance.randint(-400, 400) for _ in range(_RATE * _CHUNK_S)))
+    for recording in range(1, _RECORDINGS + 1):
+        site = f"site{recording:02d}"
+        for chunk in range(_CHUNKS_EACH):
+            start_s = chunk * _CHUNK_S
+            path = (folder / f"{site}_{start_s:04d}.wav").absolute()
+            _write_chunk(path, noise, chance)
+            end_ms = (start_s + _CHUNK_S) * 1000
+            rows.append((site, f"{site}_c{chunk:03d}", str(path), f"{start_s * 1000}", f"{end_ms}", "0", "", ""))
     with manifest.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(_HEADER)
-        for recording in range(1, _RECORDINGS + 1):
-            site = f"site{recording:02d}"
-            for chunk in range(_CHUNKS_EACH):
-                start_s = chunk * _CHUNK_S
-                path = (folder / f"{site}_{start_s:04d}.wav").absolute()
-                write_chunk(path, noise, chance)
-                end_ms = (start_s + _CHUNK_S) * 1000
-                rows.writerow((site, f"{site}_c{chunk:03d}", path, start_s * 1000, end_ms, 0, "", ""))
+        csv.writer(file).writerows(rows)
     return manifest
 
 
-def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
-    """Write one chunk: the noise, and now and then a chirp; a file that holds it already stays as it is.
-
-    A second demo in the same folder would else find other audio than was done, and do it all again.
-    """
-    import io
+def _write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
+    """Write one chunk: the noise, and now and then a chirp."""
     import wave
 
     samples = array("h", noise)
@@ -131,14 +128,11 @@ def write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
         pitch = chance.uniform(0.9, 2.2)
         length = chance.randrange(_RATE // 5, _RATE // 2)
         samples[start : start + length] = array("h", (int(16_000 * math.sin(i * pitch)) for i in range(length)))
-    made = io.BytesIO()
-    with wave.open(made, "wb") as audio:
+    with wave.open(str(path), "wb") as audio:
         audio.setnchannels(1)
         audio.setsampwidth(2)
         audio.setframerate(_RATE)
         audio.writeframes(samples.tobytes())
-    if not path.exists() or path.read_bytes() != made.getvalue():
-        path.write_bytes(made.getvalue())
 
 
 # --- the handbook: pages in guide/, some of them made from the code they describe -------------------------------------
@@ -247,9 +241,6 @@ def metrics_text() -> str:
     return "\n".join(lines).strip()
 
 
-# --- a new project file -----------------------------------------------------------------------------------------------
-
-
 def init(
     context: typer.Context,
     site: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Start from the rules of this cluster.")] = None,
@@ -270,9 +261,6 @@ def init(
     say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found)]))
     output.say_next("badcjobs", "check", "SOURCE", note="after editing it")
     return 0
-
-
-# --- templates --------------------------------------------------------------------------------------------------------
 
 
 def template(

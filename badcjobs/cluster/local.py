@@ -326,9 +326,6 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     raise BadInput(has, why=why, fix=fix)
 
 
-# --- the end --------------------------------------------------------------------------------------------------------
-
-
 def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
     """Merge the results of the tasks and decide on the verdict."""
     stop = world.stop

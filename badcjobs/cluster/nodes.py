@@ -228,14 +228,10 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, 
     nodes = cluster.reached(partitions)
     if not nodes or (partitions and not {*partitions.split(",")} <= {one.name for one in cluster.partitions}):
         return None
+    sizes = [node.cores for node in nodes], [node.memory_mib for node in nodes]
     # A node of unknown size may be the largest.
-    cores = [node.cores for node in nodes if node.cores is not None]
-    memory_mib = [node.memory_mib for node in nodes if node.memory_mib is not None]
-    return (
-        max(node.total() for node in nodes),
-        max(cores) if len(cores) == len(nodes) else None,
-        max(memory_mib) if len(memory_mib) == len(nodes) else None,
-    )
+    cores, memory_mib = (None if None in one else max(filter(None, one), default=None) for one in sizes)
+    return max(node.total() for node in nodes), cores, memory_mib
 
 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------

@@ -1,11 +1,8 @@
 """``badcjobs demo``, the whole path with nothing installed; and run.toml, which every task of a run must agree with."""
 
-import os
-import random
-from array import array
 from pathlib import Path
 
-from rooms.cli import write_chunk
+from rooms.cli import make_audio
 from rooms.model import ArrayShape
 from rooms.root import FrozenRun
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
@@ -45,10 +42,8 @@ def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
 
 
 def test_a_second_demo_in_the_same_folder_leaves_the_audio_alone_so_that_what_is_done_stays(tmp_path):
-    path = tmp_path / "site01.wav"
-    path.write_text("half a file")
-    for _ in range(2):
-        write_chunk(path, array("h", range(8100)), random.Random(2026))
-        os.utime(path, ns=(10**18, 10**18))
-        write_chunk(path, array("h", range(8100)), random.Random(2026))
-        assert (path.stat().st_mtime_ns, path.stat().st_size > 16_000) == (10**18, True)
+    manifest = tmp_path / "manifest.csv"  # written last, after all its audio
+    manifest.write_text("of the first demo")
+    assert (make_audio(tmp_path), [*tmp_path.iterdir()], manifest.read_text()) == (
+        manifest, [manifest], "of the first demo",
+    )  # fmt: skip
