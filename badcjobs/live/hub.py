@@ -236,6 +236,7 @@ class Hub:
     always: bool = False  # read also without listeners, so that there is a history to show
     patience_s: float = 10.0  # how long a request waits for data
     listeners: set[EventStream] = field(default_factory=set)
+    last: Documents | None = None  # the newest, however old
     looks: int = 0
     look_ms: float | None = None
     trouble: str | None = None
@@ -243,18 +244,15 @@ class Hub:
     _pending: asyncio.Task[Documents] | None = None
     _read_at_s: float | None = None
     _closed: bool = False
+    _changes: deque[tuple[str, bytes]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # (previous id, event)
+    _number: int = 0  # of changes
     started_at_s: float = field(init=False)
-    _journal: Journal = field(init=False)
+    _started_at_ms: int = field(init=False)
     _sent_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._journal = Journal(f"{self.clock.now_ms():x}")
+        self._started_at_ms = self.clock.now_ms()
         self.started_at_s = self._sent_at_s = self.clock.monotonic_s()
-
-    @property
-    def last(self) -> Documents | None:
-        """The newest documents, however old."""
-        return self._journal.documents
 
     @property
     def age_s(self) -> float | None:
@@ -310,12 +308,48 @@ class Hub:
         self._read_at_s = self.clock.monotonic_s()
         self.look_ms = 1000 * (self._read_at_s - began_s)
         self.looks += 1
-        first = self.last is None
-        change = self._journal.take(documents)
-        for event in self._journal.catch_up(None) if first else [change] if change else []:
+        before, self.last = self.last, documents
+        event = self._full_event() if before is None else self._change_event(before, documents)
+        if event is not None:
             self._send(event)
         self._set_trouble(None)
         return documents
+
+    @property
+    def _id(self) -> str:
+        return f"{self._started_at_ms:x}-{self._number}"  # another one after a restart of the server
+
+    def _full_event(self) -> bytes | None:
+        """Return everything as an event; None: nothing has been read yet."""
+        if self.last is None:
+            return None
+        head = {"title": self.last.snapshot.title, "of_run": self.last.snapshot.of_run}
+        return event_text("snapshot", _text(head, self.last, self.last.tasks, self.last.devices), self._id)
+
+    def _change_event(self, before: Documents, now: Documents) -> bytes | None:
+        """Return what has changed as an event, which is kept for clients that reconnect; None: nothing."""
+        tasks = {key: item for key, item in now.tasks.items() if before.tasks.get(key) is not item}
+        devices = {key: item for key, item in now.devices.items() if before.devices.get(key) is not item}
+        gone = {
+            "gone_tasks": [name for name in before.tasks if name not in now.tasks],
+            "gone_devices": [key for key in before.devices if key not in now.devices],
+        }
+        rest = [(one.total, one.alerts, one.snapshot.remarks, one.snapshot.reading) for one in (before, now)]
+        if not (tasks or devices or any(gone.values()) or rest[0] != rest[1]):
+            return None
+        last_id = self._id
+        self._number += 1
+        event = event_text("change", _text(gone, now, tasks, devices), self._id)
+        self._changes.append((last_id, event))
+        return event
+
+    def _catch_up(self, last_id: str | None) -> list[bytes]:
+        """Return the events that a client needs after ``last_id``; None: it is new."""
+        known = [before for before, _ in self._changes]
+        if last_id in known:
+            return [event for _, event in self._changes][known.index(last_id) :]
+        full = None if last_id == self._id else self._full_event()
+        return [] if full is None else [full]
 
     def _set_trouble(self, trouble: str | None) -> None:
         if trouble != self.trouble:
@@ -350,7 +384,7 @@ class Hub:
         """Add a listener for the current state and all changes; raise a 503 if there are too many."""
         if self._closed or len(self.listeners) >= _MAX_LISTENERS:
             raise unavailable(f"too many listeners ({len(self.listeners)})")
-        listener = EventStream([_OPENING, *self._journal.catch_up(last_id)], self.listeners.discard)
+        listener = EventStream([_OPENING, *self._catch_up(last_id)], self.listeners.discard)
         self.listeners.add(listener)
         self.refresh()
         return listener
@@ -442,49 +476,3 @@ def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Ite
     }
     of_tasks, of_devices = (",".join(item.text for item in items.values()) for items in (tasks, devices))
     return f'{json_text({**head, **rest})[:-1]},"tasks":[{of_tasks}],"devices":[{of_devices}]}}'
-
-
-@dataclass(slots=True)
-class Journal:
-    """The newest documents, and the latest change events. ``server_id`` distinguishes restarts of the server."""
-
-    server_id: str
-    documents: Documents | None = None
-    _number: int = 0
-    _events: deque[tuple[str, bytes]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # (previous id, event)
-
-    @property
-    def _id(self) -> str:
-        return f"{self.server_id}-{self._number}"
-
-    def take(self, documents: Documents) -> bytes | None:
-        """Store new documents; return the change event for listeners, None if nothing has changed."""
-        before, self.documents = self.documents, documents
-        if before is None:
-            return None
-        tasks = {key: item for key, item in documents.tasks.items() if before.tasks.get(key) is not item}
-        devices = {key: item for key, item in documents.devices.items() if before.devices.get(key) is not item}
-        gone = {
-            "gone_tasks": [name for name in before.tasks if name not in documents.tasks],
-            "gone_devices": [key for key in before.devices if key not in documents.devices],
-        }
-        rest = [(one.total, one.alerts, one.snapshot.remarks, one.snapshot.reading) for one in (before, documents)]
-        if not (tasks or devices or any(gone.values()) or rest[0] != rest[1]):
-            return None
-        last_id = self._id
-        self._number += 1
-        event = event_text("change", _text(gone, documents, tasks, devices), self._id)
-        self._events.append((last_id, event))
-        return event
-
-    def catch_up(self, last_id: str | None) -> list[bytes]:
-        """Return the events that a listener needs after ``last_id``; None: it is new."""
-        known = [before for before, _ in self._events]
-        if last_id in known:
-            return [event for _, event in self._events][known.index(last_id) :]
-        if self.documents is None or last_id == self._id:
-            return []
-        documents = self.documents
-        head = {"title": documents.snapshot.title, "of_run": documents.snapshot.of_run}
-        whole = _text(head, documents, documents.tasks, documents.devices)
-        return [event_text("snapshot", whole, self._id)]
