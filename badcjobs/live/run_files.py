@@ -22,6 +22,7 @@ from badcjobs.store.slurm_ends import end_beside, read_end_beside
 from badcjobs.store.submission_record import file_in, find_cut_short, intent_in, is_emulation_over, read_record, rows_in
 
 _NOT_FOLLOWED = "is a link to a place outside the run folder: not followed"
+_ACCOUNTS_S = 3.0  # for reading accounts while a request waits for them
 _CHECK_ENDED_EVERY_MS = 60_000  # a task that has ended publishes no more
 
 
@@ -42,7 +43,6 @@ class _FileState:
     tasks: tuple[TaskFacts, ...]
     checked_at_ms: int
     end_mark: FileVersion | None = None  # of the Slurm record beside it, when that was last read
-    accounts: tuple[TaskFacts, ...] | None = None  # None: not read yet
 
     @property
     def ended(self) -> bool:
@@ -61,6 +61,8 @@ class RunFiles:
     clock: Clock
     confined: bool = False
     _seen: dict[str, _FileState] = field(default_factory=dict)
+    # name → the tasks as they were read, and with their accounts; the one read longest ago is first
+    _accounts: dict[str, tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
     many: int = 0  # databases, read or not
     _records: set[str] = field(default_factory=set)  # names of Slurm's records beside the databases
@@ -77,13 +79,19 @@ class RunFiles:
         return outside + [self._troubles[name] for name in sorted(self._troubles)]
 
     def accounts(self) -> list[TaskFacts]:
-        """Return every attempt with the accounts of its devices; a file is read once for each change."""
-        for seen in self._seen.values():
-            if seen.accounts is None:
+        """Return the attempts with the accounts of their devices, as far as these have been read.
+
+        A file is read once for each change, and only for a short time: the one read longest ago first.
+        """
+        until_s = self.clock.monotonic_s() + _ACCOUNTS_S
+        for name in [*(name for name in self._seen if name not in self._accounts), *self._accounts]:
+            seen, (read_from, _) = self._seen[name], self._accounts.get(name, (None, ()))
+            if read_from is not seen.tasks and self.clock.monotonic_s() < until_s:
                 with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
                     self.check_inside(seen.path)
-                    seen.accounts = read_accounts(seen.path, seen.tasks)
-        return [task for seen in self._seen.values() for task in seen.accounts or ()]
+                    self._accounts.pop(name, None)  # its new place is the last one
+                    self._accounts[name] = seen.tasks, read_accounts(seen.path, seen.tasks)
+        return [task for name in self._seen if name in self._accounts for task in self._accounts[name][1]]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:
         """Read what has changed, as far as time allows; return the number of files that were never read.
@@ -98,6 +106,7 @@ class RunFiles:
             raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
         self.many = len(found)
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
+        self._accounts = {name: known for name, known in self._accounts.items() if name in found}
         self._troubles = {name: words for name, words in self._troubles.items() if name in found}
         order = sorted(found, key=lambda name: self._seen[name].checked_at_ms if name in self._seen else 0)
         for number, name in enumerate(order):  # the one read longest ago first
@@ -159,7 +168,6 @@ class RunFiles:
                 seen.end_mark = end_mark
                 if means_killed(read_end_beside(path)):
                     seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
-                    seen.accounts = None
         seen.checked_at_ms = now_ms
         self._troubles.pop(name, None)
 

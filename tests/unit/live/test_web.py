@@ -180,6 +180,29 @@ def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world, tmp_p
     assert (moved.look().snapshot.remarks[0], moved.log_end("4821_0.r0.gpu1", 9)) == (f"tasks {outside}", None)
 
 
+def test_metrics_have_what_was_read_in_a_short_time_and_soon_everything(tmp_path):
+    class SlowDisk(HandClock):
+        def monotonic_s(self):
+            self.sleep(1)  # each file takes this long
+            return super().monotonic_s()
+
+    paths = [TaskFile(tmp_path, index, states={"a": "done"}).write() for index in range(5)]
+    source = live.open_run(tmp_path, SlowDisk(NOW_MS))
+    while (seen := source.look()).snapshot.unread:
+        pass
+
+    def told():
+        return {int(index) for index in re.findall(r'badcjobs_task_chunks.*task="4821_(\d)', source.prometheus(seen))}
+
+    first, then, last = told(), told(), told()
+    assert 0 < len(first) < len(then) < len(last) == 5 and first < then
+    for number, path in enumerate(paths):
+        change(path, "UPDATE task SET exit_code = ?", number)
+    while (seen := source.look()).snapshot.unread:
+        pass
+    assert told() == last, "what is known stays"
+
+
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
 ONE = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
 DEVICE = DeviceFacts(ONE.name, "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
