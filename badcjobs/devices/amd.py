@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, or_none, reason_of, try_call
+from badcjobs.devices.sysfs import has_card
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -205,7 +206,7 @@ class AmdReader(GpuReader):
         if importlib.util.find_spec("amdsmi") is None:
             raise ReaderUnavailable(
                 "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
-                if has_amd_gpu(self._sysfs)
+                if has_card(self._sysfs, _AMD)
                 else "no AMD GPU"
             )
         try:
@@ -215,17 +216,6 @@ class AmdReader(GpuReader):
             raise ReaderUnavailable(f"amdsmi does not start: {reason_of(error)}") from error
         self._smi = smi
         return smi
-
-
-def has_amd_gpu(sysfs: Path) -> bool:
-    """Return whether the kernel lists an AMD GPU."""
-    for file in sysfs.glob("class/drm/card*/device/vendor"):
-        try:
-            if file.read_text(encoding="ascii").strip() == _AMD:
-                return True
-        except (OSError, ValueError):
-            pass  # the card disappeared
-    return False
 
 
 def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:

@@ -6,7 +6,7 @@ kernel reports. A machine without a GPU is not an error here: ``inventory`` fail
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,45 +51,36 @@ def open_reader(
 
 
 def _first_that_works(clock: Clock, search_path: str | None, sysfs: Path) -> GpuReader:
+    tried: list[str] = []
+    for reader in _readers(clock, search_path, sysfs, tried):
+        try:
+            reader.inventory()
+        except ReaderUnavailable as error:
+            tried.append(str(error))
+        except Exception as error:  # broad: a broken driver must not stop a task
+            tried.append(f"{reader.backend} does not work: {error!r}")
+        else:
+            return reader
+        reader.close()
+    return NoReader("; ".join(tried))
+
+
+def _readers(clock: Clock, search_path: str | None, sysfs: Path, tried: list[str]) -> Iterator[GpuReader]:
+    """Yield one reader after another; ``tried`` has why the earlier ones do not work."""
     from badcjobs.devices.nvml import DcgmActivity, NvmlReader
     from badcjobs.devices.programs import find_program
 
-    nvml = NvmlReader(clock, DcgmActivity(find_program("dcgmi", search_path), clock))
-    no_nvml = _why_not(nvml)
-    if no_nvml is None:
-        return nvml
-    tried = [no_nvml]
+    yield NvmlReader(clock, DcgmActivity(find_program("dcgmi", search_path), clock))
     program = find_program("nvidia-smi", search_path)
     if program is None:
         tried.append("no nvidia-smi on PATH")
     else:
         from badcjobs.devices.nvidia_smi import NvidiaSmiReader
 
-        smi = NvidiaSmiReader(program, clock, why=f"nvidia-smi works and NVML does not: {no_nvml}")
-        if (no_smi := _why_not(smi)) is None:
-            return smi
-        tried.append(no_smi)
+        yield NvidiaSmiReader(program, clock, why=f"nvidia-smi works and NVML does not: {tried[0]}")
     from badcjobs.devices.amd import AmdReader
 
-    amd = AmdReader(clock, sysfs=sysfs, why="; ".join([*tried, "amdsmi works"]))
-    if (no_amd := _why_not(amd)) is None:
-        return amd
+    yield AmdReader(clock, sysfs=sysfs, why="; ".join([*tried, "amdsmi works"]))
     from badcjobs.devices.sysfs import SysfsReader
 
-    kernel = SysfsReader(sysfs, why="; ".join([*tried, no_amd, "the kernel lists a GPU"]))
-    if (no_kernel := _why_not(kernel)) is None:
-        return kernel
-    return NoReader("; ".join([*tried, no_amd, no_kernel]))
-
-
-def _why_not(reader: GpuReader) -> str | None:
-    """Return why this reader does not work, and close it; None: it works, and stays open."""
-    try:
-        reader.inventory()
-    except ReaderUnavailable as error:
-        reader.close()
-        return str(error)
-    except Exception as error:  # broad: a broken driver must not stop a task
-        reader.close()
-        return f"{reader.backend} does not work: {error!r}"
-    return None
+    yield SysfsReader(sysfs, why="; ".join([*tried, "the kernel lists a GPU"]))

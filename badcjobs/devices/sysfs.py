@@ -7,7 +7,7 @@ has no such files, so a machine with an NVIDIA card is not read here: its device
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from badcjobs.devices.reading_builder import ReadingBuilder, or_none
@@ -54,13 +54,14 @@ class SysfsReader(GpuReader):
         """List the cards in the kernel's order."""
         cards = sorted((self._sysfs / "class/drm").glob("card[0-9]*"), key=lambda card: (len(card.name), card))
         cards = [card for card in cards if re.fullmatch(r"card[0-9]+", card.name)]  # card0-DP-1 is a socket
-        if (self._sysfs / "module/nvidia").exists() or any(_vendor(card) == _NVIDIA for card in cards):
+        if (self._sysfs / "module/nvidia").exists() or has_card(self._sysfs, _NVIDIA):
             raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
-        found = [_describe(index, card) for index, card in enumerate(filter(_is_gpu, cards))]
+        found = []
+        for index, card in enumerate(filter(_is_gpu, cards)):
+            found.append(device := _describe(index, card))
+            self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
         if not found:
             raise ReaderUnavailable("the kernel lists no GPU")
-        for device, card in zip(found, filter(_is_gpu, cards), strict=True):
-            self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
         return found
 
     def read(self, uuid: str) -> Reading:
@@ -88,6 +89,11 @@ class SysfsReader(GpuReader):
         return builder.finish()
 
 
+def has_card(sysfs: Path, vendor: str) -> bool:
+    """Return whether the kernel lists a card of this vendor (a PCI id)."""
+    return any(_text(file) == vendor for file in sysfs.glob("class/drm/card*/device/vendor"))
+
+
 def _is_gpu(card: Path) -> bool:
     try:
         driver = (card / "device/driver").resolve(strict=True).name
@@ -103,14 +109,11 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _vendor(card: Path) -> str | None:
-    return _text(card / "device/vendor")
-
-
 def _number(card: Path, metric: str) -> tuple[float | None, str | None]:
     """Return the value of the first file that has a number, and why an existing file has none."""
     trouble = None
-    for file, factor in _existing(card, metric):
+    existing = ((file, factor) for pattern, factor in _FILES[metric] for file in sorted(card.glob(pattern)))
+    for file, factor in existing:
         try:
             return float(file.read_text(encoding="ascii")) * factor, None
         except (OSError, ValueError) as error:  # some sensors fail while the card sleeps
@@ -118,14 +121,9 @@ def _number(card: Path, metric: str) -> tuple[float | None, str | None]:
     return None, trouble
 
 
-def _existing(card: Path, metric: str) -> Iterator[tuple[Path, float]]:
-    for pattern, factor in _FILES[metric]:
-        yield from ((file, factor) for file in sorted(card.glob(pattern)))
-
-
 def _describe(index: int, card: Path) -> InventoryDevice:
     address = (card / "device").resolve().name
-    vendor = _VENDORS.get(_vendor(card) or "", "")
+    vendor = _VENDORS.get(_text(card / "device/vendor") or "", "")
     ids = ":".join((_text(card / f"device/{name}") or "?").removeprefix("0x") for name in ("vendor", "device"))
     unique = _text(card / "device/unique_id")  # AMD: the number that ROCm's names are made of
     total, limit = (_text(next(iter(card.glob(file)), card / file)) for file in _FACTS)
