@@ -232,16 +232,11 @@ class ArrayOfRun:
                 yield TaskFacts(f"{job_id}_{index}", job_id, index, state=state)
 
 
-def files_of_array(folder: RunFolder) -> tuple[Path, ...]:
-    """Return the files that ``read_array`` reads."""
-    return file_in(folder.path), intent_in(folder.path), folder.run_toml
-
-
 def read_array(files: RunFiles) -> ArrayOfRun:
     """Return the array of a run folder; a problem with its files is stored in ``trouble``."""
     folder = files.folder
     try:
-        files.check_inside(*files_of_array(folder))
+        files.check_inside(file_in(folder.path), intent_in(folder.path), folder.run_toml)
         record, frozen = read_record(folder.path), FrozenRun.read(folder.run_toml)
         cut_short = find_cut_short(folder.path)
     except BadcjobsError as error:  # show the run even if its files were edited

@@ -11,12 +11,12 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
-from badcjobs.live.run_files import ArrayOfRun, RunFiles, files_of_array, is_abandoned, last_job_of, read_array
+from badcjobs.live.run_files import ArrayOfRun, RunFiles, is_abandoned, last_job_of, read_array
 from badcjobs.live.snapshot import (
     Snapshot,
     Total,
@@ -28,7 +28,7 @@ from badcjobs.live.snapshot import (
     total_power_w,
 )
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
-from badcjobs.paths import RunFolder, file_version, is_there, shell_line
+from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.completeness import finish_lines
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.run_toml import FrozenRun
@@ -84,10 +84,7 @@ class RunView:
     clock: Clock
     title: str
     ask_queue: AskQueue = not_asked
-    _array: ArrayOfRun = field(default_factory=ArrayOfRun)
-    _array_mark: object = None
     _patience: int = 1
-    _go_on: tuple[object, tuple[str, ...]] = (None, ())  # (state that they are for, commands)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
@@ -96,10 +93,7 @@ class RunView:
         until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s * self._patience
         unread = files.read_changes(now_ms, until_s)
         self._patience = _MORE_PATIENCE if unread else 1
-        mark = tuple(map(file_version, files_of_array(files.folder)))
-        if files.only is None and mark != self._array_mark:
-            self._array, self._array_mark = read_array(files), mark
-        every, array = files.tasks, self._array
+        every, array = files.tasks, ArrayOfRun() if files.only else read_array(files)
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
         lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
         tasks = list(array.as_submitted(lines))
@@ -131,7 +125,7 @@ class RunView:
                 *run_alerts(tasks),
                 *(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
             ),
-            total=total if unread else self._with_resume_commands(total, tasks, every),
+            total=total if unread else self._with_resume_commands(total, array, tasks, every),
             remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
             files=files.many,
@@ -140,9 +134,11 @@ class RunView:
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def _with_resume_commands(self, total: Total, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> Total:
+    def _with_resume_commands(
+        self, total: Total, array: ArrayOfRun, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]
+    ) -> Total:
         """Add why no task is running, and the commands that resume the run, if chunks are left."""
-        reason, run, cut_short = standstill(total), self.files.folder.path, self._array.cut_short
+        reason, run, cut_short = standstill(total), self.files.folder.path, array.cut_short
         if cut_short is not None and not total.states.get("running") and not is_done(total):
             return replace(total, standstill=reason or "no task is running", go_on=(cut_short.command,))
         lock = lock_file_in(run)
@@ -161,12 +157,11 @@ class RunView:
         if reason is None and (queue is None or not queue.known):
             return total
         reason = reason or "no task is running or queued, and none has started"
-        if self._go_on[0] != (reason, self._array_mark):
-            self._go_on = (reason, self._array_mark), self._resume_commands(tasks, every)
         unsure = " (unless still queued)" if queue is not None and not queue.known else ""
-        return replace(total, standstill=f"{reason}{unsure}", go_on=self._go_on[1])
+        go_on = self._resume_commands(last_job_of(tasks) or array.job_id, tasks, every)
+        return replace(total, standstill=f"{reason}{unsure}", go_on=go_on)
 
-    def _resume_commands(self, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
+    def _resume_commands(self, job_id: str, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
         """Return commands that resume the run, the last one without Slurm; empty without a run.toml."""
         run = RunFolder(self.files.folder.path.absolute())
         logs = run.path / "logs"
@@ -175,7 +170,7 @@ class RunView:
             frozen = FrozenRun.read(run.run_toml)
         except BadcjobsError:
             return ()
-        trace = find_trace(run.path, last_job_of(tasks) or self._array.job_id)
+        trace = find_trace(run.path, job_id)
         if frozen is None or not tasks or self.files.only is not None:
             return (trace.line("--again"),) if trace.command else ()
         left = [task for task in tasks if task.pending or not task.begun]
