@@ -11,14 +11,8 @@ from datetime import datetime
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
 
-_RECORDED_VARIABLES = (  # by the start of their names
-    "SLURM_",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "NVIDIA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-)
+CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_RECORDED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
 
 
 def is_in_slurm(environ: Mapping[str, str]) -> bool:
@@ -35,7 +29,7 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
         job_id=job_id or f"local{started_at_ms}-{pid}",
         node=hostname,
         local_dir=environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None,
-        facts={name: value for name, value in sorted(environ.items()) if name.startswith(_RECORDED_VARIABLES)},
+        facts={name: value for name, value in sorted(environ.items()) if name.startswith(_RECORDED)},
         started_at_ms=started_at_ms,
     )
     if not job_id:
@@ -210,8 +204,6 @@ def end_time_command(allocation: Allocation) -> list[str]:
 
 # --- the devices granted to this task -------------------------------------------------------------------------------
 
-
-CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 VISIBLE = {"nvidia": CUDA, "amd": ROCR}  # vendor → the variable that selects its devices
 _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the step's list first
 _NONE = ("", "-1", "NoDevFiles")  # values that mean: no device

@@ -15,7 +15,7 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
     return system / "badcjobs" if is_public else Path("/tmp/badcjobs-locks")
 
 
-class DeviceLocks:
+class DeviceLocks(AbstractContextManager["DeviceLocks"]):
     """The device locks of this run, held until ``release`` or the end of the process.
 
     ``holder`` is the text that other runs show; None: only look at the locks of others, and create no file.
@@ -182,9 +182,6 @@ class DeviceLocks:
             if fd is not None:
                 os.close(fd)
 
-    def __enter__(self) -> DeviceLocks:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.release()
 
@@ -221,7 +218,7 @@ class NotFree(NotHere):
 
     def __init__(self, what: str, opened: OpenedDevices, *, why: str, fix: str) -> None:
         super().__init__(what, why=why, fix=fix)
-        self.backend, self.backend_why = opened.backend, opened.backend_why
+        self.backend, self.backend_why = opened.reader.backend, opened.reader.why
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +245,7 @@ def list_free(
     with open_devices(environ, waiting.clock, stand_in) as opened:
         picked = pick_free(request, opened, locks, waiting)
         why = f"{opened.grant.why}; the best {request.count} of {len(opened.grant.devices)} by --free"
-        return Listing(tuple(picked), why, opened.reader.backend, opened.backend_why)
+        return Listing(tuple(picked), why, opened.reader.backend, opened.reader.why)
 
 
 def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks, waiting: Waiting) -> list[DeviceNow]:

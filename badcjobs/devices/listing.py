@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 
 from badcjobs.devices.allocation import VISIBLE, Grant, as_device, is_in_slurm, resolve_devices
-from badcjobs.devices.choose import open_reader
+from badcjobs.devices.choose import NoReader, open_reader
 from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn, load_word
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -97,16 +97,6 @@ class OpenedDevices:
     grant: Grant
     trouble: str | None  # why no device can be read
 
-    @property
-    def backend(self) -> str:
-        """The name of the reader."""
-        return "none" if self.trouble else self.reader.backend
-
-    @property
-    def backend_why(self) -> str:
-        """Why this reader was chosen, or why none works."""
-        return self.trouble or self.reader.why
-
     def now(self) -> list[DeviceNow]:
         """Read the granted devices."""
         return [_now(device, self.reader) for device in self.grant.devices]
@@ -121,15 +111,13 @@ def open_devices(
     reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"), environ.get("SYSFS_PATH"))
     inventory: tuple[InventoryDevice, ...] | None = None
     trouble = None
-    try:
+    with closing(reader):
         try:
             inventory = tuple(reader.inventory())
         except ReaderUnavailable as error:
             trouble = str(error)
         grant = resolve_devices(environ, inventory, in_slurm=is_in_slurm(environ))
-        yield OpenedDevices(reader, inventory or (), grant, trouble)
-    finally:
-        reader.close()
+        yield OpenedDevices(reader if trouble is None else NoReader(trouble), inventory or (), grant, trouble)
 
 
 def list_granted(
@@ -145,7 +133,7 @@ def list_granted(
             if found.uuid not in mine:
                 devices.append(_now(as_device("", found, why), opened.reader, granted=False, processes=True))
         why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
-        return Listing(tuple(devices), why, opened.backend, opened.backend_why)
+        return Listing(tuple(devices), why, opened.reader.backend, opened.reader.why)
 
 
 def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:

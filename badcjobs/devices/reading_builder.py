@@ -48,7 +48,7 @@ def check_range(metric: str, value: Value, said: object = None) -> Value:
     if isinstance(value, int | float) and metric in LIMITS:
         low, high = LIMITS[metric]
         if not low <= value <= high:  # NaN fails this test too
-            raise NoAnswer(why_implausible(value if said is None else said))
+            raise NoAnswer(f"implausible value: {str(value if said is None else said)[:60]}")
     return value
 
 
@@ -58,11 +58,6 @@ def or_none(metric: str, value: Value | None) -> Value | None:
         return check_range(metric, value)
     except NoAnswer:
         return None
-
-
-def why_implausible(said: object) -> str:
-    """Return the reason for a value that is not recorded."""
-    return f"implausible value: {str(said)[:60]}"
 
 
 def check_number(number: Any) -> Any:
@@ -155,12 +150,11 @@ class ReadingBuilder:
 
     def add(self, metric: str, value: float, source: str | None = None) -> None:
         """Add a value; ``source`` for a metric that has several."""
-        low, high = LIMITS[metric]
-        if not low <= value <= high or value in _NOT_AVAILABLE:
-            why = "Not Available" if value in _NOT_AVAILABLE else why_implausible(value)
-            self._failed[metric] = self._implausible.setdefault(metric, why)
+        try:
+            self.values[metric] = check_range(metric, check_number(value))
+        except NoAnswer as reason:
+            self._failed[metric] = self._implausible.setdefault(metric, str(reason))
             return
-        self.values[metric] = value
         if source is not None:
             self._sources[metric] = source
             self._failed.pop(metric, None)

@@ -205,7 +205,7 @@ def task_mark(allocation: Allocation, world: World) -> str:
 def find_devices(world: World, stand_in: StandIn) -> Grant:
     """Return the devices of this task and the reason, which includes the reader that found them."""
     with open_devices(world.environ, world.clock, stand_in) as sight:
-        read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.backend_why}"
+        read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.reader.why}"
         return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
 
 
@@ -221,7 +221,7 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
         ours = {device.uuid: device for device in sight.grant.devices}
         picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(request, sight, locks, waiting)]
         why = f"{sight.grant.why}; the {wanted} most free of {len(ours)}"
-        why += f"\nread through {sight.reader.backend}: {sight.backend_why}"
+        why += f"\nread through {sight.reader.backend}: {sight.reader.why}"
         return Grant(tuple(picked), why), locks
 
 

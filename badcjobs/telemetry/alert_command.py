@@ -39,6 +39,7 @@ _READ_BYTES = 65536  # per poll, so that a program with endless output costs lit
 _KEPT_BYTES = 4096  # the last lines are enough
 _LONGEST_ERROR = 200
 _CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # a chat would read them as links and mentions
+_COPIED = ("kind", "severity", "message", "peak", "threshold", "started_at_ms", "ended_at_ms")
 _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
 
@@ -191,16 +192,10 @@ def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]
     return {
         "text": f"badcjobs {task}: {alert.severity} {alert.text}{more}".translate(_CHAT_ESCAPES),
         "state": "end" if alert.over else "begin",
-        "kind": alert.kind,
-        "severity": alert.severity,
         "device": alert.device_uuid if alert.device_index is None else alert.device_index,
         "uuid": alert.device_uuid,
         "task": task,
-        "message": alert.message,
-        "peak": alert.peak,
-        "threshold": alert.threshold,
-        "started_at_ms": alert.started_at_ms,
-        "ended_at_ms": alert.ended_at_ms,
+        **{name: getattr(alert, name) for name in _COPIED},
         "held_back": held_back,
     }
 

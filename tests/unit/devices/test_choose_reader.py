@@ -80,7 +80,7 @@ def test_where_nothing_works_all_reasons_are_given(monkeypatch, tmp_path, opened
     with open_devices(environ, HandClock(), StandIn()) as found:
         assert [(device.token, device.pin) for device in found.grant.devices] == [("0", "0"), ("1", "1")]
         assert "nvidia-smi lists no device" in str(found.trouble)
-        assert (found.backend, found.backend_why, found.inventory) == ("none", found.trouble, ())
+        assert (found.reader.backend, found.reader.why, found.inventory) == ("none", found.trouble, ())
     for number, vendor, is_amd in ((0, b"\xff", False), (1, b"0x10de\n", False), (2, b"0x1002\n", True)):
         card = tmp_path / f"class/drm/card{number}/device"
         card.mkdir(parents=True)
