@@ -85,7 +85,7 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False, more: Se
         if finding.subjects:
             which = ", ".join(finding.subjects[:_MOST_SUBJECTS])
             figures.append(f"where: {which}" + (f" and {more_subjects:,} more" if more_subjects > 0 else ""))
-        lines += wrap(f"  {finding.kind}: {'; '.join(figures)}", indent=4, whole_words=False)
+        lines += wrap(f"  {finding.kind.replace('_', ' ')}: {'; '.join(figures)}", indent=4, whole_words=False)
     lines += [""] if summary.findings else []
     for _, part in report_parts(summary, _MOST):
         # Lines are wrapped, not cut, because the reason is at the end; a path is not split, so that it can be copied.
