@@ -16,8 +16,8 @@ from badcjobs.paths import shell_line
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import Launcher
 from badcjobs.report.completeness import merge_again
-from badcjobs.report.headlines import news_words
 from badcjobs.report.job import find_job_database
+from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count
 from badcjobs.settings import RunSettings, option_words
 from badcjobs.store.read_job import read_job

@@ -9,7 +9,7 @@ import base64
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -315,21 +315,18 @@ def choose(rankings: Mapping[str, Sequence[int]], everything: int, most: int) ->
     if everything <= most:
         return dict.fromkeys(range(everything), "")
     chosen: dict[int, str] = {}
-    deepest = max((len(ranking) for ranking in rankings.values()), default=0)
-    for depth in range(deepest):
-        for why, ranking in rankings.items():
-            if depth < len(ranking) and len(chosen) < most // 2:
-                chosen.setdefault(ranking[depth], why)
+    for places in zip_longest(*rankings.values()):  # the worst of each, then the next one of each
+        for why, place in zip(rankings, places, strict=True):
+            if place is not None and len(chosen) < most // 2:
+                chosen.setdefault(place, why)
     step = everything / (most - len(chosen))
     for number in range(most - len(chosen)):
         chosen.setdefault(int(number * step), "")
     return dict(sorted(chosen.items()))
 
 
-def make_histogram(durations_ms: Mapping[int, int]) -> Histogram | None:
+def make_histogram(durations_ms: Mapping[int, int]) -> Histogram:
     """Return the histogram of durations; with a long tail it has a logarithmic scale."""
-    if not durations_ms:
-        return None
     seconds = np.maximum(np.array(sorted(durations_ms)), 1) / 1000
     many = np.array([durations_ms[key] for key in sorted(durations_ms)])
     median_s = seconds[np.searchsorted(np.cumsum(many), many.sum() / 2)]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from badcjobs.report.headlines import news_words
 from badcjobs.report.job_tables import flat_settings
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, finite, ratio
 from badcjobs.report.tables import Table, ending
+from badcjobs.report.verdict import news_words
 from badcjobs.report.words import UNKNOWN, count, duration, energy, moment, number, share_words
 
 COMPARISON_VERSION = 1

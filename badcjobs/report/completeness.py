@@ -17,7 +17,7 @@ from typing import Any
 from badcjobs.errors import BadInput
 from badcjobs.model import ArrayShape
 from badcjobs.paths import RunFolder, is_there, shell_line
-from badcjobs.report.headlines import news_words
+from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count, index_ranges
 from badcjobs.run_toml import FrozenRun
 from badcjobs.sources.open import Sources, open_sources

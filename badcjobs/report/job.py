@@ -77,7 +77,7 @@ def finish_job(
     summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
     report, why_no_report = order.target.with_name("report.html"), None
     try:
-        write_page(summary, report, order.target)
+        write_whole(report, ReportedJob(order.target, job_title(order.target), summary).to_html())
     except BadInput as error:
         why_no_report = error.why or error.what
         log.warning("%s could not be written: %s", report, why_no_report)
@@ -156,12 +156,6 @@ def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
         yield target, database.name, database.absolute()
-
-
-def write_page(summary: Summary, path: Path, database: Path) -> None:
-    """Write the report as a page, with charts from the job database; raises BadInput when it cannot be written."""
-    with read_chart_data(database) as charts:
-        write_whole(path, page(summary, job_title(database), charts))
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:

@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from badcjobs.model import CHARTED, load_word
-from badcjobs.report.headlines import alert_lines
 from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
 from badcjobs.report.tables import Cell, Row, Table, columns
+from badcjobs.report.verdict import alert_lines
 from badcjobs.report.words import UNKNOWN, count, duration, energies, energy, fixed, memory, number, share_words
 from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData
 from badcjobs.report import job_tables as tables
-from badcjobs.report.headlines import headlines
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
-from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, verdict_of
+from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.report.words import count, number, period, share_words
 
 if TYPE_CHECKING:

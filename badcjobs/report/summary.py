@@ -95,7 +95,6 @@ class Summary:
     """All numbers of a job: its facts, and what is computed from them."""
 
     facts: read_model.JobFacts
-    version: int
     verdict: str
     tasks: int
     tasks_by_verdict: Mapping[str, int]
@@ -146,8 +145,8 @@ class Summary:
         """
         from badcjobs.report.verdict import verdict_of  # which needs this module
 
-        own = {one.name: getattr(self, one.name) for one in fields(self)} | {"overview": verdict_of(self).to_dict()}
-        own["left_out"] = self.left_out
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        own |= {"version": SUMMARY_VERSION, "left_out": self.left_out, "overview": verdict_of(self).to_dict()}
         document = {key: own[key] if key in own else getattr(self.facts, _OF_FACTS.get(key, key)) for key in KEYS}
         document |= {"task_list": None, "devices": None}
         if self.completeness is not None:
@@ -212,7 +211,6 @@ def summarize(
     states = add_up_states(job.devices, gpu_s)
     return Summary(
         facts=job,
-        version=SUMMARY_VERSION,
         verdict="stopped" if unfinished else "failed" if bad else "done",
         tasks=len(job.tasks),
         tasks_by_verdict=dict(by_verdict),

@@ -15,11 +15,10 @@ from rich.cells import cell_len, set_cell_size
 
 from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
-from badcjobs.report.headlines import headlines
 from badcjobs.report.job_tables import failure, report_parts
 from badcjobs.report.summary import Finding, Summary
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
-from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, verdict_of
+from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.report.words import count, duration, moment, number, plain
 
 _MOST = 10  # entries of a list in text

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rooms.report import ASSETS, summarize_database, write_page
+from rooms.report import ASSETS, ReportedJob, summarize_database
 from rooms.report import page as make_page
 from support.browser import BrowserError
 from support.synthetic_job import write_job
@@ -28,7 +28,7 @@ HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window
 
 def write_report(database, path):
     """Write the page of a job and return its address."""
-    write_page(summarize_database(database), path, database)
+    path.write_text(ReportedJob(database, database.parent.name, summarize_database(database)).to_html())
     return path.as_uri()
 
 

@@ -19,7 +19,7 @@ from rooms import report
 from rooms.cli import files_text
 from rooms.devices import find_place
 from rooms.model import Allocation, ArrayOrder, ArrayShape, Submitted
-from rooms.report import find_job_database, finish_job, summarize_database, write_page
+from rooms.report import find_job_database, finish_job, summarize_database, write_whole
 from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
 from rooms.sources import Shard
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
@@ -328,13 +328,14 @@ def test_a_page_is_written_whole_or_not_at_all_and_merge_says_where_it_is(tmp_pa
     task(tmp_path / "run", 0, "done", ended=True)
     job = merged(tmp_path / "run")
     summary, web = summarize_database(job), tmp_path / "web"
+    html = report.ReportedJob(job, "run", summary).to_html()
     web.mkdir()
     (web / "june.html").write_text("the page of yesterday")
     (tmp_path / "report.html").symlink_to("web/june.html")
     with largest_file(20_000), pytest.raises(BadInput, match="cannot be written"):
-        write_page(summary, tmp_path / "report.html", job)
+        write_whole(tmp_path / "report.html", html)
     assert [path.read_text() for path in web.iterdir()] == ["the page of yesterday"]
-    write_page(summary, tmp_path / "report.html", job)
+    write_whole(tmp_path / "report.html", html)
     assert (tmp_path / "report.html").is_symlink()
     assert (web / "june.html").read_text().startswith("<!doctype html>")
     assert "<title>june?" in report.page(summary, "june\udcff"), "a name that is not valid text"
