@@ -1,6 +1,5 @@
-"""``badcjobs check``: look at everything that a job needs, and report what would go wrong.
+"""``badcjobs check``: collect facts (preflight_facts.py), and turn them into findings (the ``*_rules.py``).
 
-``preflight_facts.py`` collects facts, the ``*_rules.py`` turn them into findings.
 Without a job script the settings are those of the command line and of badcjobs.toml; with one, those that the
 ``badcjobs run`` in the script would have.
 """
@@ -31,16 +30,7 @@ from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
-from badcjobs.settings import (
-    ENGINES,
-    SETTINGS,
-    RunSettings,
-    SubmitSettings,
-    absolute,
-    check_values,
-    contradictions,
-    nearest,
-)
+from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.workers.engines import choose_engine
 
@@ -232,8 +222,9 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
     if mistakes and not script.wrong_calls:  # which may have been read wrongly
         text, *more = mistakes if len(mistakes) == 1 else ["these settings cannot be used", *mistakes]
         fix = "badcjobs run --help"
-        if (engine := words.get("engine")) not in (None, *ENGINES):
-            fix = start.text.replace(engine, nearest(engine, ENGINES) or ENGINES[0])
+        engines = SETTINGS["run"]["engine"].among
+        if (engine := words.get("engine")) is not None and engine not in engines:
+            fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
         findings.append(problem("settings", f"{where}: {text}", fix, tuple(more)))
     values.setdefault("engine", "command" if values.get("command") else "hawkears")
     values["source"] = given.source or sources or tuple(values.get("source", ()))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from badcjobs.errors import BadInput
 from badcjobs.report.words import count
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
@@ -24,12 +23,7 @@ Progress = Callable[[int], None]
 
 
 def read_sources(
-    sources: Sources,
-    rows: RowFile | None,
-    progress: Progress,
-    folder: Path | None = None,
-    *,
-    needs_audio: bool = False,
+    sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None, *, needs_audio: bool = False
 ) -> Survey:
     """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
@@ -249,11 +243,7 @@ class LeftOut(Mistakes):
     @property
     def fix(self) -> str | None:
         """A line to paste; None: there are no mistakes."""
-        try:
-            self.raise_any()
-        except BadInput as error:
-            return error.fix
-        return None
+        return None if (error := self.error()) is None else error.fix
 
     def add_unseen(self, count: int) -> None:
         """Count rows that are not read one by one."""

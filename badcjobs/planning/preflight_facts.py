@@ -1,7 +1,4 @@
-"""Collect the facts of ``check``: folders, clocks, Slurm's settings and nodes, modules, devices, sources.
-
-None: not asked, or unknown.
-"""
+"""Collect the facts of ``check``: folders, clocks, Slurm, modules, devices, sources; None: not asked, or unknown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``badcjobs probe``: try one chunk length after the other on every model of device, and store the results.
-
-probe_search.py chooses the next length and evaluates the trials, probe_trial.py runs one trial. The results are stored
-after each trial, so that the same command continues where this one stopped.
-"""
+"""``badcjobs probe``: try chunk lengths on every model of device; each trial is stored, and not repeated later."""
 
 from __future__ import annotations
 
@@ -361,7 +357,6 @@ class Round:
         self._searches = searches
         self._running: list[tuple[ModelSearch, TrialRun]] = []
         self._began = 0
-        self._slots = 0
         self._usage = UsageReader(world.pid)
         self._next_usage_s = 0.0
         # Our memory on the node: what was requested, else what is free now.
@@ -402,11 +397,10 @@ class Round:
 
     def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
         key, device = search.key, search.free.pop(0)
-        self._began += 1
         device_id = None if device is None else self._bench.records.writer.device_id(device)
-        slots = range(self._slots, self._slots + key.workers)
-        self._slots = slots.stop
+        slots = range(self._began * key.workers, (self._began + 1) * key.workers)
         plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
+        self._began += 1
         run = TrialRun(self._bench, step, plans, search.chunks(step), search.lanes(step), self._began)
         log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
         search.in_flight.append(step)

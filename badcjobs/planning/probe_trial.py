@@ -1,7 +1,4 @@
-"""One trial of a probe: chunks of one length for the workers of one device, as in a run.
-
-probe.py chooses the length, and stops a trial if it has to.
-"""
+"""One trial of a probe: chunks of one length for the workers of one device, as in a run."""
 
 from __future__ import annotations
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
-
-RULES = ("max", "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Site:
     bill_cpu: float | None = None
     bill_memory_gb: float | None = None
     bill_gpu: float | None = None
-    bill_rule: str = "sum"  # "max" where PriorityFlags has MAX_TRES
+    bill_rule: Literal["max", "sum"] = "sum"  # "max" where PriorityFlags has MAX_TRES
     plan_time_h: float | None = None  # default time limit of a task
     plan_gpus: int | None = None  # usual number at a time
 
@@ -82,10 +80,14 @@ _TABLES: dict[str, dict[str, str]] = {
     "plan": {key: f"plan_{key}" for key in ("time_h", "gpus")},
 }
 _FIELDS = Site.__dataclass_fields__
-_KINDS = {
-    "int": "a whole number above 0", "float": "a number above 0", "str": "a string", "tuple": "a list of strings",
-    "rule": f"one of {', '.join(RULES)}",
-}  # fmt: skip
+# type of the field → what a value must be
+_KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "int": ("a whole number above 0", lambda value: type(value) is int and value > 0),
+    "float": ("a number above 0", lambda value: type(value) in (int, float) and 0 < value < float("inf")),
+    "str": ("a string", lambda value: isinstance(value, str) and value),
+    "tuple": ("a list of strings", lambda value: isinstance(value, list) and all(map(_KINDS["str"][1], value))),
+    "Literal": ("one of max, sum", lambda value: value in ("max", "sum")),
+}
 
 
 def find_site(name: str, cwd: Path) -> Site:
@@ -112,7 +114,7 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     values: dict[str, Any] = {}
     for table, content in document.items():
         if table in ("name", "about"):
-            if not isinstance(content, str) or not content:
+            if not _KINDS["str"][1](content):
                 mistakes.append(f"{table} must be a string")
         elif table not in _TABLES:
             mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_TABLES)}]")
@@ -124,11 +126,11 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
                     mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_TABLES[table])}")
                     continue
                 name = _TABLES[table][key]
-                kind = "rule" if name == "bill_rule" else re.split(r"\W", str(_FIELDS[name].type))[0]
-                if _fits(value, kind):
-                    values[name] = tuple(value) if kind == "tuple" else value
+                words, fits = _KINDS[re.split(r"\W", str(_FIELDS[name].type))[0]]
+                if fits(value):
+                    values[name] = tuple(value) if isinstance(value, list) else value
                 else:
-                    mistakes.append(f"[{table}] {key} = {value!r} must be {_KINDS[kind]}")
+                    mistakes.append(f"[{table}] {key} = {value!r} must be {words}")
     if "name" not in document:
         mistakes.append("name is missing")
     if mistakes:
@@ -138,16 +140,6 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
             fix="badcjobs guide sockeye   (all keys of a site file)",
         )
     return Site(name=document["name"], **values)
-
-
-def _fits(value: object, kind: str) -> bool:
-    if kind == "tuple":
-        return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
-    if kind in ("str", "rule"):
-        return isinstance(value, str) and value != "" and (kind == "str" or value in RULES)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return (kind == "float" or isinstance(value, int)) and 0 < value < float("inf")
 
 
 # --- badcjobs init: what is here, as a commented badcjobs.toml ------------------------------------------------------

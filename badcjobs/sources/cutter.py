@@ -9,7 +9,7 @@ import stat
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -61,11 +61,8 @@ class AudioCutter:
 
         None: not a WAV file; in other formats it is not known where audio is missing.
         """
-        try:
-            found = _look(path)
-        except OSError:
-            return None
-        return found.promised_s if isinstance(found, formats.WavHeader) else None
+        found = _read_wav(path)
+        return None if found is None else found.promised_s
 
     def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
         """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
@@ -132,6 +129,13 @@ def open_audio(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
+def _read_wav(path: Path) -> formats.WavHeader | None:
+    """Read the header of a WAV file; None: there is no such file, or it has another format."""
+    with suppress(OSError, formats.NotWav), open_audio(path) as file:
+        return formats.read_wav_header(file)
+    return None
+
+
 def _look(path: Path) -> formats.WavHeader | formats.FlacInfo | None:
     """Read the header of a file; None: another format, or damaged."""
     with open_audio(path) as file:
@@ -182,12 +186,7 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     before, after = (start, length) if isinstance(flac, formats.FlacInfo) else ([], [*start, *length])
     argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
     output = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
-    try:
-        with target.open("rb") as file:
-            has_audio = formats.read_wav_header(file).frames > 0
-    except (OSError, formats.NotWav):
-        has_audio = False
-    if not has_audio:
+    if (found := _read_wav(target)) is None or found.frames == 0:
         raise CannotCut(f"ffmpeg cannot decode {source}: {output or 'no output'}")
 
 

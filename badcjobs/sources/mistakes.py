@@ -47,19 +47,24 @@ class Mistakes:
 
     def raise_any(self) -> None:
         """Raise one BadInput for all mistakes, if there are any."""
+        if (error := self.error()) is not None:
+            raise error
+
+    def error(self) -> BadInput | None:
+        """Return one error for all mistakes; None: there are none."""
         if not self.count:
-            return
+            return None
         source, line, text, why = self._first[0]
         name = self._names[source]
         if self.count == 1 and line == 0:
-            raise BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
+            return BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
         one = len(self._wrong_sources) == 1
         lines = with_more([self._line(*mistake, named=not one) for mistake in self._first], self.count)
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
         see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shlex.quote(name)}" if numbers else None
         who = f"{name} has" if one else f"{len(self._wrong_sources)} sources have"
         what = f"{who} {self.count:,} mistake{'s' if self.count > 1 else ''}"
-        raise BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
+        return BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
 
     def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
         text = f"{text} ({why})" if why else text

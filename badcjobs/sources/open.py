@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Chunk, Cutting
@@ -142,12 +142,12 @@ def open_sources(
     audio_files: list[Path] = []
     for mistakes.source, path in enumerate(paths):
         source = recognise(path, root, mistakes)
-        if isinstance(source, ManifestList):
-            if len(paths) == 1:
-                return _with_cutting(_open_listed(source.path, root, position), cutting)
-            mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
+        if isinstance(source, Path) and is_audio(path.name):
+            audio_files.append(path)
         elif isinstance(source, Path):
-            audio_files.append(source)
+            if len(paths) == 1:
+                return _with_cutting(_open_listed(path, root, position), cutting)
+            mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
         elif source is not None:
             parts.append(source)
     mistakes.raise_any()
@@ -213,21 +213,13 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
 # --- recognise a path -------------------------------------------------------------------------------------------------
 
 
-class ManifestList(NamedTuple):
-    """A file that lists manifests."""
-
-    path: Path
+_LOOK_BYTES = 65536
+Recognised = AudioSource | Path  # a Path: a recording (all of them become one list), or a list of manifests
 
 
 def is_manifest(name: str) -> bool:
     """Return whether a name has the extension of a manifest."""
     return name.lower().endswith(".csv")
-
-
-_LOOK_BYTES = 65536
-
-
-Recognised = AudioSource | ManifestList | Path  # a Path: a recording; all recordings become one list
 
 
 def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised | None:
@@ -267,7 +259,7 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if is_audio(first):
         return audio_list(path, root)
     if is_manifest(first):
-        return ManifestList(path)
+        return path
     if first:
         why = f"its first line is {quoted(first)}"
         mistakes.add(0, f"lists neither audio ({AUDIO_FORMATS}) nor manifests (.csv)", why=why)

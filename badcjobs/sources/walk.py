@@ -7,7 +7,7 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Generic, TypeVar
@@ -121,17 +121,14 @@ def _until_failure(things: Iterable[Thing], failed: list[Exception]) -> Iterator
         failed.append(error)
 
 
+@dataclass(slots=True)
 class _Look(Generic[Question, Answer]):
     """A question, and its answer or its error; locked until there is one. A Future takes ten times as long to make."""
 
-    __slots__ = ("answer", "error", "lock", "question")
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.answer: Answer | None = None
-        self.error: Exception | None = None
-        self.lock = Lock()
-        self.lock.acquire()
+    question: Question
+    answer: Answer | None = None
+    error: Exception | None = None
+    lock: Lock = field(default_factory=Lock)
 
 
 class _LookThreads(Generic[Question, Answer]):
@@ -162,6 +159,7 @@ class _LookThreads(Generic[Question, Answer]):
     def ask(self, question: Question) -> _Look[Question, Answer]:
         """Take a question; it is handed over now if looks are slow, otherwise together with others."""
         look: _Look[Question, Answer] = _Look(question)
+        look.lock.acquire()
         self._held.append(look)
         if self._is_slow:
             self._hand_over()
