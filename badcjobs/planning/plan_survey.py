@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,43 +27,17 @@ def read_sources(
     """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
         chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
-        found = _tally(chunks, Survey(walk, mistakes), rows, progress)
+        found = Survey(walk, mistakes)
+        found.read(chunks, rows, progress)
         if (others := survey_again(sources, walk)) is not None:
             if rows is not None:
                 rows.clear()
-            found = _tally(others, Survey(walk, mistakes), rows, progress)
+            found = Survey(walk, mistakes)
+            found.read(others, rows, progress)
     size = found.walk.size
     if (guessed_s := size.guessed_s()) is not None:
         found.lengths.guess(guessed_s, size.not_here_unknown)
     found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
-    return found
-
-
-def _tally(rows: Iterable[PlannedRow], found: Survey, kept: RowFile | None, progress: Progress) -> Survey:
-    add, keep = found.add, None if kept is None else kept.add
-    before, from_ms, until_ms = "", 0, 0
-    for row_number, row in enumerate(rows, 1):
-        start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
-        if row.fails:
-            found.lengths.add(0)
-        elif there_ms is not None and end_ms is not None and there_ms < end_ms:
-            end_ms = max(start_ms, there_ms)  # no more will be done
-            if end_ms > start_ms:
-                add(end_ms - start_ms, row.path, row.chunk_id)
-            else:
-                found.lengths.add(0)
-                found.nothing_there += 1
-        else:
-            add(None if end_ms is None else end_ms - start_ms, row.path, row.chunk_id)
-        if end_ms is not None and not row.fails:
-            if start_ms < until_ms and row.recording_id == before:
-                found.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
-            before, from_ms, until_ms = row.recording_id, start_ms, end_ms
-        found.cut += row.is_cut
-        if keep is not None:
-            keep(row)
-        if not row_number & 0xFF:  # a call for each of a million rows takes too long
-            progress(row_number)
     return found
 
 
@@ -163,30 +136,40 @@ class Survey:
     rows_alone: bool = False  # all of it is manifests, whose rows --chunk-length does not touch
     unknown_names: list[str] = field(default_factory=list)
     nothing_there: int = 0  # chunks that will fail: their file ends before them
-    _longest: list[tuple[int, int, str]] = field(default_factory=list)
-    _shortest_shown_ms: int = 0
+    longest: list[tuple[int, str]] = field(default_factory=list)  # length and name, the longest first
 
-    def add(self, length_ms: int | None, path: str, chunk_id: str) -> None:
-        """Take the next chunk."""
-        self.lengths.add(length_ms)
-        if length_ms is None:
-            if len(self.unknown_names) < EXAMPLES:
-                self.unknown_names.append(path)
-        elif length_ms > self._shortest_shown_ms:
-            heapq.heappush(self._longest, (length_ms, -self.lengths.rows, f"{chunk_id} in {path}"))
-            if len(self._longest) > LONGEST_SHOWN:
-                heapq.heappop(self._longest)  # of equal ones the first stay
-                self._shortest_shown_ms = self._longest[0][0]
+    def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
+        """Count all rows, and keep them if there is a file for them."""
+        add_length, keep = self.lengths.add, None if kept is None else kept.add
+        before, from_ms, until_ms, shown_ms = "", 0, 0, 0
+        for row_number, row in enumerate(rows, 1):
+            start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
+            if not row.fails and there_ms is not None and end_ms is not None and there_ms < end_ms:
+                end_ms = max(start_ms, there_ms)  # no more will be done
+                self.nothing_there += end_ms == start_ms
+            length_ms = 0 if row.fails else None if end_ms is None else end_ms - start_ms
+            add_length(length_ms)
+            if length_ms is None:
+                self.unknown_names += [row.path] if len(self.unknown_names) < EXAMPLES else []
+            elif length_ms > shown_ms:
+                self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
+                self.longest.sort(key=lambda one: -one[0])  # of equal ones the first stay
+                del self.longest[LONGEST_SHOWN:]
+                shown_ms = self.longest[-1][0] if len(self.longest) == LONGEST_SHOWN else 0
+            if end_ms is not None and not row.fails:
+                if start_ms < until_ms and row.recording_id == before:
+                    self.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
+                before, from_ms, until_ms = row.recording_id, start_ms, end_ms
+            self.cut += row.is_cut
+            if keep is not None:
+                keep(row)
+            if not row_number & 0xFF:  # a call for each of a million rows takes too long
+                progress(row_number)
 
     @property
     def other_unknown(self) -> int:
         """The number of files that are here, but have no length in the header."""
         return self.lengths.unknown - self.walk.size.not_here_unknown
-
-    @property
-    def longest(self) -> list[tuple[int, str]]:
-        """Length and name of the longest ones, the longest first."""
-        return [(length_ms, name) for length_ms, _, name in sorted(self._longest, reverse=True)]
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class RowFiles:
         self._folders = folders
         self._read_header, self._may_look = walk.read_header, walk.may_look
         self._cuts = walk.cutting.rows
-        self._measures = walk.needs_headers or self._cuts is not False
+        self._measures = walk.for_plan or self._cuts is not False
         self._found: Found = "", Fingerprint()
         self._problem: NoAudio | None = None
         self._measured = False
@@ -312,7 +312,7 @@ class Manifest:
                 mistakes.add(line, text)
             if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
                 known_mistakes = mistakes.count
-                lost = _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8, and characters are lost
+                lost = walk.for_plan and _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8
                 ours = ours and not (wrong or wrong_cut or lost)
             times = start_ms, end_ms
             first, question = files.ask(path, times, ours=ours)

@@ -88,7 +88,7 @@ class Surveyor(Walk):
     ``needs_audio``: look at every file; one that is missing is a mistake, too.
     """
 
-    needs_headers = True
+    for_plan = True
     needs_audio = False
     several_sources = False
 
@@ -214,7 +214,7 @@ def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
-    files, before, gone, seen = RowFiles(manifest.folders, walk), "", "", False
+    files, before, gone, seen, base = RowFiles(manifest.folders, walk), "", "", False, ""
     undecided = walk.cutting.rows is None
     for found, look in look_ahead(manifest.rows(walk, files), files.look):
         line, row, columns, times, cut, first = found
@@ -223,6 +223,7 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
             cut = f"as {first[0]}-{first[1]}"
         if path != before or look is not None:
             before, seen = path, look is not None
+            base = walk.base_of(path, manifest.folders, seen=seen)
             if look is None:
                 walk.size.add(path, None)
         if seen and (gone != path or end_ms is None or walk.needs_audio):
@@ -246,8 +247,8 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
         if cut:
             further, names = (*further, cut), (*names, CUT)
         yield PlannedRow(
-            row[columns.recording_id], row[columns.chunk_id], path, walk.base_of(path, manifest.folders, seen=seen),
-            start_ms, end_ms, "" if columns.sha256 is None else row[columns.sha256], cut == "yes",
+            row[columns.recording_id], row[columns.chunk_id], path, base, start_ms, end_ms,
+            "" if columns.sha256 is None else row[columns.sha256], cut == "yes",
             "" if columns.overlap_ms is None else row[columns.overlap_ms],
             "" if columns.notes is None else row[columns.notes],
             further, names, there_ms, header.fault != "",

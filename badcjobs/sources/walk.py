@@ -265,7 +265,7 @@ class SeenKeys:
 class Walk:
     """One pass over all sources, for the chunks of one shard."""
 
-    needs_headers = False  # even of files whose length decides nothing
+    for_plan = False  # then all headers are read, and rows with lost characters are left out
 
     def __init__(
         self,
