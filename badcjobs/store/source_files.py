@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import stat
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -266,7 +267,6 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
         raise DatabaseProblem("the file is empty")
     damage = check_bytes(path, status.st_size)
     stated, computed = read_checksum(path)
-    damage = damage or _check_head(path, status.st_size, believed=stated is None or stated == computed)
     if damage is None and stated == computed:
         return describe(replace(intake, status="merged", database=path, checksum=stated))
     besides = [(ending, path.with_name(path.name + ending)) for ending in LEFTOVERS]
@@ -289,12 +289,10 @@ def _read_unproven(intake: Intake, database: Path) -> Intake:
         published = read_sealed_rows(db)
     if damage is not None:
         return _salvage_rows(intake, f"damaged: {damage}")
-    lost = {table: many - intake.counts.get(table, 0) for table, many in published.items()}
-    lost = {table: many for table, many in lost.items() if many > 0}
-    if not lost:
+    if not (lost := Counter(published) - Counter(intake.counts)):
         return intake
     reason = f"{intake.reason or 'damaged: rows are missing'}; {_saved_text(intake.counts, lost)}"
-    return replace(intake, status="salvaged", reason=reason, rows_lost=sum(lost.values()))
+    return replace(intake, status="salvaged", reason=reason, rows_lost=lost.total())
 
 
 _LARGEST_HOLE = 1 << 30
@@ -317,32 +315,22 @@ def check_bytes(path: Path, size_bytes: int) -> str | None:
     if end - hole > _LARGEST_HOLE:
         raise DatabaseProblem(f"a sparse file: of its {size_bytes:,} bytes, {end - hole:,} were never written")
     head, *others = pages
-    if head.startswith(SQLITE_MAGIC) and len(head) >= 100:
-        _, _, version, application = struct.unpack_from(_HEADER, head)
-        if application != APPLICATION_ID and version != SCHEMA_VERSION:
-            raise DatabaseProblem("not a badcjobs database")
-        return None
-    if sum(page[0] in _TREE_PAGES for page in others) <= len(others) // 2:
-        raise DatabaseProblem("not a SQLite database")
-    return "damaged: its header is wrong"
-
-
-def _check_head(path: Path, size_bytes: int, *, believed: bool) -> str | None:
-    """Return the damage that the header shows; refuse a file that is not a task database of ours.
-
-    Not ``believed``: the file has a seal with a wrong checksum; then an unexpected header is damage, too.
-    """
-    with path.open("rb") as file:
-        page_bytes, pages, version, application = struct.unpack_from(_HEADER, file.read(100))
-    if not believed and (application != APPLICATION_ID or version != SCHEMA_VERSION):
+    if not head.startswith(SQLITE_MAGIC) or len(head) < 100:
+        if sum(page[0] in _TREE_PAGES for page in others) <= len(others) // 2:
+            raise DatabaseProblem("not a SQLite database")
         return "damaged: its header is wrong"
+    page_bytes, count, version, application = struct.unpack_from(_HEADER, head)
+    if (application, version) == (APPLICATION_ID, SCHEMA_VERSION):
+        wanted_bytes = count * (65536 if page_bytes == 1 else page_bytes)
+        return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
+    if application == APPLICATION_ID or version == SCHEMA_VERSION:
+        stated, computed = read_checksum(path)
+        if stated not in (None, computed):
+            return "damaged: its header is wrong"
     if application != APPLICATION_ID:
         raise DatabaseProblem("not a badcjobs database")
-    if version != SCHEMA_VERSION:
-        with closing(open_sealed(path)) as db:
-            raise DatabaseProblem(schema_problem(db) or "")
-    wanted_bytes = pages * (65536 if page_bytes == 1 else page_bytes)
-    return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
+    with closing(open_sealed(path)) as db:
+        raise DatabaseProblem(schema_problem(db) or "")
 
 
 def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
