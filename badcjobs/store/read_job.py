@@ -13,11 +13,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.model import TaskKey, is_silent, silent_after_s
+from badcjobs.model import TaskKey, is_silent
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
-from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows
+from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import count_gaps
 
@@ -206,49 +206,37 @@ def add_last_contact(
     there, closed = _list(folder, known)
     new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
     new_attempts = grouped((key.array_index, key.job_id, key.restart) for key in new)
-    try:
+    merged_at_ms = None
+    with suppress(OSError, ValueError):
         merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
-    except (OSError, ValueError):
-        merged_at_ms = None
-    shown, gone, copies = [], 0, set()
+    shown, gone = [], 0
     for task in tasks:
         file = unended.get(task.name)
         if file is None:
             shown.append(task)
             continue
-        publish_every_s, now = parse_settings(task.settings).get("publish_every_s"), there.get(file.path)
-        after_s = silent_after_s(file.size_bytes or 0, publish_every_s)
-        then = replace(task, heard_at_ms=max(task.last_sign_ms, (file.mtime_ns or 0) // 10**6), silent_after_s=after_s)
-        was_silent = is_silent(then.heard_at_ms, after_s, merged_at_ms)
-        successors = set(new_attempts[task.array_index]) - {(task.job_id, task.restart)}
+        now, then = there.get(file.path), with_contact(task, file.size_bytes or 0, file.mtime_ns or 0)
+        # Of a missing file: other tasks published long after it.
+        was_silent = is_silent(then.heard_at_ms, then.silent_after_s, as_of_ms if now is None else merged_at_ms)
         if now is None:
-            # Other tasks published long after it: it was silent at the merge.
-            was_silent = is_silent(then.heard_at_ms, after_s, as_of_ms)
             shown.append(then if was_silent else task)
             gone += not was_silent
-        elif file.is_same(now):
-            shown.append(then)
-        elif (
+        elif file.is_same(now) or (
             was_silent
             and file.checksum is not None
             and now.st_size == file.size_bytes
             and (read_stated(folder / file.path) == file.checksum)
         ):  # another time, the same seal: a copy of the merged file
             shown.append(then)
-            copies.add(file.path)
-        elif was_silent or successors:  # a later attempt may have published it
-            shown.append(replace(then, changed=True))
+        elif was_silent or set(new_attempts[task.array_index]) - {(task.job_id, task.restart)}:
+            shown.append(replace(then, changed=True))  # a later attempt may have published it
         else:
-            heard_at_ms = max(task.last_sign_ms, now.st_mtime_ns // 10**6)
-            after_s = silent_after_s(now.st_size, publish_every_s)
-            shown.append(replace(task, heard_at_ms=heard_at_ms, silent_after_s=after_s, changed=True))
+            shown.append(with_contact(task, now.st_size, now.st_mtime_ns, changed=True))
     # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does not
     # count as changed.
-    open_files = {file.path for file in unended.values()} - copies
-    seen = [(file, there[file.path]) for file in files if file.path in there and file.mtime_ns is not None]
-    changed = sum(
-        not file.is_same(now) if file.path in open_files else now.st_size != file.size_bytes for file, now in seen
-    )
+    others = there.keys() - {file.path for file in unended.values()}
+    ended = [file for file in files if file.path in others and file.mtime_ns is not None]
+    changed = sum(task.changed for task in shown) + sum(there[f.path].st_size != f.size_bytes for f in ended)
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = read_model.Freshness(
         as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed

@@ -60,10 +60,10 @@ _LAST_HOST = """
 _SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a task database has one task
 _LIVE_FOLDER = "SELECT value FROM meta WHERE key = 'live_folder'"
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
-_DEVICES_NOW = """
-    SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-           d.memory_total_bytes, d.power_limit_w, d.driver
-    FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
+_DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
+             d.memory_total_bytes, d.power_limit_w, d.slowdown_c, d.driver"""
+_DEVICES_NOW = f"""
+    SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
 _DONE = """
     SELECT device_id, count(*), total(audio_s) FROM chunk
     WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
@@ -162,17 +162,15 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
                         rate=done.audio_s / task.wall_s if done.audio_s and task.wall_s > 0 else None,
                     )
                 )
-            published_ms = status.st_mtime_ns // 10**6 if alive else 0
-            tasks.append(
-                replace(
-                    task,
-                    heard_at_ms=max(task.last_sign_ms, published_ms),
-                    silent_after_s=silent_after_s(status.st_size, parse_settings(task.settings).get("publish_every_s")),
-                    working_on=tuple(name for _, name in under_way[:_MOST_UNDER_WAY]),
-                    its_devices=tuple(devices),
-                )
-            )
+            now = {"working_on": tuple(name for _, name in under_way[:_MOST_UNDER_WAY]), "its_devices": tuple(devices)}
+            tasks.append(with_contact(task, status.st_size, status.st_mtime_ns if alive else 0, **now))
         return tuple(tasks)
+
+
+def with_contact(task: TaskFacts, size_bytes: int, published_ns: int, **more: Any) -> TaskFacts:
+    """Return a task with the time of its last contact, from the size and time of its database, and more facts."""
+    after_s = silent_after_s(size_bytes, parse_settings(task.settings).get("publish_every_s"))
+    return replace(task, heard_at_ms=max(task.last_sign_ms, published_ns // 10**6), silent_after_s=after_s, **more)
 
 
 def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ...]:
@@ -278,12 +276,10 @@ def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Ite
 
 # --- each device ------------------------------------------------------------------------------------------------------
 
-_DEVICES = """
-    SELECT d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-           d.memory_total_bytes, d.power_limit_w, d.slowdown_c, d.driver, s.samples, s.memory_peak_bytes,
-           s.temperature_max_c, s.power_mean_w, s.energy_j AS energy_counter_j,
-           s.energy_span_s AS energy_counter_span_s, s.span_s, coalesce(s.gap_s, 0.0) AS gap_s,
-           s.energy_integrated_j, s.busy_mean_percent
+_DEVICES = f"""
+    SELECT {_DEVICE}, s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.span_s,
+           s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.energy_integrated_j,
+           coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
 _NONE, _UNREAD = UnderWay(), Reading()
