@@ -234,11 +234,8 @@ class Claim:
         self._me = replace(self._me, beat=self._me.beat + 1, beat_at_ms=self._clock.now_ms())
         self._beat_at_s = self._clock.monotonic_s()
         try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, self._text().encode())
-            finally:
-                os.close(fd)
+            with self.path.open("r+b", buffering=0) as file:
+                file.write(self._text().encode())
         except OSError as error:
             self.lost = not self._ended.is_set() and error.errno in (errno.ENOENT, errno.ESTALE)
             log.debug("no heartbeat in %s: %s", self.path.name, error)

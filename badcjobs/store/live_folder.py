@@ -11,7 +11,7 @@ import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,30 +195,33 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
     end_leftovers(owner.mark)
     try:
         # The task ended at the time of the last write.
-        files = [
-            file for half in (folder.wrapper_file, folder.recorder_file) for file in folder.path.glob(f"{half.name}*")
-        ]
-        ended_at_ms = max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
+        halves = (folder.wrapper_file, folder.recorder_file)
+        written_ns = [file.stat().st_mtime_ns for half in halves for file in folder.path.glob(f"{half.name}*")]
+        ended_at_ms = max(written_ns, default=0) // 1_000_000
         work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
         if work is None or (not target.exists() and not _has_attempts(work)):
             folder.remove()  # killed while it listed its chunks
             return False
         log.warning("an earlier task and its recorder were killed: publishing its live files in %s", folder.path)
-        readings = left_behind(folder.recorder_file, shared=owner.shared)
-        last_ms = last_reading_ms(readings(folder.path))
-        publish(
-            [work_left_behind(folder.wrapper_file, target, shared=owner.shared), readings],
-            target,
-            workplace=folder.path,
-            closing={"ended_at_ms": ended_at_ms, "verdict": "killed"},
-            gaps=[] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")],
-        )
-        remove_unfinished(target)
+        last_ms = last_reading_ms(left_behind(folder.recorder_file, shared=owner.shared)(folder.path))
+        gaps = [] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")]
+        publish_killed(folder, target, ended_at_ms, gaps, shared=owner.shared)
     except (OSError, sqlite3.Error) as error:
         log.warning("they cannot be published and stay there: %s", error)
         return False
     folder.remove()
     return True
+
+
+def publish_killed(
+    folder: LocalFolder, target: Path, ended_at_ms: int, gaps: Sequence[tuple[int, int, str]], *, shared: bool
+) -> None:
+    """Publish the live files of a killed task, and remove the unfinished copies that it has left."""
+    work = work_left_behind(folder.wrapper_file, target, shared=shared)
+    halves = [work, left_behind(folder.recorder_file, shared=shared)]
+    closing = {"ended_at_ms": ended_at_ms, "verdict": "killed"}
+    publish(halves, target, workplace=folder.path, closing=closing, gaps=gaps)
+    remove_unfinished(target)
 
 
 def _has_attempts(uri: str) -> bool:

@@ -61,7 +61,7 @@ _SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a 
 _LIVE_FOLDER = "SELECT value FROM meta WHERE key = 'live_folder'"
 _SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-             d.memory_total_bytes, d.power_limit_w, d.slowdown_c, d.driver"""
+             d.memory_total_bytes, d.power_limit_w, d.driver"""
 _DEVICES_NOW = f"""
     SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
 _DONE = """
@@ -277,7 +277,7 @@ def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Ite
 # --- each device ------------------------------------------------------------------------------------------------------
 
 _DEVICES = f"""
-    SELECT {_DEVICE}, s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.span_s,
+    SELECT {_DEVICE}, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.span_s,
            s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.energy_integrated_j,
            coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)

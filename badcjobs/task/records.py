@@ -140,7 +140,6 @@ class Records:
             started_at_ms=self.started_at_ms,
             asked_at_ms=world.clock.now_ms(),
             recorder_file=str(self.local.recorder_file),
-            wrapper_file=str(self.local.wrapper_file),
             publish_to=str(self._target),
             local_folder=str(self.local.path),
             shared=self._live.shared,

@@ -158,38 +158,24 @@ class RecorderProcess:
 def publish_for_wrapper(order: SidecarOrder, clock: Clock, unwritten: Unwritten) -> None:
     """Act for a killed wrapper: end its workers, publish both files a last time, remove the live files."""
     # Imported here to save memory: few recorders need these modules.
-    import shutil
-
     from badcjobs.processes import end_leftovers
-    from badcjobs.store.atomic_write import remove_unfinished
-    from badcjobs.store.live_files import left_behind, work_left_behind
-    from badcjobs.store.live_folder import take_over
-    from badcjobs.store.publish import publish
+    from badcjobs.store.live_folder import publish_killed, take_over
 
     log.warning("the wrapper has died: ending its workers and publishing its results")
     end_leftovers(order.mark)
-    if not take_over(LocalFolder(Path(order.local_folder)), _TAKE_OVER_TIMEOUT_S, clock):
+    folder = LocalFolder(Path(order.local_folder))
+    if not take_over(folder, _TAKE_OVER_TIMEOUT_S, clock):
         return  # the next task has taken over the folder
     ended_at_ms = clock.now_ms()
-    target = Path(order.publish_to)
     for number in range(_LAST_PUBLICATION_TRIES):
         try:
-            publish(
-                [
-                    work_left_behind(Path(order.wrapper_file), target, shared=order.shared),
-                    left_behind(Path(order.recorder_file), shared=order.shared),
-                ],
-                target,
-                workplace=Path(order.local_folder),
-                closing={"ended_at_ms": ended_at_ms, "verdict": "killed"},
-                gaps=unwritten.gaps(ended_at_ms),
-            )
-            remove_unfinished(target)
+            gaps = unwritten.gaps(ended_at_ms)
+            publish_killed(folder, Path(order.publish_to), ended_at_ms, gaps, shared=order.shared)
         except (OSError, sqlite3.Error) as error:
             log.warning("publication %d failed: %s", number + 1, error)
             time.sleep(1)
         else:
-            shutil.rmtree(order.local_folder, ignore_errors=True)
+            folder.remove()
             if order.claim_file is not None:
                 Path(order.claim_file).unlink(missing_ok=True)
             return

@@ -46,7 +46,7 @@ def main() -> None:
     devices = [Followed(number + 1, str(number), number, *facts) for number in range(DEVICES)]
     order = SidecarOrder(
         mark="bench", task_id=1, wrapper_pid=os.getppid(), devices=devices, interval_s=1.0, stand_in=StandIn(),
-        search_path=None, sysfs=None, started_at_ms=now_ms, asked_at_ms=now_ms, recorder_file=file, wrapper_file=file,
+        search_path=None, sysfs=None, started_at_ms=now_ms, asked_at_ms=now_ms, recorder_file=file,
         publish_to=file, local_folder=str(Path(file).parent),
     )  # fmt: skip
     run_recorder(order, reader, LinePipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
