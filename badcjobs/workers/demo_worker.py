@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -89,16 +90,14 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
             raise ValueError("the file is empty" if not head else "the file is not audio")
     audio_s = len(raw) * 8 / bits / channels / rate
     window = max(1, int(_WINDOW_S * rate)) * channels
-    levels = [*peaks(kind, bits, raw, window), 0.0]
     found: list[list[int | str | float]] = []
-    window_ms, start = round(_WINDOW_S * 1000), None
-    for number, level in enumerate(levels):
-        if level >= threshold:
-            start = number if start is None else start
-        elif start is not None:
-            score = round(max(levels[start:number]), 3)
-            found.append([start * window_ms, number * window_ms, "LOUD", score, "Loud sound"])
-            start = None
+    window_ms, start = round(_WINDOW_S * 1000), 0
+    for is_loud, group in groupby(peaks(kind, bits, raw, window), lambda level: level >= threshold):
+        levels = list(group)
+        end = start + len(levels)
+        if is_loud:
+            found.append([start * window_ms, end * window_ms, "LOUD", round(max(levels), 3), "Loud sound"])
+        start = end
     return {"audio_s": audio_s, "detections": found}
 
 

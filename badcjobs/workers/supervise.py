@@ -66,6 +66,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._retries = Retries(self.policy)
         self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
+        self.upcoming = self._queue.upcoming  # the chunks that workers get next; thread-safe
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
         self._node_faults = 0  # pauses since the last chunk done
         self._paused_until_s = -math.inf
@@ -129,10 +130,6 @@ class Supervisor:
     def busy(self) -> bool:
         """Whether a worker still runs, or an event is not written yet."""
         return any(thread.is_alive() for thread in self._threads) or not self._events.empty()
-
-    def upcoming(self, count: int) -> list[Chunk]:
-        """Return the chunks that workers get next, without taking them; thread-safe."""
-        return self._queue.upcoming(count)
 
     def handle_events(self, timeout_s: float) -> None:
         """Wait for events and write all of them in one transaction."""
