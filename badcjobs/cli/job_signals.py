@@ -70,9 +70,6 @@ class DelayedSignals:
             signal.raise_signal(self.came)
 
 
-# --- in an array task -------------------------------------------------------------------------------------------------
-
-
 class BatchTask:
     """One array task: runs ``badcjobs run`` as a child, exits with its code, and is requeued if work is left for it.
 

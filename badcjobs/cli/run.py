@@ -71,9 +71,6 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     return int(end["exit_code"])
 
 
-# --- progress bars ----------------------------------------------------------------------------------------------------
-
-
 class ProgressBars:
     """Progress bars on stderr, if it is a terminal."""
 

@@ -119,16 +119,8 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock = SystemClock()
     poll_s = output.poll_s(POLL_S)
-    plan = make_plan(
-        command,
-        options,
-        Path.cwd(),
-        clock,
-        output.Pace(ROWS),
-        again=how.again,
-        keep=not how.dry_run,
-        mistakes=mistakes,
-    )
+    pace, keep = output.Pace(ROWS), not how.dry_run
+    plan = make_plan(command, options, Path.cwd(), clock, pace, again=how.again, keep=keep, mistakes=mistakes)
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
@@ -225,8 +217,8 @@ def _report_slurm_end(
     if how.json_wanted:
         end = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
         output.print_json({**facts, **end, "summary": summary.to_dict()})
-        return code
-    _say_end(facts.get("job_id", ""), verdict, ends, summary)
+    else:
+        _say_end(facts.get("job_id", ""), verdict, ends, summary)
     return code
 
 
@@ -323,13 +315,12 @@ def _submit_script(
 def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
     if how.json_wanted:
         output.print_json({**done.to_dict(), **facts})
-        return done.exit_code
-    if done.job is None:
+    elif done.job is not None:
+        _say_end(done.job_id, done.verdict, done.rows, done.job.summary, [files_text(done.job)])
+    else:
         output.say(f"job {done.job_id}: {done.verdict}")
         if done.exit_code:
             output.say_next(*output.this_command())
-        return done.exit_code
-    _say_end(done.job_id, done.verdict, done.rows, done.job.summary, [files_text(done.job)])
     return done.exit_code
 
 

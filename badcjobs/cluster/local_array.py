@@ -59,7 +59,6 @@ class TaskRow(TaskOutcome):
 
     restarts: int = 0
     devices: tuple[Device, ...] = ()
-    attempt: Attempt | None = field(default=None, repr=False)
     ends: list[dict[str, Any]] = field(default_factory=list)  # of all attempts that have ended
 
     def to_dict(self) -> dict[str, object]:
@@ -163,7 +162,7 @@ class LocalArray:
         self._tell = tell
         self._clock = job.world.clock
         self._waiting = list(self.rows)
-        self._running: list[TaskRow] = []
+        self._running: list[tuple[TaskRow, Attempt]] = []
         self._obeyed: set[str] = set()  # the signals handled so far; after the first no task is started
         outer = job.world.environ.get(MARK, "")
         # Every process of this job carries this mark, appended to that of an outer job.
@@ -179,8 +178,8 @@ class LocalArray:
         try:
             while self._running or (self._waiting and not self._obeyed):
                 self._obey_signals()
-                for row in [row for row in self._running if row.attempt is not None and row.attempt.look()]:
-                    self._finish_attempt(row)
+                for row, attempt in [one for one in self._running if one[1].look()]:
+                    self._finish_attempt(row, attempt)
                 self._start_what_fits()
                 self._write_states()
                 self._tell_chunks()
@@ -198,7 +197,7 @@ class LocalArray:
 
     def _obey_signals(self) -> None:
         """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""
-        stop, attempts = self.job.world.stop, [row.attempt for row in self._running if row.attempt is not None]
+        stop, attempts = self.job.world.stop, [attempt for _, attempt in self._running]
         tasks = f"{len(attempts)} task{'' if len(attempts) == 1 else 's'}"
         steps: tuple[tuple[signal.Signals | None, str, Callable[[Attempt, signal.Signals], None]], ...] = (
             (stop.warned_by, "starting no new task, passing it on to {}", Attempt.warn),
@@ -244,20 +243,17 @@ class LocalArray:
             self._give_back(row)
             self._change(row, FAILED, f"cannot be started: {problem}")
             return
-        row.attempt = Attempt(process, mark, self._clock, request, self._settings.kill_wait_s)
-        self._running.append(row)
+        self._running.append((row, Attempt(process, mark, self._clock, request, self._settings.kill_wait_s)))
         on = "on " + ", ".join(f"GPU {device.token}" for device in row.devices) if row.devices else ""
         again = f"restart {row.restarts} " if row.restarts else ""
         self._change(row, RUNNING, (again + on).strip())
 
     # --- from RUNNING to an end --------------------------------------------------------------------------------------
 
-    def _finish_attempt(self, row: TaskRow) -> None:
-        attempt = row.attempt
-        assert attempt is not None
-        self._running.remove(row)
+    def _finish_attempt(self, row: TaskRow, attempt: Attempt) -> None:
+        self._running.remove((row, attempt))
         self._give_back(row)
-        row.attempt, row.exit_code = None, attempt.exit_code
+        row.exit_code = attempt.exit_code
         words = f"exit code {row.exit_code} after {self._clock.monotonic_s() - attempt.started_s:.0f} s"
         state = attempt.ended_by or (COMPLETED if row.exit_code == 0 else FAILED)
         if row.exit_code == ExitCode.RUN_ME_AGAIN and state != CANCELLED:
@@ -327,7 +323,7 @@ class LocalArray:
         now_s = self._clock.monotonic_s()
         if now_s < self._next_chunks_s or not self._running:
             return
-        for row in self._running:
+        for row, _ in self._running:
             live = self.job.attempt_folder(row.index, row.restarts).glob("tmp/*/wrapper.sqlite")
             self._count_chunks(row, live, live=True)
         listed, done, failed = (

@@ -92,8 +92,6 @@ class LocalJob:
         # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
 
-    # --- the start ---------------------------------------------------------------------------------------------------
-
     def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
         """Start the script for a task with its devices; raises OSError if it cannot be started."""
         folder, request = self.attempt_folder(index, restart), self.request
@@ -151,8 +149,6 @@ class LocalJob:
             found |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
         set_here = {name: str(value) for name, value in found.items() if value is not None}
         return inherited | dict(request.exports) | set_here | visible_lists(devices)
-
-    # --- the end -----------------------------------------------------------------------------------------------------
 
     def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
         """Write the end of an attempt beside its databases, as the scripts in slurm/ do; merge works without it."""
