@@ -1,9 +1,8 @@
 """Call the programs of Slurm, parse their output, and submit an array with its merge job.
 
 submitit writes the batch script of the array and requeues a task that runs out of time; sbatch submits the merge job.
-The caller provides what runs in the job (``task``) and the environment that sbatch passes on. submitit reads the work
-of each task from a file with the task's number in its name. The work is the same for all tasks, so one file is written
-and each task links its own name to it.
+submitit reads the work of each task from a file with the task's number in its name. The work is the same for all tasks,
+so one file is written and each task links its own name to it.
 
 A running sbatch holds a lock on its script, even if the process that called it was killed: with a full queue it tries
 for two minutes and may still submit the job.
@@ -42,7 +41,6 @@ _WORK = "array.pkl"  # a run folder has one array at a time
 _ENDLESS = 1_000_000  # submitit's own limit of requeues; ours is ArrayOrder.requeues
 _PATIENCE_S = 60.0  # a busy controller answers late
 _VIEW_PATIENCE_S = 2.5  # the first screen of a live view must not wait long
-_ON_A_LOGIN_NODE = "run this on a login node of the cluster"
 _SBATCH_PATIENCE_S = 180.0  # if the queue is full, sbatch itself retries for up to 120 s
 _SILENCE_S = 10.0  # without an answer for this long, log a line
 _NUMBER = re.compile(r"(?:Submitted batch job )?(?P<id>[0-9]+)(?:;\S+| on cluster \S+)?")
@@ -219,11 +217,19 @@ def query_number(script: Path) -> str | None:
         except BlockingIOError:
             log.warning("an earlier sbatch is still submitting %s; waiting for it", script)
             fcntl.flock(file, fcntl.LOCK_SH)
-    return parse_number(ask(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%F|%o"]), script)
+    for line in ask(["squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%F|%o"]).splitlines():
+        number, _, command = line.strip().partition("|")
+        if command == str(script) and number.isascii() and number.isdecimal():
+            return number
+    return None
 
 
 def ask(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, *, instead: str = "", patience_s: float = _PATIENCE_S
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    instead: str = "run this on a login node of the cluster",
+    patience_s: float = _PATIENCE_S,
 ) -> str:
     """Return the output of a Slurm program; raise NotHere if it is missing, Unanswered if it does not answer now."""
     program = argv[0]
@@ -234,7 +240,7 @@ def ask(
         )  # fmt: skip
     except FileNotFoundError as error:
         why = f"the program {program} is not on PATH"
-        raise NotHere("there is no Slurm here", why=why, fix=instead or _ON_A_LOGIN_NODE) from error
+        raise NotHere("there is no Slurm here", why=why, fix=instead) from error
     except OSError as error:
         raise Unanswered(f"{program} cannot be run: {error}") from error
     except subprocess.TimeoutExpired as error:
@@ -242,15 +248,6 @@ def ask(
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
     return done.stdout  # an invalid job id: the job ended long ago
-
-
-def parse_number(text: str, script: Path) -> str | None:
-    """Find a script in ``squeue -o '%F|%o'``, job number and script; return the number."""
-    for line in text.splitlines():
-        number, _, command = line.strip().partition("|")
-        if command == str(script) and number.isascii() and number.isdecimal():
-            return number
-    return None
 
 
 def has_ended(states: JobStates) -> bool:

@@ -38,7 +38,6 @@ _LOOKED_AT = 2000  # audio files; opening each of twenty million on Lustre would
 _ASKS_FOR_GPUS = re.compile(r"--(gres|gpus|tres-per)")  # not --exclusive: srun, which starts the tasks, sees no GPU
 _WARNING_S = 180
 _SHORTEST_WARNING_S = 30  # Slurm checks time limits every 30 seconds
-_OF_THE_ORDER = ("array", "job-name")  # given through --sbatch, and part of the order itself
 Wrong = list[tuple[str, str | None]]  # mistakes, each with the option as it should be, where that is known
 
 
@@ -172,7 +171,7 @@ def make_order(
     """
     wrong: Wrong = [(one, None) for one in mistakes]
     more = _check_options(options, wrong)
-    array, name = (more.pop(one, None) for one in _OF_THE_ORDER)
+    array, name = more.pop("array", None), more.pop("job-name", None)  # given through --sbatch
     spec, shape, only = _choose_array(options, None if array is None else str(array), frozen, listed, wrong)
     times = {"time": options.time or "12:00:00", "merge_time": options.merge_time or "1:00:00"}
     minutes = {}

@@ -119,8 +119,8 @@ NUMBERS, SAYS = (one.splitlines()[1:] for one in (DATA / "sbatch_answers.txt").r
 
 def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost(answers, tmp_path, pages, caplog):
     named = Path("/a b|c/logs/.submission_file_1.sh")
-    text = f"Welcome\n7|/other.sh\nx|{named}\n4821|{named}\n"
-    assert [cluster.parse_number(text, one) for one in (named, Path("/other"))] == ["4821", None]
+    answers(lines("Welcome", "7|/other.sh", f"x|{named}", f"4821|{named}"))
+    assert [cluster.query_number(one) for one in (named, Path("/other"))] == ["4821", None]
     script, found = tmp_path / "job.sh", {text: cluster.parse_job_id(text.replace("⏎", "\n")) for text in NUMBERS}
     script.touch()
     for text in SAYS:
