@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from badcjobs.report.job_tables import flat_settings
@@ -45,11 +46,6 @@ class Kind:
     at_least: bool = False  # what was not measured would be added
     points: bool = False  # it is a percentage: the difference is in percentage points
     of_work: bool = False  # not compared (a percentage: not judged) if one of the jobs has analysed nothing
-
-    def of(self, summary: Summary) -> float | None:
-        """Return the figure of a job."""
-        found: float | None = getattr(summary, self.key) if self.find is None else self.find(summary)
-        return found
 
 
 def _busy(summary: Summary) -> float | None:
@@ -259,7 +255,8 @@ def _setting(value: Any) -> str:
 
 def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool = True) -> Figure:
     """Return a figure; it is better or worse only if both jobs measured all of it, with similar chunks."""
-    values = a, b = kind.of(this), kind.of(other)
+    find: Find = kind.find or attrgetter(kind.key)
+    values = a, b = find(this), find(other)
     shares = [100.0 if kind.measured is None else kind.measured(one) or 0.0 for one in (this, other)]
     words = [UNKNOWN if value is None else kind.say(value) for value in values]
     for place, (value, share) in enumerate(zip(values, shares, strict=True)):

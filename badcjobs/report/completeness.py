@@ -26,7 +26,7 @@ from badcjobs.store.read_job import known_lengths, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 
-Progress = Callable[[int], None]
+Progress = Callable[[int], None]  # how many rows of the source have been read
 Indices = set[int | None]  # of an array; None: a row that belongs to no array task
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
@@ -58,17 +58,17 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
         return _describe(facts.chunks, facts, (), why_unknown=_reason(error))
     run, frozen = runs[0]
     shape = frozen.array if len(runs) == 1 else None
-    absent = absent_indices(facts, shape)
     try:
         sources = []
         for _, one in runs:
             paths, root = [Path(path) for path in one.settings["source"]], one.settings.get("root")
             sources.append(open_sources(paths, root=None if root is None else Path(root), cutting=one.cutting))
-        proof, left, failed = _compare(database, facts, sources, shape, absent, progress)
+        proof, left, failed = _compare(database, facts, sources, shape, progress)
     except (BadInput, OSError, sqlite3.Error) as error:
         what = "source" if len(runs) == 1 else "sources"
         why = f"the {what} cannot be compared with the job database: {error}"
         why = _reason(error) if isinstance(error, BadInput) else why
+        absent = absent_indices(facts, shape)
         proof = _describe(facts.chunks, facts, absent, why_unknown=why)
         left, failed = _unfinished(facts, absent)
     if len(runs) > 1:
@@ -164,12 +164,7 @@ def find_shares(
 
 
 def _compare(
-    database: Path,
-    facts: JobFacts,
-    sources: Sequence[Sources],
-    shape: ArrayShape | None,
-    absent: Sequence[int],
-    progress: Progress,
+    database: Path, facts: JobFacts, sources: Sequence[Sources], shape: ArrayShape | None, progress: Progress
 ) -> tuple[Completeness, Indices, Indices]:
     """Compare the sources of a run with its job database; return also which array tasks have work left or failed."""
     by_manifest = any(one.manifests_listed is not None for one in sources) and len(sources) == 1
@@ -205,6 +200,7 @@ def _compare(
             indices.setdefault(state, set()).add(index)
         unlisted = indices.get(NOT_LISTED, set())
         strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
+        absent = absent_indices(facts, shape)
         missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
         # Rows of missing tasks are reported by the array index.
         not_listed_examples = _only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else ()

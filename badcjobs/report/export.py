@@ -56,11 +56,6 @@ class ExportOrder:
     time_zone: tzinfo | None = None  # of the recorders' clocks
 
     @property
-    def everything(self) -> bool:
-        """Whether every table is wanted."""
-        return "all" in self.tables
-
-    @property
     def of_detections(self) -> bool:
         """Whether to export detections in the time of the recordings, not tables as they are."""
         return not self.tables and self.form != "badc"
@@ -68,7 +63,7 @@ class ExportOrder:
     @property
     def needs_folder(self) -> bool:
         """Whether several files are wanted."""
-        return self.by_study_area or self.everything or len(self.tables) > 1 or self.form == "badc"
+        return self.by_study_area or "all" in self.tables or len(self.tables) > 1 or self.form == "badc"
 
 
 def form_of(out: Path) -> str:
@@ -181,7 +176,7 @@ def _write_file(
 def _export_tables(
     db: sqlite3.Connection, order: ExportOrder, database: Path, stdout: BinaryIO, progress: Progress
 ) -> list[ExportedFile]:
-    tables = list_tables(db) if order.everything else list(dict.fromkeys(order.tables or ("detection",)))
+    tables = list_tables(db) if "all" in order.tables else list(dict.fromkeys(order.tables))
     check_tables(db, tables, database)
     if order.output is not None and order.needs_folder:
         make_folder(order.output)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
@@ -33,7 +33,7 @@ from badcjobs.model import AskQueue, CutShort, NameGaps, TaskKey, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
-from badcjobs.report.completeness import merge_again, prove_complete
+from badcjobs.report.completeness import Progress, merge_again, prove_complete
 from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
@@ -53,7 +53,6 @@ from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int], None]  # how many rows of the source have been read
 
 
 def finish_job(
