@@ -1,8 +1,6 @@
 """Choose the reader: a recording or simulated devices if requested, else the first reader that works on this machine.
 
-The order is NVML, then ``nvidia-smi`` if NVML's library cannot be used, then AMD's ``amdsmi``, then what the Linux
-kernel reports. A machine without a GPU is not an error here: ``inventory`` fails.
-"""
+A machine without a GPU is not an error here: ``inventory`` fails."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
-from badcjobs.devices.reading_builder import NoAnswer, check_range, no_metric
+from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, check_range
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -107,13 +107,12 @@ class Query:
 
 def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Reading:
     """Return the reading of a line; raise DeviceUnreadable if it has no value."""
-    if not values:
-        raise no_metric(missing)
-    reasons = {**missing, "energy_j": "nvidia-smi has no energy counter"}
-    if "utilization_percent" not in values:
-        return Reading(**values, missing={**reasons, "busy_percent": missing["utilization_percent"]})
-    busy = float(values["utilization_percent"])
-    return Reading(**values, busy_percent=busy, missing=reasons, sources={"busy_percent": "utilization"})
+    builder = ReadingBuilder(missing)
+    builder.values.update(values)
+    builder.raise_if_empty()
+    builder.add_missing(["energy_j"], "nvidia-smi has no energy counter")
+    builder.use_utilization()
+    return builder.finish()
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,4 @@
-"""Read NVIDIA GPUs through NVML, with the package nvidia-ml-py (its module is ``pynvml``).
-
-The reader starts and stops NVML, lists the devices, collects their faults (Xid errors), and asks DCGM for the metrics
-that NVML does not have on older cards. ``nvml_device`` reads one device.
-"""
+"""Read NVIDIA GPUs through NVML, with the package nvidia-ml-py (its module is ``pynvml``)."""
 
 from __future__ import annotations
 
@@ -78,8 +74,7 @@ class NvmlReader:
                 self._faults.watch(nvml, uuid, device.handle, is_slice=device.is_slice)
             reading = device.read(nvml, now_s)
         except Exception as error:  # broad: the recorder expects no other exception
-            if self._nvml is not None:
-                self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
+            self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
             faults = self._faults.pending[uuid]
             reason = reason_of(error) + (f" ({', '.join(faults)})" if faults else "")
             self._forget(device, error)
@@ -90,7 +85,7 @@ class NvmlReader:
 
     def force_full_read(self) -> None:
         """Read all metrics of each device at the next reading."""
-        self._faults.force_full_read()
+        self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
         for device in self._devices.values():
             device.force_full_read(self._clock.monotonic_s())
 
@@ -242,7 +237,7 @@ class FaultWatch:
             self._watched[uuid] = _address(card), gpu_instance
 
     def poll(self, nvml: Any, now_s: float, *, force: bool = False) -> None:
-        """Collect the events of all devices if it is time; ``force``: now, because a device has failed."""
+        """Collect the events of all devices if it is time; ``force``: now, after a failure and at the end."""
         if self._events is None or (now_s < self._due_s and not force):
             return
         self._due_s = now_s + _REST_S
@@ -258,10 +253,6 @@ class FaultWatch:
             pass
         except Exception as error:  # broad: readings are more important than events
             log.debug("cannot read fault events: %s", error)
-
-    def force_full_read(self) -> None:
-        """Collect the events at the next reading, which is the last one."""
-        self._due_s = float("-inf")
 
     def close(self, nvml: Any | None) -> None:
         """Free the event set; without ``nvml`` it no longer exists."""

@@ -177,13 +177,8 @@ class ReadingBuilder:
     def raise_if_empty(self) -> None:
         """Raise DeviceUnreadable if there is no value so far."""
         if not self.values:
-            raise no_metric(self.missing)
+            raise DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(self.missing.values())))}")
 
     def finish(self) -> Reading:
         """Return the reading."""
         return Reading(**self.values, missing=self.missing, sources=self._sources, processes=self.processes)
-
-
-def no_metric(missing: Mapping[str, str]) -> DeviceUnreadable:
-    """Return the error of a device that gives no value at all."""
-    return DeviceUnreadable(f"no metric can be read: {'; '.join(sorted(set(missing.values())))}")

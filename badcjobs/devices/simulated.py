@@ -1,8 +1,7 @@
 """Simulate devices, for demos and tests on a machine without a GPU, or replay those of a recording.
 
 All values of a simulated device depend only on its index and the seconds since the start. So two processes with the
-same start see the same devices, and a second run shows the same numbers. A reader remembers only the time of its last
-reading of a device, to report each fault once.
+same start see the same devices, and a second run shows the same numbers.
 """
 
 from __future__ import annotations
