@@ -251,11 +251,10 @@ def add_up(
     failed = sum(task.failed_for_good for task in cut)
     done = max(sum(task.done for task in every), sum(task.done + task.before for task in cut))
     audio_s, ran_s = sum(task.audio_s for task in every), running_s(every)
-    at_work = [device for device in devices if device.alive]
     over = bool(tasks) and not in_parts and all(task.begun and not task.alive for task in tasks)
-    total = Total(
+    total = replace(
+        total_of_devices([device for device in devices if device.alive]),
         states=dict(Counter(task.state for task in tasks)),
-        devices=len(at_work),
         chunks=chunks,
         chunks_known=known,
         parts=parts if in_parts else None,
@@ -268,8 +267,6 @@ def add_up(
         ran_s=ran_s,
         gpu_s=sum(task.gpu_s for task in every),
         speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
-        utilization_percent=mean_utilization(at_work),
-        power_w=total_power_w(at_work),
     )
     left = (total.source_chunks or chunks) - total.settled
     running = [progress_of(task) for task in tasks if task.state == "running"]
@@ -279,6 +276,11 @@ def add_up(
         starts = left > sum(progress.pending for progress in running)  # for the rest
         end_ms = since_ms + round(1000 * with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts))
     return replace(total, ends_at_ms=end_ms)
+
+
+def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
+    """Return the totals of devices, without tasks."""
+    return Total(devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices))
 
 
 def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:

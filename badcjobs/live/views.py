@@ -17,16 +17,7 @@ from pathlib import Path
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.run_files import ArrayOfRun, RunFiles, is_abandoned, last_job_of, read_array
-from badcjobs.live.snapshot import (
-    Snapshot,
-    Total,
-    add_up,
-    is_done,
-    mean_utilization,
-    run_alerts,
-    standstill,
-    total_power_w,
-)
+from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, run_alerts, standstill, total_of_devices
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.completeness import finish_lines
@@ -292,9 +283,7 @@ class MachineView:
                 )
                 for a in self._book.open_alerts
             ),
-            total=Total(
-                devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices)
-            ),
+            total=total_of_devices(devices),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,11 +222,11 @@ class CostBook(Book):
     """Updates the recorder's row every ten seconds, and at the end."""
 
     writer: TelemetryWriter
-    effort: Effort
     interval_s: float
     started_at_ms: int
     backend: Callable[[], tuple[str, str]]  # what reads the devices, and why
     use: Callable[[], Use] = read_own_use
+    effort: Effort = field(default_factory=Effort)  # the recorder adds to it
     _at_ms: int = 0
     _next_ms: int = 0
 

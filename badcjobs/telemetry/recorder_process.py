@@ -26,16 +26,7 @@ from badcjobs.seams import Clock, GpuReader
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert, AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, LatestBook, ProcessBook, ProcessLookup, SourceBook
-from badcjobs.telemetry.recorder import (
-    Effort,
-    Gaps,
-    LinePipe,
-    Recorder,
-    Sampler,
-    SidecarOrder,
-    TelemetryWriter,
-    Unwritten,
-)
+from badcjobs.telemetry.recorder import Gaps, LinePipe, Recorder, Sampler, SidecarOrder, TelemetryWriter, Unwritten
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +78,7 @@ class RecorderProcess:
         self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert, lookup.describe)
         self._processes = ProcessBook(writer, lookup.look_up)
         latest = [] if order.shared else [LatestBook(LocalFolder(Path(order.local_folder)).latest_file)]
-        effort = Effort()
-        self._cost = CostBook(writer, effort, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
+        self._cost = CostBook(writer, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
         self._recorder = Recorder(
             self._sampler,
             HostReader().read,
@@ -100,7 +90,7 @@ class RecorderProcess:
             refused=lambda reason: pipe.send(f"{protocol.REFUSED} {reason}"),
             books=[self._alerts, self._processes, SourceBook(writer), self._cost, *latest],
             trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
-            effort=effort,
+            effort=self._cost.effort,
         )
 
     def record(self) -> tuple[str, Unwritten]:

@@ -244,7 +244,7 @@ def test_the_recorders_row_says_what_it_cost_every_ten_seconds_and_at_the_end(be
 
     used = iter(range(1, 100))
     backend, use = lambda: ("nvml", "it works here"), lambda: (next(used) / 10, 20 * 2**20)
-    cost = room.CostBook(bench.writer, bench.effort, 1.0, bench.start_ms, backend, use)
+    cost = room.CostBook(bench.writer, 1.0, bench.start_ms, backend, use, bench.effort)
     bench.books, bench.cost_s = [cost], 0.1
     seen = []
     bench.at[15.2] = lambda: seen.append(query(bench.path, "SELECT ticks, last_at_ms - started_at_ms FROM recorder"))
