@@ -234,7 +234,7 @@ ORDERED_BY = {
     "device_stretch": "task_id, device_id, from_ms",
 }
 _CACHE_KIB = 4_000  # a small cache makes appending faster: it fits into the cache of the processor
-SORT_CACHE_KIB = 32_000
+SORT_CACHE_KIB = 8_000  # measured: more memory sorts no faster
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 

@@ -19,14 +19,16 @@ None means not known, or not read. Conclusions from these facts are in report/ a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan, nan
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is_silent
 from badcjobs.store.accounting import StateTime
 
+_Value = TypeVar("_Value")
 ALIVE = ("running", "silent")
 UNKNOWN_STATE = "unknown"  # of energy that cannot be split by state
 _COUNTER_COVERS = 0.9  # the energy counter is read every few seconds, so it misses the end of a task
@@ -83,15 +85,22 @@ class MetricFacts:
     p95: float
     maximum: float
 
+    @classmethod
+    def of(cls, samples: float, *figures: float) -> MetricFacts:
+        """Make it from figures of one type."""
+        return cls(int(samples), *figures)
 
-class Metrics(Mapping[str, MetricFacts]):
-    """The metrics of a device, packed: a job may have tens of thousands of devices."""
 
-    __slots__ = ("_figures", "_names")
+class Named(Mapping[str, _Value]):
+    """Values of a device by their names, in little memory: a job may have tens of thousands of devices."""
 
-    def __init__(self, rows: Sequence[Sequence[Any]]) -> None:  # a name and the fields of MetricFacts
+    __slots__ = ("_figures", "_make", "_names")
+
+    def __init__(self, make: Callable[..., _Value], rows: Sequence[Sequence[Any]]) -> None:
+        """Take rows of a name and the figures that make its value."""
+        self._make = make
         self._names = intern(" ".join(row[0] for row in rows))  # nearly all devices have the same
-        self._figures = array("d", [figure for row in rows for figure in row[1:]])
+        self._figures = array("d", [nan if figure is None else figure for row in rows for figure in row[1:]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names.split())
@@ -99,12 +108,13 @@ class Metrics(Mapping[str, MetricFacts]):
     def __len__(self) -> int:
         return len(self._names.split())
 
-    def __getitem__(self, name: str) -> MetricFacts:
-        for place, one in enumerate(self):
-            if one == name:
-                samples, *figures = self._figures[6 * place : 6 * place + 6]
-                return MetricFacts(int(samples), *figures)
-        raise KeyError(name)
+    def __getitem__(self, name: str) -> _Value:
+        names = self._names.split()
+        if name not in names:
+            raise KeyError(name)
+        width = len(self._figures) // len(names)
+        place = width * names.index(name)
+        return self._make(*(None if isnan(figure) else figure for figure in self._figures[place : place + width]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import json
 import re
 import sqlite3
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import nan
@@ -25,7 +24,16 @@ from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_se
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.plausible import UNREADABLE
-from badcjobs.store.read_model import DeviceFacts, DeviceWork, Metrics, TaskAlert, TaskFacts, Trail, UnderWay
+from badcjobs.store.read_model import (
+    DeviceFacts,
+    DeviceWork,
+    MetricFacts,
+    Named,
+    TaskAlert,
+    TaskFacts,
+    Trail,
+    UnderWay,
+)
 from badcjobs.store.schema import columns_of
 
 _TASKS = """
@@ -284,6 +292,8 @@ _DEVICES = f"""
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
 _NONE, _UNREAD = UnderWay(), Reading()
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
+_THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
+_STATES = "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time WHERE task_id = ?"
 _METRIC_ROWS = """
     SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum FROM metric_summary WHERE task_id = ? AND metric
     IN ('utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
@@ -299,31 +309,23 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
         under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
-        throttled, states = _by_device(db, "throttle_count", int, task), _by_device(db, "device_time", StateTime, task)
-        metrics, work = grouped(db.execute(_METRIC_ROWS, task)), _work(db, task)
+        throttled, states, metrics = (grouped(db.execute(sql, task)) for sql in (_THROTTLED, _STATES, _METRIC_ROWS))
+        work = _work(db, task)
         sparks, last = grouped(db.execute(_SPARKS, task)), last_readings(db, *task) if readings else {}
         for row in rows_by_name(db, _DEVICES, task):
             device_id = row["device_id"]
             read_at_ms, reading = last.get(device_id, (None, _UNREAD))
             yield DeviceFacts(
                 **{**row, **{name: row[name] and intern(row[name]) for name in _SHARED}},
-                states=states[device_id],
-                metrics=Metrics(metrics[device_id]),
-                throttled=throttled[device_id],
+                states=Named(StateTime, states[device_id]),
+                metrics=Named(MetricFacts.of, metrics[device_id]),
+                throttled=Named(int, throttled[device_id]),
                 work=work.get(device_id, DeviceWork()),
                 spark=tuple(sparks[device_id]),
                 under_way=under_way.get(device_id, _NONE),
                 read_at_ms=read_at_ms,
                 reading=reading,
             )
-
-
-def _by_device(db: sqlite3.Connection, table: str, kind: Callable[..., Any], task: tuple[int]) -> dict[int, Any]:
-    """Return the rows of a task in a table by device_id and by the column after it; the others make a value."""
-    found: dict[int, Any] = defaultdict(dict)
-    for _, device_id, key, *values in db.execute(f"SELECT * FROM {table} WHERE task_id = ?", task):
-        found[device_id][intern(key)] = kind(*values)
-    return found
 
 
 _WORKERS = "SELECT device_id, count(*) FROM worker WHERE task_id = ? AND device_id IS NOT NULL GROUP BY 1"

@@ -4,7 +4,7 @@ import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -114,7 +114,7 @@ def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is
 
 def plain(value):
     """Return facts without what is different on every machine, or has its default value."""
-    value = asdict(value) if isinstance(value, store.MetricFacts) else value
+    value = asdict(value) if is_dataclass(value) else value
     if isinstance(value, Mapping):
         left_out = ("task_id", "device_id", "heard_at_ms", "settings", "trail", "spark", "means")
         return {str(k): plain(v) for k, v in value.items() if k not in left_out and v not in (None, (), {}, 0, 0.0)}
