@@ -125,7 +125,7 @@ class JobDetections:
     def __init__(self, db: sqlite3.Connection, time_zone: tzinfo | None = None) -> None:
         self._db = db
         self._time_zone = time_zone  # of the recorders' clocks
-        self._renamed = False
+        self._recordings = "recording"
 
     def rename(self, name_of: Callable[[str, str, str], RecordingName]) -> None:
         """Read study area, location and time of all recordings from their paths again; the database is not changed."""
@@ -139,16 +139,15 @@ class JobDetections:
             (r, s, n.study_area, n.location, n.recorded_at, n.pattern) for r, s, a in paths for n in [name_of(r, s, a)]
         )
         self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)", rows)
-        self._renamed = True
+        self._recordings = _RENAMED
 
     def gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
-        return count_gaps(self._db, _RENAMED if self._renamed else "recording")
+        return count_gaps(self._db, self._recordings)
 
     def study_areas(self) -> list[str | None]:
         """Return all study areas in row order; None: recordings without one."""
-        recordings = _RENAMED if self._renamed else "recording"
-        found = self._db.execute(f"SELECT DISTINCT study_area FROM {recordings} ORDER BY study_area")
+        found = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
         return [area for (area,) in found]
 
     def never_heard(self, species: Iterable[str]) -> list[str]:
@@ -165,7 +164,9 @@ class JobDetections:
             where = f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))"
         if wanted.min_score is not None:  # drops rows without a score, too
             where += f" AND v.score >= {wanted.min_score!r}"
-        place, join = ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._renamed else ("v", "")
+        place, join = (
+            ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._recordings == _RENAMED else ("v", "")
+        )
         cursor = self._db.execute(
             f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
                        v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id

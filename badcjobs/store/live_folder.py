@@ -142,23 +142,20 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
     return _lock(fd) and folder.owner_file.exists()
 
 
-def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> list[Path]:
-    """Publish the live files that killed tasks of this machine left for this run; return the task databases.
+def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> None:
+    """Publish the live files that killed tasks of this machine left for this run.
 
     They are next to our folder or in the run folder. Folders of other tasks of our own array are skipped.
     """
-    places, published = set(mine.path.parent.glob("badcjobs-*")), []
+    places = set(mine.path.parent.glob("badcjobs-*"))
     for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
         other = TaskKey.parse(path.name.removeprefix(LIVE_PREFIX).rpartition("-")[0])
         if not (other and other.job_id == key.job_id and other.array_index != key.array_index):
             places.add(path)
     for folder in (LocalFolder(path) for path in sorted(places - {mine.path})):
         with _locked(folder) as owner:
-            if owner is None or Path(owner.publish_to).parent != out.tasks or not owner.is_of(hostname):
-                continue
-            if _publish_for(folder, owner):
-                published.append(Path(owner.publish_to))
-    return published
+            if owner is not None and Path(owner.publish_to).parent == out.tasks and owner.is_of(hostname):
+                _publish_for(folder, owner)
 
 
 @contextmanager
@@ -189,28 +186,24 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def _publish_for(folder: LocalFolder, owner: Owner) -> bool:
-    """Publish the live files and remove the folder; False: there is nothing to publish, or it failed."""
+def _publish_for(folder: LocalFolder, owner: Owner) -> None:
+    """Publish the live files and remove the folder; without an attempt of a chunk there is nothing to publish."""
     target = Path(owner.publish_to)
     end_leftovers(owner.mark)
     try:
-        # The task ended at the time of the last write.
+        # The task ended at the time of the last write; to open a file may change its time.
         halves = (folder.wrapper_file, folder.recorder_file)
         written_ns = [file.stat().st_mtime_ns for half in halves for file in folder.path.glob(f"{half.name}*")]
         ended_at_ms = max(written_ns, default=0) // 1_000_000
         work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
-        if work is None or (not target.exists() and not _has_attempts(work)):
-            folder.remove()  # killed while it listed its chunks
-            return False
-        log.warning("an earlier task and its recorder were killed: publishing its live files in %s", folder.path)
-        last_ms = last_reading_ms(left_behind(folder.recorder_file, shared=owner.shared)(folder.path))
-        gaps = [] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")]
-        publish_killed(folder, target, ended_at_ms, gaps, shared=owner.shared)
+        if work is not None and (target.exists() or _has_attempts(work)):
+            log.warning("an earlier task and its recorder were killed: publishing its live files in %s", folder.path)
+            last_ms = last_reading_ms(left_behind(folder.recorder_file, shared=owner.shared)(folder.path))
+            gaps = [] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")]
+            publish_killed(folder, target, ended_at_ms, gaps, shared=owner.shared)
+        folder.remove()
     except (OSError, sqlite3.Error) as error:
         log.warning("they cannot be published and stay there: %s", error)
-        return False
-    folder.remove()
-    return True
 
 
 def publish_killed(

@@ -22,8 +22,8 @@ from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
-from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, schema_problem
-from badcjobs.store.plausible import find_damage
+from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, rows_by_name, schema_problem
+from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, insert_sql
 
@@ -179,7 +179,8 @@ def full_path(path: Path) -> Path:
 # --- examining one file -----------------------------------------------------------------------------------------------
 
 _TRIES = 3
-_WHOSE_READINGS = "SELECT task_id, NULL, NULL FROM sample UNION SELECT task_id, NULL, NULL FROM host_sample LIMIT 2"
+_TASKS = "SELECT task_id, name AS task_name, started_at_ms FROM task"
+_WHOSE_READINGS = "SELECT task_id FROM sample UNION SELECT task_id FROM host_sample LIMIT 2"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
         SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms FROM task
@@ -236,22 +237,12 @@ def describe(intake: Intake) -> Intake:
         if is_job_database(db):
             raise DatabaseProblem(NOT_OURS)
         counts = read_sealed_rows(db) if sealed else count_tables(db)
-        tasks = db.execute("SELECT task_id, name, started_at_ms FROM task").fetchall()
-        tasks = tasks or db.execute(_WHOSE_READINGS).fetchall()
+        tasks = rows_by_name(db, _TASKS) or rows_by_name(db, _WHOSE_READINGS)
         if len(tasks) != 1:
             raise DatabaseProblem("it contains no task" if not tasks else f"it contains {len(tasks)} tasks")
         column, table = ("last_at_ms", "device_total") if sealed else ("at_ms", "sample")
         (last_sign_ms,) = db.execute(_LAST_SIGN.format(column=column, table=table)).fetchone()
-    ((task_id, name, started_at_ms),) = tasks
-    return replace(
-        intake,
-        task_id=task_id,
-        task_name=name,
-        started_at_ms=started_at_ms,
-        counts=counts,
-        rows=total(counts),
-        last_sign_ms=last_sign_ms,
-    )
+    return replace(intake, **tasks[0], counts=counts, rows=total(counts), last_sign_ms=last_sign_ms)
 
 
 def total(counts: Mapping[str, int]) -> int:
@@ -338,11 +329,9 @@ def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
     copy = scratch / path.name
     for ending in ("", *leftovers):
         shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
-    try:
-        with closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True, isolation_level=None)) as db:
-            db.execute("PRAGMA journal_mode = DELETE").fetchone()
-    except (sqlite3.Error, ValueError):
-        pass  # the following check reports what is wrong
+    # The check that follows reports what is wrong.
+    with suppress(*UNREADABLE), closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True)) as db:
+        db.execute("PRAGMA journal_mode = DELETE").fetchone()
     return copy
 
 

@@ -31,10 +31,7 @@ from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
 # The chunks of a recording usually follow each other; if not, its first row stays.
-_INSERT_RECORDING = """
-    INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at, pattern,
-                           duration_s, sample_rate_hz, channels)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_INSERT_RECORDING = f"{insert_sql('recording')} ON CONFLICT DO NOTHING"
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
 _GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
 
@@ -176,7 +173,7 @@ class TaskWriter:
                     db.execute(
                         _INSERT_RECORDING,
                         (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
-                         name.recorded_at, name.pattern, header.duration_s, header.sample_rate_hz, header.channels),
+                         name.recorded_at, header.duration_s, header.sample_rate_hz, header.channels, name.pattern),
                     )  # fmt: skip
                 progress(rows)
         return rows
