@@ -57,23 +57,11 @@ def data_size(value: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration with its units."""
-    return durations([seconds])[0]
-
-
-def durations(many_s: Sequence[float]) -> list[str]:
-    """Return durations for one column, all in the units of the longest."""
-    longest_s = max(many_s, default=0.0)
-    if longest_s < 59.95:
-        return [f"{seconds:.1f} s" for seconds in many_s]
-    whole_s = list(map(round, many_s))
-    if max(whole_s) < 3600:
-        return [f"{whole // 60} min {whole % 60:02d} s" for whole in whole_s]
-    return list(map(_hours, whole_s))
-
-
-def _hours(whole: int) -> str:
-    if 0 < whole < 30:
-        return "<1 min"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
     minutes = (whole + 30) // 60
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
