@@ -168,7 +168,6 @@ def export(
     from badcjobs.report.export import export as carry_out
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
-    from badcjobs.store.export_tables import DetectionFilter
 
     log_to_stderr(quiet=True)
     project = read_project(context)
@@ -184,7 +183,8 @@ def export(
         None if to_stdout else out,
         tuple(table or ()),
         by_study_area,
-        DetectionFilter(() if species is None else listed or ("",), min_score),
+        () if species is None else listed or ("",),
+        min_score,
         project.patterns,
         project.time_zone,
     )

@@ -6,7 +6,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import tzinfo
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,6 @@ from badcjobs.store.export_badc import area_names, count_finished, write_chunks,
 from badcjobs.store.export_tables import (
     COLUMNS,
     VIEW,
-    DetectionFilter,
     JobDetections,
     Row,
     Write,
@@ -51,7 +50,8 @@ class ExportOrder:
     tables: tuple[str, ...] = ()  # as they are; "all": every table and view
     # Without tables: detections in the time of the recordings
     by_study_area: bool = False
-    wanted: DetectionFilter = field(default_factory=DetectionFilter)
+    species: tuple[str, ...] = ()  # empty: all species
+    min_score: float | None = None
     patterns: tuple[NamePattern, ...] = ()  # of the project file: read the paths of the recordings again
     time_zone: tzinfo | None = None  # of the recorders' clocks
 
@@ -116,18 +116,18 @@ def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress)
 def _check(order: ExportOrder, database: Path) -> None:
     """Refuse options that do not go together, all mistakes in one error."""
     output = order.output
-    given = {"--by-study-area": order.by_study_area, "--species": order.wanted.species,
-             "--min-score": order.wanted.min_score is not None}  # fmt: skip
+    given = {"--by-study-area": order.by_study_area, "--species": order.species,
+             "--min-score": order.min_score is not None}  # fmt: skip
     mistakes = []
     if not order.of_detections:
         of_what = "--table" if order.tables else "--format badc"
         mistakes += [f"{name} is for detections: not with {of_what}" for name in given if given[name]]
     if order.form == "badc" and order.tables:
         mistakes.append("--format badc has its own files: it takes no --table")
-    if "" in order.wanted.species:
+    if "" in order.species:
         mistakes.append("--species contains an empty name")
-    if order.wanted.min_score is not None and not math.isfinite(order.wanted.min_score):
-        mistakes.append(f"--min-score {order.wanted.min_score} is not a finite number")
+    if order.min_score is not None and not math.isfinite(order.min_score):
+        mistakes.append(f"--min-score {order.min_score} is not a finite number")
     if output is not None and output.exists() and output.samefile(database):
         mistakes.append(f"--out {output} is the database itself")
     if mistakes:
@@ -200,13 +200,13 @@ def _export_heard(
             why="it is a task database, or was merged by an earlier version of badcjobs",
             fix=f"badcjobs merge {shell_line(folder)}   (then export that folder)",
         )
-    heard = JobDetections(db, order.time_zone)
+    heard = JobDetections(db, order.species, order.min_score, order.time_zone)
     if order.patterns:
         heard.rename(NameReader(order.patterns).read)
     if order.needs_folder:
         files = _write_areas(heard, order, progress)
     else:
-        batches = (batch for _, batch in heard.batches(order.wanted, order.form))
+        batches = (batch for _, batch in heard.batches(order.form))
         files = [_write_file(order, "detections", VIEW, COLUMNS, batches, stdout, progress)]
     return files, list(_notes(heard, order, files))
 
@@ -225,7 +225,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
     targets = {area: folder / f"{name}.{order.form}" for area, name in names.items()}
     make_folder(folder)
     all_of_them = folder / f"{ALL}.{order.form}"
-    batches = heard.batches(order.wanted, order.form)
+    batches = heard.batches(order.form)
     files, total = list[ExportedFile](), 0
     with _writer(order, all_of_them, COLUMNS) as write_all:
         area, batch = next(batches, (None, None))
@@ -245,10 +245,10 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
 
 
 def _notes(heard: JobDetections, order: ExportOrder, files: Sequence[ExportedFile]) -> Iterator[str]:
-    if never_heard := heard.never_heard(order.wanted.species):
+    if never_heard := heard.never_heard():
         yield f"no detections in this job: {', '.join(never_heard)}"
     if not files[0].rows:
-        filtered = order.wanted != DetectionFilter()
+        filtered = order.species or order.min_score is not None
         what = "no detection has these species and scores" if filtered else "the job has no detections"
         yield f"nothing to export: {what}; the file has a header and no rows"
     gaps = heard.gaps()

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
 
@@ -65,11 +66,9 @@ class Cumulated:
 
     def __init__(self, steps: Iterable[tuple[int, int, float]]) -> None:
         """Take steps (from, to, amount added) in order of time; they do not overlap."""
-        steps = list(steps)
-        self._starts = [step[0] for step in steps]
-        self._steps = steps
-        self._totals = [0.0, *accumulate(step[2] for step in steps)]
-        self._measured_ms = [0, *accumulate(step[1] - step[0] for step in steps)]
+        self._steps = list(steps)
+        self._totals = [0.0, *accumulate(step[2] for step in self._steps)]
+        self._measured_ms = [0, *accumulate(step[1] - step[0] for step in self._steps)]
 
     @property
     def total(self) -> float | None:
@@ -78,7 +77,7 @@ class Cumulated:
 
     def until(self, at_ms: int) -> tuple[float, float]:
         """Return the amount at a moment, and how many milliseconds before it were measured."""
-        place = bisect_right(self._starts, at_ms) - 1
+        place = bisect_right(self._steps, at_ms, key=itemgetter(0)) - 1
         if place < 0:
             return 0.0, 0.0
         begin_ms, end_ms, added = self._steps[place]

@@ -14,7 +14,6 @@ import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -111,19 +110,13 @@ COLUMNS = {
 _RENAMED = "temp.renamed_recording"
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionFilter:
-    """Which detections to export; without species: all species."""
-
-    species: tuple[str, ...] = ()
-    min_score: float | None = None
-
-
 class JobDetections:
-    """The detections of a job database, at their times in the recording."""
+    """The detections of a job database, at their times in the recording; without species: of all species."""
 
-    def __init__(self, db: sqlite3.Connection, time_zone: tzinfo | None = None) -> None:
-        self._db = db
+    def __init__(
+        self, db: sqlite3.Connection, species: Sequence[str], min_score: float | None, time_zone: tzinfo | None
+    ) -> None:
+        self._db, self._species, self._min_score = db, species, min_score
         self._time_zone = time_zone  # of the recorders' clocks
         self._recordings = "recording"
 
@@ -150,20 +143,20 @@ class JobDetections:
         found = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
         return [area for (area,) in found]
 
-    def never_heard(self, species: Iterable[str]) -> list[str]:
-        """Return the species without a single detection in the job, at any score."""
+    def never_heard(self) -> list[str]:
+        """Return which of its species have no single detection in the job, at any score."""
         there = set()
         for names in self._db.execute("SELECT DISTINCT label, label_name FROM detection"):
             there |= {name.upper() for name in names if name is not None}
-        return [name for name in species if name.upper() not in there]
+        return [name for name in self._species if name.upper() not in there]
 
-    def batches(self, wanted: DetectionFilter, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
+    def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        marks, where = ", ".join("?" * len(wanted.species)), "true"
-        if wanted.species:
+        marks, where = ", ".join("?" * len(self._species)), "true"
+        if self._species:
             where = f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))"
-        if wanted.min_score is not None:  # drops rows without a score, too
-            where += f" AND v.score >= {wanted.min_score!r}"
+        if self._min_score is not None:  # drops rows without a score, too
+            where += f" AND v.score >= {self._min_score!r}"
         place, join = (
             ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._recordings == _RENAMED else ("v", "")
         )
@@ -172,7 +165,7 @@ class JobDetections:
                        v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
                 FROM {VIEW} v {join} WHERE {where}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
-            wanted.species * 2,
+            (*self._species, *self._species),
         )
         for batch in in_batches(cursor, form):
             for area, rows in groupby(batch, key=itemgetter(0)):

@@ -188,13 +188,11 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         lines = csv.DictReader(file) if path.suffix == ".csv" else file
         for line in lines:
-            try:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
                 row = line if isinstance(line, dict) else json.loads(line)
                 int(row["at_ms"]), row["uuid"], row["device_index"], row["name"]
                 if path.suffix != ".csv" or None not in row.values():  # a line of CSV that ends too early
                     yield row
-            except (ValueError, TypeError, KeyError):
-                continue
 
 
 def _number(value: object) -> float | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from badcjobs.store.connect import open_job_database
+from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.source_files import HOLDING, SourceFile
 
 SPOOL_KEY = "slurm_spool"  # in a task's meta
@@ -32,11 +33,9 @@ SlurmEnd = tuple[str, str | None, str | None, int]  # state, exit code, which ho
 
 def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
     """Say whether there is an end that a job database does not have yet."""
-    try:
-        with closing(open_job_database(job_database)) as db:
-            return next(find_ends(db, files, job_database.parent), None) is not None
-    except (sqlite3.Error, ValueError):
-        return False
+    with suppress(*UNREADABLE), closing(open_job_database(job_database)) as db:
+        return next(find_ends(db, files, job_database.parent), None) is not None
+    return False
 
 
 def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path) -> Iterator[SlurmEnd]:
@@ -96,17 +95,12 @@ def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file, one per line; skip other lines, which are incomplete or not ours."""
-    try:
-        if not path.is_file():
-            return
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_LONGEST_FILE_BYTES)
-    except OSError:
-        return
+    text = ""
+    with suppress(OSError):
+        if path.is_file():  # not a pipe, which would block
+            with path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(_LONGEST_FILE_BYTES)
     for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                yield found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rooms.model import Reading, parse_pattern, parse_time_zone
 from rooms.report import ExportOrder, export, form_of
 from rooms.root import BadInput, DatabaseProblem
-from rooms.store import DetectionFilter, chunk_file
+from rooms.store import chunk_file
 from support.databases import change
 from support.pages import tree
 from support.task_files import START_MS, TaskFile, merge_run
@@ -138,9 +138,9 @@ def test_tables_and_detections(job, tmp_path, pages):
         "detections in Yellowknife": ExportOrder(job, "csv", None, time_zone=parse_time_zone("America/Yellowknife")),
         "detections into a folder": ExportOrder(job, "csv", out / "folder"),
         "detections into a file": ExportOrder(job, "json", out / "heard.json"),
-        "some species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("SOFT", "NOBODY", "GONE"))),
-        "sure ones": ExportOrder(job, "csv", None, wanted=DetectionFilter(min_score=0.9)),
-        "no such species": ExportOrder(job, "csv", None, wanted=DetectionFilter(("GONE",))),
+        "some species": ExportOrder(job, "csv", None, species=("SOFT", "NOBODY", "GONE")),
+        "sure ones": ExportOrder(job, "csv", None, min_score=0.9),
+        "no such species": ExportOrder(job, "csv", None, species=("GONE",)),
         "by study area, beside other files": ExportOrder(job, "csv", out / "areas", by_study_area=True),
         "by study area": ExportOrder(job, "json", out / "json", by_study_area=True),
         "by study area of other patterns": ExportOrder(job, "csv", out / "read", by_study_area=True, patterns=pattern),
@@ -170,10 +170,10 @@ def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
         error = caught.value
         said.append(f"## {name}\n{error.what}\n  why: {error.why}\n  try: {error.fix}".replace(str(tmp_path), ""))
 
-    refuse("all mistakes", job, "badc", job, ("chunk",), True, DetectionFilter(("",), float("nan")))
-    refuse("detections and a table", job, "csv", None, ("chunk",), wanted=DetectionFilter(("A",), 0.5))
+    refuse("all mistakes", job, "badc", job, ("chunk",), True, ("",), float("nan"))
+    refuse("detections and a table", job, "csv", None, ("chunk",), species=("A",), min_score=0.5)
     refuse("detections for BADC", job, "badc", tmp_path / "x", by_study_area=True)
-    refuse("an empty species", job, "csv", None, wanted=DetectionFilter(("A", "")))
+    refuse("an empty species", job, "csv", None, species=("A", ""))
     refuse("two tables to stdout", job, "csv", None, ("chunk", "task"))
     refuse("areas into a file", job, "csv", tmp_path / "a b.CSV", by_study_area=True)
     refuse("all into a file that is there", job, "csv", tmp_path / "there", ("all",))

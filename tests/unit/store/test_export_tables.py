@@ -12,7 +12,7 @@ import pytest
 from rooms.model import Reading
 from rooms.report import ExportedFile, ExportOrder, export
 from rooms.root import BadInput, DatabaseProblem
-from rooms.store import TABLES, DetectionFilter, area_names, open_sealed, safe_name
+from rooms.store import TABLES, area_names, open_sealed, safe_name
 from support import damage
 from support.databases import change
 from support.task_files import TaskFile, add_host_samples, make_job
@@ -113,7 +113,7 @@ def test_detections_are_chosen_by_code_or_name_in_any_case_and_by_score(tmp_path
         ((), 0.51): loud, (("x",), None): [], (("x", "Loud Sound"), 0.5): loud,
     }  # fmt: skip
     for (species, score), wanted in cases.items():
-        write(job, "csv", tmp_path / "out.csv", wanted=DetectionFilter(species, score))
+        write(job, "csv", tmp_path / "out.csv", species=species, min_score=score)
         assert sorted(row["chunk_id"] + row["species_code"] for row in read(tmp_path / "out.csv")) == sorted(wanted)
 
 
