@@ -9,7 +9,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from badcjobs.devices.listing import open_devices
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
 from badcjobs.report.words import count as count_of
+from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.submission_record import PENDING, RUNNING
 from badcjobs.task.startup import NO_RESTART_VARIABLE, World
 
@@ -347,10 +348,7 @@ class LocalArray:
         if path is None or not (last or (self._stale and now_s >= self._next_write_s)):
             return
         self._next_write_s, self._stale = now_s + _WRITE_EVERY_S, False
-        draft = path.with_suffix(".tmp")
         rows = [row.to_dict() for row in self.rows]
-        try:
-            draft.write_text(json.dumps({"job_id": self.job.job_id, "pid": os.getpid(), "ended": last, "tasks": rows}))
-            draft.replace(path)
-        except OSError:
-            pass  # a full disk must not stop the work
+        states = {"job_id": self.job.job_id, "pid": os.getpid(), "ended": last, "tasks": rows}
+        with suppress(OSError):  # a full disk must not stop the work
+            replace_text(path, json.dumps(states))

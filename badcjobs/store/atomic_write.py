@@ -101,6 +101,13 @@ def replacing(target: Path, temporary: Path, *, lasting: bool = True) -> Iterato
         os.close(folder)
 
 
+def replace_text(target: Path, text: str) -> None:
+    """Write a small file and rename it; readers see the old text or the new one."""
+    temporary = unfinished_name(target)
+    with replacing(target, temporary, lasting=False):
+        temporary.write_text(text, encoding="utf-8")
+
+
 def move_into_place(local: Path, target: Path) -> None:
     """Copy a finished local file to its target and seal it; readers see the complete file or the old one."""
     temporary = unfinished_name(target)

@@ -28,7 +28,7 @@ from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import TaskKey
 from badcjobs.paths import RunFolder
 from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import replacing
+from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.live_folder import read_boot_id
 
 log = logging.getLogger(__name__)
@@ -150,9 +150,7 @@ class Claim:
             self.path.unlink()
 
     def _acquire(self) -> None:
-        draft = self.path.with_suffix(".tmp")
-        with replacing(self.path, draft, lasting=False):
-            draft.write_text(self._text())
+        replace_text(self.path, self._text())
         step_s = min(1.0, self._me.every_s / _LOOKS_PER_BEAT)
         seen: dict[Path, tuple[str, float]] = {}  # the text of a claim at the first look, and how long it was silent
         while rivals := self._rivals():

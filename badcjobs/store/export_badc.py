@@ -8,7 +8,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -134,10 +134,8 @@ def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[s
 # One line when an attempt starts and one when it ends, in time order. BADC reads each device once before and once
 # after an attempt: the last sample at or before the start, and the first one at or after the end.
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEAR_MS = 15_000  # as in the energy of the summary: a longer step counts as a gap
 _ERROR_CHARACTERS = 500  # BADC keeps as many
-_Metrics = Callable[[sqlite3.Row, str], dict[str, object] | None]
 # At the start of an attempt: the samples that may be "before"; at its end: "after".
 _SIDES = {
     "started_at_ms": f"BETWEEN :at - {_NEAR_MS} AND :at ORDER BY at_ms DESC",
@@ -166,15 +164,18 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
     events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
-    metrics_at, lines = _find_samples(db), 0
+    table, lines = "sample", 0
+    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
+        db.executescript(_SAMPLES_BY_TIME)
+        table = "sample_by_time"
     with fresh_file(target) as out, as_text(out) as text:
         for lines, event in enumerate(events, 1):
-            text.write(json.dumps(_line(event, metrics_at, folder)) + "\n")
+            text.write(json.dumps(_line(db, table, event, folder)) + "\n")
             progress(lines)
     return lines
 
 
-def _line(event: sqlite3.Row, metrics_at: _Metrics, folder: Path) -> dict[str, object]:
+def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
     details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
     if ended and event["outcome"] == "done":
@@ -182,8 +183,8 @@ def _line(event: sqlite3.Row, metrics_at: _Metrics, folder: Path) -> dict[str, o
     elif ended:
         details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
     details["gpu_metrics"] = {
-        "before": metrics_at(event, "started_at_ms"),
-        "after": metrics_at(event, "ended_at_ms") if ended else None,
+        "before": _metrics_at(db, table, event, "started_at_ms"),
+        "after": _metrics_at(db, table, event, "ended_at_ms") if ended else None,
     }
     return {
         "chunk_id": event["chunk_id"],
@@ -197,33 +198,25 @@ def _line(event: sqlite3.Row, metrics_at: _Metrics, folder: Path) -> dict[str, o
     }
 
 
-def _find_samples(db: sqlite3.Connection) -> _Metrics:
-    """Return a function that finds the sample before or after an attempt, in the form of BADC's own GPU readings."""
-    table = "sample"
-    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
-        db.executescript(_SAMPLES_BY_TIME)
-        table = "sample_by_time"
-
-    def metrics_at(event: sqlite3.Row, moment: str) -> dict[str, object] | None:
-        if event["device_id"] is None:
-            return None
-        found = db.execute(
-            f"""SELECT utilization_percent, memory_used_bytes FROM {table}
-                WHERE task_id = :task AND device_id = :device AND at_ms {_SIDES[moment]} LIMIT 1""",
-            {"task": event["task_id"], "device": event["device_id"], "at": event[moment]},
-        ).fetchone()  # None: no sample within _NEAR_MS on that side
-        return found and {
-            "index": event["device_index"],
-            "utilization": found[0],
-            "memory_used_mb": _mib(found[1]),
-            "memory_total_mb": _mib(event["memory_total_bytes"]),
-        }
-
-    return metrics_at
+def _metrics_at(db: sqlite3.Connection, table: str, event: sqlite3.Row, moment: str) -> dict[str, object] | None:
+    """Return the sample before or after an attempt, in the form of BADC's own GPU readings."""
+    if event["device_id"] is None:
+        return None
+    found = db.execute(
+        f"""SELECT utilization_percent, memory_used_bytes FROM {table}
+            WHERE task_id = :task AND device_id = :device AND at_ms {_SIDES[moment]} LIMIT 1""",
+        {"task": event["task_id"], "device": event["device_id"], "at": event[moment]},
+    ).fetchone()  # None: no sample within _NEAR_MS on that side
+    return found and {
+        "index": event["device_index"],
+        "utilization": found[0],
+        "memory_used_mb": _mib(found[1]),
+        "memory_total_mb": _mib(event["memory_total_bytes"]),
+    }
 
 
 def _iso(at_ms: int) -> str:
-    return (_EPOCH + timedelta(milliseconds=at_ms)).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(at_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _mib(size_bytes: int | None) -> int | None:

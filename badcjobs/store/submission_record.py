@@ -18,6 +18,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
 from badcjobs.paths import shell_line
 from badcjobs.settings import value_text
+from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
 PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
@@ -107,9 +108,7 @@ def forget_intent(out: Path) -> None:
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def _record_of(values: dict[str, Any]) -> Record:

@@ -28,7 +28,7 @@ from badcjobs.paths import ANOTHER_CACHE, user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.settings import to_toml as in_toml
-from badcjobs.store.atomic_write import replacing, unfinished_name
+from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.merge import damaged_name
 from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
@@ -92,7 +92,7 @@ class Learned:
             try:
                 lessons.setdefault(self.subject, {}).setdefault(model, {}).update(facts)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                _replace(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
+                replace_text(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
             except OSError as error:
                 if file not in self._refused:
                     self._refused.add(file)
@@ -120,12 +120,6 @@ def _read_lessons(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return lessons if isinstance(lessons, dict) else {}
-
-
-def _replace(file: Path, text: str) -> None:
-    temporary = unfinished_name(file)
-    with replacing(file, temporary, lasting=False):
-        temporary.write_text(text, encoding="utf-8")
 
 
 # --- found by probes --------------------------------------------------------------------------------------------------
@@ -277,7 +271,7 @@ class ProbeStore:
                 aside = damaged_name(self.file)
                 log.warning("%s is damaged (%s); renamed to %s", self.file, error, aside.name)
                 self.file.rename(aside)
-                _replace(self.file, to_toml([]))
+                replace_text(self.file, to_toml([]))
                 return aside
 
     def find(self, key: ProbeKey) -> Probed:
@@ -301,7 +295,7 @@ class ProbeStore:
 
     def _write(self, probes: Sequence[Probed]) -> None:
         if probes or self.file.exists():
-            _replace(self.file, to_toml(probes))
+            replace_text(self.file, to_toml(probes))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
