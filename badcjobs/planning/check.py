@@ -103,9 +103,7 @@ def check(order: CheckOrder) -> Checked:
     if settings.source:
         root = None if settings.root is None else order.cwd / settings.root
         paths = [order.cwd / path for path in settings.source]
-        source, findings = check_source(
-            paths, root, progress=order.progress, quick=order.quick, cutting=settings.cutting
-        )
+        source, findings = check_source(paths, root, settings.cutting, quick=order.quick, progress=order.progress)
     elif script and (start := script.start) and start.sources != ():
         why = "is inside an image" if start.sources else "cannot be read from here"
         line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"

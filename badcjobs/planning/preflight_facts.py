@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import NO_CUTTING, Cutting, StandIn
 from badcjobs.paths import shell_line
 from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
-from badcjobs.planning.plan_survey import read_sources
+from badcjobs.planning.plan_survey import Progress, read_sources
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.words import count, data_size, number
@@ -248,12 +248,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], cwd: Path | None = Non
 
 
 def check_source(
-    paths: Sequence[Path],
-    root: Path | None,
-    *,
-    progress: Callable[[int], None],
-    quick: bool = False,
-    cutting: Cutting = NO_CUTTING,
+    paths: Sequence[Path], root: Path | None, cutting: Cutting = NO_CUTTING, *, progress: Progress, quick: bool = False
 ) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file, as a plan does; ``quick``: look at no file.
 
@@ -279,7 +274,7 @@ def check_source(
     return (facts if lengths.rows else None), [fine("source", f"{text}; every file was looked at"), *found]
 
 
-def _count_rows(sources: Sources, progress: Callable[[int], None]) -> tuple[SourceFacts, Remarks]:
+def _count_rows(sources: Sources, progress: Progress) -> tuple[SourceFacts, Remarks]:
     seen, rows = SeenKeys(), 0
 
     def note(_row: int, _part: int, key: tuple[str, str]) -> None:

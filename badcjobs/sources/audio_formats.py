@@ -248,12 +248,9 @@ def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
         more = size_code - 5
         samples, place = int.from_bytes(head[4 + place : 4 + place + more], "big") + 1, place + more
     place += 4 + _MORE_BYTES.get(rate_code, 0)
-    if (
-        number is None
-        or not samples
-        or rate_code == 15
-        or head[place : place + 1] != bytes([_crc(head[:place], 8, 0x07)])
-    ):
+    if number is None or not samples or rate_code == 15:
+        return None
+    if head[place : place + 1] != bytes([_crc(head[:place], 8, 0x07)]):
         return None
     return number if head[1] & 1 else number * block_size, samples
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -33,16 +34,11 @@ class NoDecoder(CannotCut):
     """No program on this machine can decode this format; the audio may be intact."""
 
 
+@dataclass
 class AudioCutter:
-    """Measures audio files, and cuts parts out of them.
+    """Measures audio files, and cuts parts out of them."""
 
-    Parameters
-    ----------
-    search_path: where ffmpeg and ffprobe are searched, in the form of PATH; None: they are not used.
-    """
-
-    def __init__(self, search_path: str | None) -> None:
-        self._search_path = search_path or ""
+    search_path: str | None  # where ffmpeg and ffprobe are searched, in the form of PATH; None: they are not used
 
     def length_s(self, path: Path) -> float | None:
         """Return the seconds of audio that are really in the file; None: not known."""
@@ -54,7 +50,7 @@ class AudioCutter:
             return found.length_s
         if isinstance(found, formats.FlacInfo) and found.frames:
             return found.frames / found.rate_hz
-        return measure_with_libsndfile(path)[0] or _length_with_ffprobe(path, self._search_path)
+        return measure_with_libsndfile(path)[0] or _length_with_ffprobe(path, self.search_path or "")
 
     def promised_s(self, path: Path) -> float | None:
         """Return the seconds of audio that a WAV header states; a truncated file has less.
@@ -105,7 +101,7 @@ class AudioCutter:
     def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: formats.NotWav) -> None:
         """Try one decoder after another; an error while decoding is more useful than a missing decoder."""
         refusals: list[CannotCut] = []
-        for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self._search_path)):
+        for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self.search_path or "")):
             try:
                 return cut(source, start_s, end_s, target)
             except BaseException as refusal:

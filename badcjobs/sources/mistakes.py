@@ -99,20 +99,15 @@ PERHAPS_AUDIO = (
 class Remarks:
     """Collects files that give no audio, are missing or have two names, and the names that are skipped.
 
-    Parameters
-    ----------
-    keeps_missing: list chunks whose audio is missing, if there is any audio at all; only these chunks fail later.
+    ``keeps_missing``: list chunks whose audio is missing, if there is any audio at all; only these chunks fail later.
     """
 
     def __init__(self, *, keeps_missing: bool = False) -> None:
         self.keeps_missing = keeps_missing
         self.faults: dict[str, list[str]] = {fault: [] for fault in AUDIO_FAULTS}  # every file, with the reason
         self.first_fault: dict[str, str] = {}  # the path of the first one
-        self.missing = 0
-        self._missing_examples: Sequence[str] = ()
-        self._missing_fix: str | None = None
-        self._twice = 0
-        self._twice_examples: list[str] = []
+        self.missing: Mistakes | None = None  # of chunks that are listed without their audio
+        self._twice: list[str] = []
         self._skipped: dict[str, tuple[int, str]] = {}  # hidden or linked → number, and the first path
         self.left_out: Counter[str] = Counter()  # files that are not audio by their name: ending → number
         self._before = "", ""
@@ -147,14 +142,7 @@ class Remarks:
         """Add the next file if it had another name in another source."""
         path, name = hash(audio_path), hash(recording_id)
         if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
-            self._twice += 1
-            if self._twice <= EXAMPLES:
-                self._twice_examples.append(shown(audio_path))
-
-    def accept_missing(self, mistakes: Mistakes) -> None:
-        """Take over the missing files from the mistakes."""
-        self.missing = mistakes.missing
-        self._missing_examples, self._missing_fix = mistakes.examples(EXAMPLES)
+            self._twice.append(shown(audio_path))
 
     def notes(self) -> list[str]:
         """Return a line for each kind of name that is skipped on purpose."""
@@ -175,20 +163,21 @@ class Remarks:
             if many := len(names):
                 files = f"{many:,} file{'' if many == 1 else 's'}"
                 found.append(f"{fault.replace('_', ' ')}: {files}: {_listed(many, names[:EXAMPLES])}")
-        if many := self.missing:
+        if self.missing is not None and (many := self.missing.missing):
+            examples, missing_fix = self.missing.examples(EXAMPLES)
             rows, they = ("row", "it") if many == 1 else ("rows", "they")
             what = (
                 f"the audio of {many:,} {rows} is missing or cannot be used; {they} will fail, all others are processed"
             )
-            fix = f"; try: {self._missing_fix}" if self._missing_fix else ""
-            found.append(f"{what}: {_listed(many, self._missing_examples)}{fix}")
+            fix = f"; try: {missing_fix}" if missing_fix else ""
+            found.append(f"{what}: {_listed(many, examples)}{fix}")
         return [*found, *self.twice_lines()]
 
     def twice_lines(self) -> list[str]:
         """Return a line about the files that will be processed twice, if there are any."""
-        many = self._twice
+        many = len(self._twice)
         what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources and will be processed twice"
-        return [f"{what}: {_listed(many, self._twice_examples)}"] if many else []
+        return [f"{what}: {_listed(many, self._twice[:EXAMPLES])}"] if many else []
 
 
 def left_out_words(counts: Mapping[str, int]) -> str:

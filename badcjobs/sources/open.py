@@ -65,14 +65,14 @@ class Sources:
         that it raises ends the reading.
         """
         mistakes = Mistakes([part.name for part in self.parts])
-        walk = Walk(shard, mistakes, self.cutting, remarks, self.read_header, while_waiting)
+        walk = Walk(shard, mistakes, self.cutting, remarks or Remarks(), self.read_header, while_waiting)
         listed, several = 0, len(self.parts) > 1
         for listed, chunk in enumerate(self.read_parts(walk, lambda part: part.chunks(walk)), 1):  # noqa: B007
             walk.remarks.note(chunk, several_sources=several)
             yield chunk
         note_repeats(self.parts, walk)
         if walk.remarks.keeps_missing and mistakes.count == mistakes.missing < listed:
-            walk.remarks.accept_missing(mistakes)
+            walk.remarks.missing = mistakes
             return
         mistakes.raise_any()
 
@@ -84,8 +84,8 @@ class Sources:
         repeated identities are not checked. The remarks are only about names, because hardly any file was looked at.
         """
         mistakes, remarks = Mistakes([part.name for part in self.parts]), Remarks(keeps_missing=True)
-        walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header)
-        walk.note, walk.lengths = note, lengths
+        walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header, lengths=lengths)
+        walk.note = note
         for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
             note(walk.row, mistakes.source, chunk.key)
         if mistakes.count > mistakes.missing:

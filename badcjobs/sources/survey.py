@@ -15,7 +15,7 @@ from typing import NamedTuple
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
 from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles
-from badcjobs.sources.mistakes import Mistakes, is_text, shown
+from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
@@ -88,14 +88,13 @@ class Surveyor(Walk):
     ``needs_audio``: look at every file; one that is missing is a mistake, too.
     """
 
-    for_plan = True
     needs_audio = False
     several_sources = False
 
     def __init__(
         self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
     ) -> None:
-        super().__init__(WHOLE, mistakes, cutting, read_header=read_header)
+        super().__init__(WHOLE, mistakes, cutting, Remarks(), read_header, for_plan=True)
         self.looks_left = _MOST_LOOKS
         self.not_there: list[str] = []  # missing files of rows with an end, with the reason if it is known
         self.measured = 0  # files whose header was read

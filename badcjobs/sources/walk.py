@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from array import array
@@ -13,8 +14,8 @@ from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING, Chunk, Cutting
-from badcjobs.sources.audio_files import NoAudio, ReadHeader, read_header
+from badcjobs.model import Chunk, Cutting
+from badcjobs.sources.audio_files import NoAudio, ReadHeader
 from badcjobs.sources.mistakes import Mistakes, Remarks
 
 
@@ -131,30 +132,24 @@ class _Look(Generic[Question, Answer]):
     lock: Lock = field(default_factory=Lock)
 
 
+@dataclass
 class _LookThreads(Generic[Question, Answer]):
     """Threads that answer questions: one, for which the caller waits, and more if looks are slow.
 
     Not a ThreadPoolExecutor: at exit Python waits for its threads, even for one that hangs.
     """
 
-    def __init__(
-        self,
-        look: Callable[[Question], Answer],
-        most: int,
-        monotonic_s: Callable[[], float],
-        while_waiting: Callable[[], None],
-    ) -> None:
-        self._look = look
-        self._most = most
-        self._monotonic_s = monotonic_s
-        self._while_waiting = while_waiting
-        self._is_slow = False
-        self._waited_s = 0.0  # lately, for looks that were not quick
-        self._began_s = monotonic_s()  # the last look
-        self._threads: list[Thread] = []
-        self._held: list[_Look[Question, Answer]] = []  # while looks are quick, until the window is full
-        self._todo: SimpleQueue[_Look[Question, Answer] | None] = SimpleQueue()
-        self._dismissed = False
+    _look: Callable[[Question], Answer]
+    _most: int
+    _monotonic_s: Callable[[], float]
+    _while_waiting: Callable[[], None]
+    _is_slow: bool = False
+    _waited_s: float = 0.0  # lately, for looks that were not quick
+    _began_s: float = math.inf  # the last look; there is none yet
+    _threads: list[Thread] = field(default_factory=list)
+    _held: list[_Look[Question, Answer]] = field(default_factory=list)  # while looks are quick, for the whole window
+    _todo: SimpleQueue[_Look[Question, Answer] | None] = field(default_factory=SimpleQueue)
+    _dismissed: bool = False
 
     def ask(self, question: Question) -> _Look[Question, Answer]:
         """Take a question; it is handed over now if looks are slow, otherwise together with others."""
@@ -262,30 +257,22 @@ class SeenKeys:
         return found
 
 
+@dataclass
 class Walk:
     """One pass over all sources, for the chunks of one shard."""
 
-    for_plan = False  # then all headers are read, and rows with lost characters are left out
-
-    def __init__(
-        self,
-        shard: Shard,
-        mistakes: Mistakes,
-        cutting: Cutting = NO_CUTTING,
-        remarks: Remarks | None = None,
-        read_header: ReadHeader = read_header,
-        while_waiting: Callable[[], None] = do_nothing,
-    ) -> None:
-        self.mistakes = mistakes
-        self.remarks = remarks or Remarks()
-        self.cutting = cutting
-        self.seen = SeenKeys()
-        self.read_header = read_header  # may be called by several threads
-        self.while_waiting = while_waiting  # called from time to time while files are slow; may raise to end the walk
-        self.rows = 0  # counted so far; the rows that are yielded may lag behind
-        self.row = 0  # the number of the recording whose chunks are being yielded; not set for manifests
-        self.lengths: Mapping[str, float] = {}  # seconds, by recording_id, for recordings whose header need not be read
-        self._shard = shard
+    shard: Shard
+    mistakes: Mistakes
+    cutting: Cutting
+    remarks: Remarks
+    read_header: ReadHeader  # may be called by several threads
+    while_waiting: Callable[[], None] = do_nothing  # from time to time while files are slow; may raise to end the walk
+    for_plan: bool = False  # then all headers are read, and rows with lost characters are left out
+    rows: int = 0  # counted so far; the rows that are yielded may lag behind
+    row: int = 0  # the number of the recording whose chunks are being yielded; not set for manifests
+    # Seconds, by recording_id, for recordings whose header need not be read.
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    seen: SeenKeys = field(default_factory=SeenKeys)
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         """Count one more row and return whether this shard takes it; ``to_cut``: a recording with all its chunks."""
@@ -293,7 +280,7 @@ class Walk:
         self.rows += 1
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
-        return self._shard.takes(row_number)
+        return self.shard.takes(row_number)
 
     def may_look(self) -> bool:
         """Return whether to look at the next file of a manifest, even if its row has an end."""
