@@ -94,10 +94,6 @@ class Lengths:
         return self.mean_ms if self._guess_ms is None else self._guess_ms
 
     @property
-    def guess_s(self) -> float:
-        return self.guess_ms / 1000
-
-    @property
     def mean_ms(self) -> int:
         """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
         known = self.rows - self.unknown - self.empty
@@ -165,11 +161,6 @@ class Survey:
                 keep(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
-
-    @property
-    def other_unknown(self) -> int:
-        """The number of files that are here, but have no length in the header."""
-        return self.lengths.unknown - self.walk.size.not_here_unknown
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------

@@ -57,6 +57,12 @@ def _faults(facts: Any) -> Cases:
             }  # fmt: skip
 
 
+def _unknown(facts: Any) -> Cases:
+    lengths, elsewhere = facts.survey.lengths, facts.survey.walk.size.not_here_unknown
+    names = facts.survey.unknown_names
+    yield {"many": lengths.unknown - elsewhere, "guess_s": lengths.guess_ms / 1000, "details": names}
+
+
 def _not_here(facts: Any) -> Cases:
     size = facts.survey.walk.size
     if size.not_here and not facts.survey.walk.needs_audio:  # then each of them is a mistake
@@ -92,11 +98,9 @@ SOURCE_RULES = (
         ),
     ),
     rules("{fault}", _faults)(Advice("{severity}", "{many:count file} {what}", "{fix}")),
-    rules(
-        "unknown length", lambda facts: [{"many": facts.survey.other_unknown, "details": facts.survey.unknown_names}]
-    )(
+    rules("unknown length", _unknown)(
         note_if(
-            "{many:count file} without a length in the header; counted with {survey.lengths.guess_s:,.1f} s each",
+            "{many:count file} without a length in the header; counted with {guess_s:,.1f} s each",
             when=lambda f: f.many,
         )
     ),

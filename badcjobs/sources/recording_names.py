@@ -38,12 +38,11 @@ class NameReader:
 
     def read(self, recording_id: str, source_path: str, audio_path: str) -> RecordingName:
         """Return where and when a recording was made, from its id, its path in the source and its absolute path."""
+        plain = read_path(recording_id, source_path, audio_path)
         below = path_below_root(recording_id, source_path, audio_path, self.roots)
         for pattern in self.patterns:
-            fields = pattern.read(audio_path, below)
-            if fields is None:
+            if (fields := pattern.read(audio_path, below)) is None:
                 continue
-            plain = read_path(recording_id, source_path, audio_path)
             date = fields.get("date")
             return RecordingName(
                 fields.get("study_area", plain.study_area),
@@ -51,7 +50,7 @@ class NameReader:
                 plain.recorded_at if date is None else moment(date, fields.get("time")),
                 pattern.text,
             )
-        return read_path(recording_id, source_path, audio_path)
+        return plain
 
 
 def read_path(recording_id: str, source_path: str, audio_path: str) -> RecordingName:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
-from badcjobs.sources.audio_files import NoAudio, ReadHeader, look_at
+from badcjobs.model import AudioHeader, Chunk, Fingerprint
+from badcjobs.sources.audio_files import NoAudio, look_at
 from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
@@ -82,38 +82,32 @@ class SourceSize:
         return sum(size * self.measured[one][1] / self.measured[one][0] for one, size in self.not_here_bytes.items())
 
 
+@dataclass
 class Surveyor(Walk):
-    """A walk that takes all rows, except those with the identity of an earlier row.
+    """A walk that takes all rows, except those with the identity of an earlier row."""
 
-    ``needs_audio``: look at every file; one that is missing is a mistake, too.
-    """
-
-    needs_audio = False
-    several_sources = False
-
-    def __init__(
-        self, mistakes: Mistakes, cutting: Cutting, read_header: ReadHeader, suspected: Collection[int] = ()
-    ) -> None:
-        super().__init__(WHOLE, mistakes, cutting, Remarks(), read_header, for_plan=True)
-        self.looks_left = _MOST_LOOKS
-        self.not_there: list[str] = []  # missing files of rows with an end, with the reason if it is known
-        self.measured = 0  # files whose header was read
-        self.rates_hz: Counter[int] = Counter()  # sample rate → files
-        self.size = SourceSize()
-        self._suspected = suspected  # hashes of identities that probably repeat
-        self._known: set[tuple[str, str]] = set()
-        self._folders: Sequence[str] = ()
-        self._base_of: dict[str, str] = {}
-        self._usual_base = "/"
+    for_plan: bool = True
+    needs_audio: bool = False  # look at every file; one that is missing is a mistake, too
+    several_sources: bool = False
+    suspected: Collection[int] = ()  # hashes of identities that probably repeat
+    looks_left: int = _MOST_LOOKS
+    not_there: list[str] = field(default_factory=list)  # missing files of rows with an end, with the reason if known
+    measured: int = 0  # files whose header was read
+    rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
+    size: SourceSize = field(default_factory=SourceSize)
+    _known: set[tuple[str, str]] = field(default_factory=set)
+    _folders: Sequence[str] = ()
+    _base_of: dict[str, str] = field(default_factory=dict)
+    _usual_base: str = "/"
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         """Count one more row, and return whether it is the first one with its identity."""
         self.rows += 1
         key = recording_id, chunk_id
-        if not self._suspected:
+        if not self.suspected:
             self.seen.add(key)
             return True
-        if hash(key) not in self._suspected:
+        if hash(key) not in self.suspected:
             return True
         is_new = key not in self._known
         self._known.add(key)
@@ -189,8 +183,8 @@ def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
-    walk = Surveyor(mistakes, sources.cutting, sources.read_header)
-    walk.needs_audio, walk.several_sources = needs_audio, len(sources.parts) > 1
+    walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=needs_audio)
+    walk.several_sources = len(sources.parts) > 1
     return _read(sources, walk), walk
 
 
@@ -201,8 +195,8 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
         return None
     note_repeats(sources.parts, before)
     mistakes = Mistakes([part.name for part in sources.parts])
-    walk = Surveyor(mistakes, sources.cutting, sources.read_header, suspected)
-    walk.needs_audio = before.needs_audio
+    walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=before.needs_audio)
+    walk.suspected = suspected
     return _read(sources, walk)
 
 

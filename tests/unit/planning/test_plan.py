@@ -17,7 +17,7 @@ from rooms import planning
 from rooms.model import FITS, NO_CUTTING, Probed, ProbeKey, ProbeResult, Trial
 from rooms.planning import PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
-from rooms.sources import WHOLE, PlannedRow, Surveyor, open_sources, read_header
+from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
 from rooms.store import JobFacts, MergeOrder, StateTime, merge
 from rooms.workers import subject_of, to_toml
 from support.brief import line, literal
@@ -40,7 +40,8 @@ SITES = {"sockeye": planning.find_site("sockeye", Path()), "x": Site("x")}
 def survey_of(*lengths_ms, rows=0, sources=0, rows_alone=False):
     left_out = planning.LeftOut(())
     left_out.rows, left_out.whole = rows, set(range(sources))
-    survey = Survey(Surveyor(left_out, NO_CUTTING, read_header), left_out, rows_alone=rows_alone)
+    walk = Surveyor(WHOLE, left_out, NO_CUTTING, Remarks(), read_header)
+    survey = Survey(walk, left_out, rows_alone=rows_alone)
     rows = (PlannedRow(f"r{n}", f"c{n}", f"r{n}.wav", "", 0, length_ms) for n, length_ms in enumerate(lengths_ms))
     survey.read(rows, None, lambda rows: None)
     return survey
