@@ -121,14 +121,10 @@ def check(order: CheckOrder) -> Checked:
 
 def check_facts(facts: PreflightFacts, of_run: Iterable[Remark] = ()) -> list[Remark]:
     """Apply all rules; ``of_run``: findings about the run folder."""
-    found = [*apply_rules(place_rules.OUT, facts), *of_run]
-    found += [] if facts.has_begun else request_rules.SPACING(facts)
-    found += apply_rules(place_rules.PLACES, facts)
-    found += request_rules.check_request(facts)
-    found += request_rules.SHARES(facts)
-    found += script_rules.check_script(facts)
-    found += apply_rules((script_rules.GRACE, *script_rules.MODULES, *place_rules.MACHINE), facts)
-    return found
+    about_job = (request_rules.SPACING, *place_rules.PLACES, request_rules.check_request, request_rules.SHARES)
+    about_script = (script_rules.check_script, script_rules.GRACE, *script_rules.MODULES)
+    others = apply_rules((*about_job, *about_script, *place_rules.MACHINE), facts)
+    return [*apply_rules(place_rules.OUT, facts), *of_run, *others]
 
 
 def _for_submit(fix: str) -> str:

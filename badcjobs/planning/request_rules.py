@@ -24,14 +24,12 @@ _EXPLAINED = {"array", "time", "GPUs", "cores", "memory", "account", "partition"
 _PERHAPS_LATER = ("node configuration is not available", "nodes are busy", "not available (down")
 
 
-def check_request(facts: PreflightFacts) -> list[Remark]:
+def check_request(facts: PreflightFacts) -> Iterator[Remark]:
     """Check the request; ``sbatch --test-only`` decides about names, because sinfo may hide some."""
-    found = list(apply_rules(REQUEST, facts))
-    if facts.trial != ():
-        found += NAMES(facts)
-        if any(one.severity == PROBLEM and one.subject in _EXPLAINED for one in found):
-            return found
-    return [*found, *_SBATCH(facts)]
+    found = list(apply_rules(REQUEST if facts.trial == () else (*REQUEST, NAMES), facts))
+    yield from found
+    if facts.trial == () or not any(one.severity == PROBLEM and one.subject in _EXPLAINED for one in found):
+        yield from _SBATCH(facts)
 
 
 # --- the array and its time -------------------------------------------------------------------------------------------
@@ -52,7 +50,9 @@ def _array(facts: PreflightFacts) -> Cases:
 def _spacing(facts: PreflightFacts) -> Cases:
     """Check that tasks can know their place in the array; a run that has begun already knows it."""
     script, start = facts.script, facts.start
-    if facts.asked.array_range is None or (script is not None and start is None) or (start and "shard" in start.named):
+    if facts.has_begun or facts.asked.array_range is None:
+        return
+    if (script is not None and start is None) or (start and "shard" in start.named):
         return
     if facts.out is not None and not (start and start.hidden):
         yield {"severity": PROBLEM, "outcome": "all of them would end at once, without knowing their shares"}

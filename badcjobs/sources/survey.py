@@ -178,14 +178,19 @@ class Surveyor(Walk):
         return base
 
 
-def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -> tuple[Iterator[PlannedRow], Surveyor]:
+def survey(
+    sources: Sources, mistakes: Mistakes, suspected: Collection[int] = (), *, needs_audio: bool = False
+) -> tuple[Iterator[PlannedRow], Surveyor]:
     """Return all rows that can be processed, and the walk, which has the totals after they are read.
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
     walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=needs_audio)
-    walk.several_sources = len(sources.parts) > 1
-    return _read(sources, walk), walk
+    walk.suspected, walk.several_sources = suspected, len(sources.parts) > 1
+    rows = sources.read_parts(
+        walk, lambda part: _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
+    )
+    return rows, walk
 
 
 def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | None:
@@ -194,16 +199,8 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
     if not suspected:
         return None
     note_repeats(sources.parts, before)
-    mistakes = Mistakes([part.name for part in sources.parts])
-    walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=before.needs_audio)
-    walk.suspected = suspected
-    return _read(sources, walk)
-
-
-def _read(sources: Sources, walk: Surveyor) -> Iterator[PlannedRow]:
-    return sources.read_parts(
-        walk, lambda part: _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
-    )
+    unnoted = Mistakes([part.name for part in sources.parts])
+    return survey(sources, unnoted, suspected, needs_audio=before.needs_audio)[0]
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
