@@ -13,8 +13,6 @@ It is written under a temporary name and renamed at the end, so that DIR is alwa
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shlex
@@ -25,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from badcjobs import paths as resources
 from badcjobs.cluster.templates import fill_template
@@ -35,16 +33,14 @@ from badcjobs.planning.findings import below, folded
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
 from badcjobs.planning.plan_speed import find_speed
-from badcjobs.planning.plan_survey import Progress, read_sources
+from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, say
 from badcjobs.report.words import count, data_size, duration, number
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
-from badcjobs.sources.badc_manifest import HEADER
 from badcjobs.sources.open import open_sources
-from badcjobs.sources.survey import PlannedRow
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
@@ -109,87 +105,6 @@ def plan_sources(
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
-
-
-class RowFile:
-    """Rows in a file, written once and then read in turn."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
-        self._further: list[str] = []  # names of the columns behind those of BADC
-        self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
-
-    def add(self, row: PlannedRow) -> None:
-        """Store a row."""
-        recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
-        # A row that ends where it begins is refused; without an end, the length comes from the header.
-        end = "" if end_ms is None or end_ms <= start_ms else str(end_ms)
-        more = self._placed(further, names) if further else ()
-        fields = [recording_id, chunk_id, path, str(start_ms), end, overlap_ms, sha256, notes, *more]
-        text = ",".join(fields)
-        if text.count(",") == len(fields) - 1 and '"' not in text and "\n" not in text and "\r" not in text:
-            text += "\n"  # nearly every row of a million ends here; the csv module would take three times as long
-        else:
-            text = _line(fields)
-        kind = self._kinds.setdefault((base, len(more)), len(self._kinds))
-        self._file.write(f"{kind},{text}")
-
-    def clear(self) -> None:
-        """Delete all rows."""
-        self._file.seek(0)
-        self._file.truncate()
-        for known in (self._kinds, self._further, self._places):
-            known.clear()
-
-    @property
-    def root(self) -> str | None:
-        """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = {base for base, _ in self._kinds if base}
-        return bases.pop() if len(bases) == 1 else None
-
-    @property
-    def header(self) -> str:
-        """The columns of every shard, as the first line of a manifest."""
-        return _line([*HEADER.split(","), *self._further])
-
-    def rows(self) -> Iterator[str]:
-        """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
-        self._file.seek(0)
-        kinds, width, keep = list(self._kinds), len(self._further), self.root is not None
-        for line in self._file:
-            while line.count('"') % 2:  # a name with a line end in it
-                line += next(self._file)
-            number, _, text = line.partition(",")
-            base, columns = kinds[int(number)]
-            if columns < width:
-                text = f"{text[:-1]}{',' * (width - columns)}\n"
-            if base and not keep:
-                (row,) = csv.reader(io.StringIO(text, newline=""))
-                row[2] = base + row[2].removeprefix("./")
-                text = _line(row)
-            yield text
-
-    def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
-        """Return the fields of further columns, each in the place that its name has in all shards."""
-        places = self._places.get(names)
-        if places is None:
-            places = self._places[names] = []
-            for name in names:
-                known = [place for place, one in enumerate(self._further) if one == name and place not in places]
-                if not known:
-                    self._further.append(name)
-                places.append(known[0] if known else len(self._further) - 1)
-        fields = [""] * (max(places) + 1 if places else 0)
-        for place, text in zip(places, further, strict=True):
-            fields[place] = text
-        return fields
-
-
-def _line(row: Sequence[str]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\r\n").writerow(row)  # so that a name with either of them is quoted
-    return f"{text.getvalue()[:-2]}\n"
 
 
 @contextmanager

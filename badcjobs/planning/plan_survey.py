@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from badcjobs.report.words import count
-from badcjobs.sources.badc_manifest import Manifest
+from badcjobs.sources.badc_manifest import HEADER, Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
 from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
-
-if TYPE_CHECKING:
-    from badcjobs.planning.plan import RowFile
 
 Progress = Callable[[int], None]
 
@@ -115,7 +114,7 @@ class Lengths:
         return sum(many for length_ms, many in self.runs() if length_ms > limit_ms)
 
 
-# --- the tally --------------------------------------------------------------------------------------------------------
+# --- the tally, and the rows for the shards ---------------------------------------------------------------------------
 
 EXAMPLES, LONGEST_SHOWN = 20, 3
 
@@ -161,6 +160,87 @@ class Survey:
                 keep(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
+
+
+class RowFile:
+    """Rows in a file, written once and then read in turn."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
+        self._further: list[str] = []  # names of the columns behind those of BADC
+        self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
+
+    def add(self, row: PlannedRow) -> None:
+        """Store a row."""
+        recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
+        # A row that ends where it begins is refused; without an end, the length comes from the header.
+        end = "" if end_ms is None or end_ms <= start_ms else str(end_ms)
+        more = self._placed(further, names) if further else ()
+        fields = [recording_id, chunk_id, path, str(start_ms), end, overlap_ms, sha256, notes, *more]
+        text = ",".join(fields)
+        if text.count(",") == len(fields) - 1 and '"' not in text and "\n" not in text and "\r" not in text:
+            text += "\n"  # nearly every row of a million ends here; the csv module would take three times as long
+        else:
+            text = _line(fields)
+        kind = self._kinds.setdefault((base, len(more)), len(self._kinds))
+        self._file.write(f"{kind},{text}")
+
+    def clear(self) -> None:
+        """Delete all rows."""
+        self._file.seek(0)
+        self._file.truncate()
+        for known in (self._kinds, self._further, self._places):
+            known.clear()
+
+    @property
+    def root(self) -> str | None:
+        """The folder that all relative paths start from; None: there are none, or they start from several."""
+        bases = {base for base, _ in self._kinds if base}
+        return bases.pop() if len(bases) == 1 else None
+
+    @property
+    def header(self) -> str:
+        """The columns of every shard, as the first line of a manifest."""
+        return _line([*HEADER.split(","), *self._further])
+
+    def rows(self) -> Iterator[str]:
+        """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
+        self._file.seek(0)
+        kinds, width, keep = list(self._kinds), len(self._further), self.root is not None
+        for line in self._file:
+            while line.count('"') % 2:  # a name with a line end in it
+                line += next(self._file)
+            number, _, text = line.partition(",")
+            base, columns = kinds[int(number)]
+            if columns < width:
+                text = f"{text[:-1]}{',' * (width - columns)}\n"
+            if base and not keep:
+                (row,) = csv.reader(io.StringIO(text, newline=""))
+                row[2] = base + row[2].removeprefix("./")
+                text = _line(row)
+            yield text
+
+    def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
+        """Return the fields of further columns, each in the place that its name has in all shards."""
+        places = self._places.get(names)
+        if places is None:
+            places = self._places[names] = []
+            for name in names:
+                known = [place for place, one in enumerate(self._further) if one == name and place not in places]
+                if not known:
+                    self._further.append(name)
+                places.append(known[0] if known else len(self._further) - 1)
+        fields = [""] * (max(places) + 1 if places else 0)
+        for place, text in zip(places, further, strict=True):
+            fields[place] = text
+        return fields
+
+
+def _line(row: Sequence[str]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\r\n").writerow(row)  # so that a name with either of them is quoted
+    return f"{text.getvalue()[:-2]}\n"
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Columns:
     sha256: int | None = None
     overlap_ms: int | None = None
     notes: int | None = None
-    cut: int | None = None
+    badcjobs_cut: int | None = None
     further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
     further_names: tuple[str, ...] = ()
 
@@ -98,8 +98,7 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     # Numbered, so that a second sha256 column here does not become the sha256 column of a combined manifest.
     ours = HEADER.split(",")
     further_names = tuple(f"{name} (column {at + 1})" if (name := names[at]) in ours else name for at in further)
-    known = {"cut" if name == CUT else name: place for name, place in places.items()}
-    return Columns(len(names), further=further, further_names=further_names, **known)
+    return Columns(len(names), further=further, further_names=further_names, **places)
 
 
 def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
@@ -143,7 +142,7 @@ def parse_ms(text: str) -> int | None:
 
 def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
     """Return the column CUT of a row, the times of its file's first row if given there, and the mistakes."""
-    text = "" if columns.cut is None else row[columns.cut].strip()
+    text = "" if columns.badcjobs_cut is None else row[columns.badcjobs_cut].strip()
     if text in ("", "yes"):
         return text, None, ()
     if found := _AS.fullmatch(text):
@@ -307,7 +306,7 @@ class Manifest:
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
             start_ms, end_ms, wrong = check_row(row, columns)
-            cut, given_first, wrong_cut = ("", None, ()) if columns.cut is None else check_cut(row, columns)
+            cut, given_first, wrong_cut = ("", None, ()) if columns.badcjobs_cut is None else check_cut(row, columns)
             for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
                 mistakes.add(line, text)
             if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
