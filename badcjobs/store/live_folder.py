@@ -65,19 +65,18 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
     why = "run.live_mode = shared"
-    if wanted != "shared":
-        if not filesystem.shared or not candidate.exists():
-            try:
-                folder = LocalFolder.create(candidate, name)
-                check_room(folder.path)
-                return LiveFolder(folder, filesystem, False, f"{candidate} is local")
-            except BadInput as error:
-                why = f"there is no node-local folder {candidate} ({error.why})"
-            except OSError as error:
-                folder.remove()
-                why = f"{candidate} cannot be written ({error.strerror})"
-        else:
-            why = f"{candidate} is not a node-local disk ({filesystem.description})"
+    if wanted != "shared" and filesystem.shared and candidate.exists():
+        why = f"{candidate} is not a node-local disk ({filesystem.description})"
+    elif wanted != "shared":
+        try:
+            folder = LocalFolder.create(candidate, name)
+            check_room(folder.path)
+            return LiveFolder(folder, filesystem, False, f"{candidate} is local")
+        except BadInput as error:
+            why = f"there is no node-local folder {candidate} ({error.why})"
+        except OSError as error:
+            folder.remove()
+            why = f"{candidate} cannot be written ({error.strerror})"
     hidden = LocalFolder.create(target.parent, f"{LIVE_PREFIX}{target.stem}-")
     return LiveFolder(hidden, read_filesystem(target.parent), True, why)
 
@@ -179,11 +178,10 @@ def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
 
 
 def _lock(fd: int) -> bool:
-    try:
+    with suppress(OSError):
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _publish_for(folder: LocalFolder, owner: Owner) -> None:
@@ -225,7 +223,6 @@ def _has_attempts(uri: str) -> bool:
 
 def read_boot_id() -> str:
     """Return the number of this boot of the machine; empty: not known."""
-    try:
+    with suppress(OSError):
         return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    return ""

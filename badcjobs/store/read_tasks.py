@@ -10,7 +10,7 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from math import nan
 from operator import sub
@@ -232,13 +232,10 @@ def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
 
 def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[ProcessFacts]]:
     """Return the processes on the devices of a database, by task, UUID and token; empty: it cannot be read now."""
-    try:
-        with closing(open_sealed(path)) as db:
-            return grouped(
-                ((task, uuid, token), ProcessFacts(*rest)) for task, uuid, token, *rest in db.execute(_PROCESSES)
-            )
-    except (OSError, *UNREADABLE):
-        return {}
+    with suppress(OSError, *UNREADABLE), closing(open_sealed(path)) as db:
+        rows = db.execute(_PROCESSES)
+        return grouped(((task, uuid, token), ProcessFacts(*rest)) for task, uuid, token, *rest in rows)
+    return {}
 
 
 # --- tries in progress when their task published last; the caller decides by the time whether they are lost -----------

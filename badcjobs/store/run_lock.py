@@ -51,11 +51,9 @@ def check_writable(out: Path) -> None:
 
 def is_emulated_now(out: Path) -> bool:
     """Say whether an emulation works on a run now; False on a filesystem without locks, where this is not known."""
-    try:
-        with lock_file_in(out).open() as file:
-            return not _try_lock(file, fcntl.LOCK_SH)
-    except OSError:
-        return False  # there is no emulation, or it belongs to another user
+    with suppress(OSError), lock_file_in(out).open() as file:
+        return not _try_lock(file, fcntl.LOCK_SH)
+    return False  # there is no emulation, or it belongs to another user
 
 
 def refuse_during_emulation(out: Path) -> None:
@@ -106,11 +104,10 @@ def _busy(out: Path) -> BadInput:
 
 
 def _read(out: Path) -> dict[str, object]:
-    try:
-        found = json.loads(lock_file_in(out).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError, ValueError):
+        if isinstance(found := json.loads(lock_file_in(out).read_text()), dict):
+            return found
+    return {}
 
 
 def emulated_command(out: Path) -> tuple[str, ...]:

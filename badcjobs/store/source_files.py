@@ -81,10 +81,9 @@ class Intake(SourceFile):
     @property
     def was_replaced(self) -> bool:
         """Whether the file was published again since it was examined; a copy of ours never is."""
-        try:
+        with suppress(OSError):
             return self.database == self.file and not self.is_same(self.file.stat())
-        except OSError:
-            return True
+        return True
 
     @property
     def is_half(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -206,7 +207,7 @@ class Trace:
 
 def find_trace(out: Path, job_id: str) -> Trace:
     """Return the traces of a job in a run folder; an empty number: of an emulation that has started no task."""
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError):  # not an emulation
         rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
         logs, notes, goes_on = {}, {}, is_emulated_now(out)
         for row in rows:
@@ -215,8 +216,6 @@ def find_trace(out: Path, job_id: str) -> Trace:
             logs[row["index"]] = here if os.access(here, os.F_OK) else log
             notes[row["index"]] = _NOTES.get((row["state"], goes_on)) or str(row.get("note") or NO_NOTE)
         return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # not an emulation
     record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
     if record is None and not job_id:
         return Trace(bool(emulated), emulated)
@@ -287,12 +286,12 @@ def _command_of(record: Record, out: Path) -> tuple[str, ...]:
 
 def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
     """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved."""
-    moved = [word for word in command if word.startswith(_OUT) and not _is_same(word.removeprefix(_OUT), out)]
+
+    def is_elsewhere(folder: str) -> bool:
+        try:
+            return not Path(folder).samefile(out)
+        except (OSError, ValueError):  # it no longer exists, or may not be read
+            return True
+
+    moved = [word for word in command if word.startswith(_OUT) and is_elsewhere(word.removeprefix(_OUT))]
     return tuple(f"{_OUT}{out.absolute()}" if word in moved else word for word in command)
-
-
-def _is_same(recorded: str, out: Path) -> bool:
-    try:
-        return Path(recorded).samefile(out)
-    except (OSError, ValueError):  # it no longer exists, or may not be read
-        return False
