@@ -79,11 +79,10 @@ class Holder:
     @classmethod
     def parse(cls, text: str) -> Holder | None:
         """Parse the text of a claim; None: it is damaged."""
-        try:
+        with suppress(ValueError, TypeError):
             found = cls(**json.loads(text))
             return found if TaskKey.parse(found.task) and 0 < found.every_s <= LONGEST_BEAT_S else None
-        except (ValueError, TypeError):
-            return None
+        return None
 
     @property
     def key(self) -> TaskKey:

@@ -190,10 +190,9 @@ def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ..
 
 def parse_settings(text: str | None) -> dict[str, Any]:
     """Return the settings of a task from their JSON; empty: not known, or the file is damaged."""
-    try:
+    with suppress(TypeError, ValueError):
         return dict(json.loads(text or "{}"))
-    except (TypeError, ValueError):
-        return {}
+    return {}
 
 
 def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, Reading]]:
