@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -112,7 +113,8 @@ def report(
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
     with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings) as found:
-        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
+        metrics = partial(found.to_prometheus, "" if prometheus is None or is_stdout(prometheus) else prometheus.stem)
+        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, metrics)):
             if path is not None:
                 _write(path, make())
                 if not is_stdout(path):

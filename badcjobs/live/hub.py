@@ -113,18 +113,20 @@ class LiveSource:
         )
 
     def prometheus(self, documents: Documents) -> str:
-        """Return the metrics for Prometheus; for a run, its totals too."""
-        run = self.home.name if self.home else ""
-        samples = [*metrics.samples_of(metrics.INFO, None, run)]
-        for device in documents.snapshot.devices:
-            if device.alive:  # the last reading of an ended task is not current
-                samples += metrics.samples_of(metrics.READING, device, run)
-        for task in documents.snapshot.tasks:
-            if task.state == "running":  # the same for a silent task
-                samples += metrics.samples_of(metrics.HOST, task, run)
+        """Return the metrics for Prometheus; those of a whole run only when all of its tasks have been read."""
+        snapshot = documents.snapshot
+        things: dict[str, Sequence[Any]] = {
+            metrics.INFO: (None,),
+            # The last reading of an ended or silent task is not current.
+            metrics.READING: [device for device in snapshot.devices if device.alive],
+            metrics.HOST: [task for task in snapshot.tasks if task.state == "running"],
+        }
         if isinstance(self.view, RunView):
-            samples += metrics.run_samples(summarize_run(self.view.files, documents.snapshot), run)
-        return metrics.prometheus_text(samples)
+            summary = summarize_run(self.view.files, snapshot)
+            things |= {metrics.DEVICE: summary.devices, metrics.TASK: summary.facts.tasks}
+            if not snapshot.unread and not self.view.files.unaccounted:
+                things[metrics.RUN] = (summary,)
+        return metrics.prometheus_text(metrics.samples_of(things, self.home.name if self.home else ""))
 
     def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
         """Return the processes on the devices of running tasks, by device key; an unchanged file is not read again."""
@@ -260,10 +262,10 @@ class Hub:
         return None if self._read_at_s is None else self.clock.monotonic_s() - self._read_at_s
 
     async def latest(self) -> Documents:
-        """Return documents not older than the interval; raise a 503 if they are not ready in time."""
+        """Return documents not older than the interval, or what is read so far; raise a 503 if not ready in time."""
         is_new = self.age_s is not None and self.age_s < self.interval_s
-        if self.last is not None and is_new and not self.trouble:
-            return self.last
+        if self.last is not None and (is_new or self.last.snapshot.unread) and not self.trouble:
+            return self.last  # a large run is being read for the first time, in parts
         if self._pending is not None and self.trouble:
             raise unavailable(self.trouble)  # reading hangs: only one request waits for it
         try:
@@ -279,7 +281,7 @@ class Hub:
         try:
             return await asyncio.wait_for(self._background.call(function), self.patience_s)
         except asyncio.TimeoutError:
-            raise unavailable(f"no answer within {self.patience_s:g} s: a file system hangs") from None
+            raise unavailable(f"no answer within {self.patience_s:g} s: many tasks, or a file system hangs") from None
         except (BadcjobsError, OSError) as error:  # the run was moved or removed since
             raise unavailable(error_line(error)) from error
 

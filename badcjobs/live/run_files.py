@@ -65,6 +65,7 @@ class RunFiles:
     _accounts: dict[str, tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]] = field(default_factory=dict)
     _troubles: dict[str, str] = field(default_factory=dict)
     many: int = 0  # databases, read or not
+    unaccounted: int = 0  # databases whose accounts have never been read, for lack of time
     _records: set[str] = field(default_factory=set)  # names of Slurm's records beside the databases
 
     @property
@@ -83,7 +84,7 @@ class RunFiles:
 
         A file is read once for each change, and only for a short time: the one read longest ago first.
         """
-        until_s = self.clock.monotonic_s() + _ACCOUNTS_S
+        until_s, self.unaccounted = self.clock.monotonic_s() + _ACCOUNTS_S, 0
         for name in [*(name for name in self._seen if name not in self._accounts), *self._accounts]:
             seen, (read_from, _) = self._seen[name], self._accounts.get(name, (None, ()))
             if read_from is not seen.tasks and self.clock.monotonic_s() < until_s:
@@ -91,6 +92,8 @@ class RunFiles:
                     self.check_inside(seen.path)
                     self._accounts.pop(name, None)  # its new place is the last one
                     self._accounts[name] = seen.tasks, read_accounts(seen.path, seen.tasks)
+            elif read_from is None:
+                self.unaccounted += 1
         return [task for name in self._seen if name in self._accounts for task in self._accounts[name][1]]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:

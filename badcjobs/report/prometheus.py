@@ -6,7 +6,7 @@ Both ``report --prometheus FILE`` and ``/metrics`` of ``serve`` use this table, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,7 @@ _LABELS = {
     READING: ("run", "task", "device", "uuid"), DEVICE: ("run", "task", "device", "uuid"), HOST: ("run", "task"),
     TASK: ("run", "task"), RUN: ("run",), REPORT: ("run",), INFO: ("run", "version"),
 }  # fmt: skip
-Sample = tuple[str, float | None, Mapping[str, str]]  # metric, value (None: not known, left out), labels
+Sample = tuple[str, float | None, dict[str, str]]  # metric, value (None: not known, left out), labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,11 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def samples_of(of: str, thing: Any, run: str) -> Iterator[Sample]:
-    """Yield the samples of a device, a task or a run."""
-    return (sample for metric in METRICS if metric.of == of for sample in _samples(metric, thing, run))
+def samples_of(things: Mapping[str, Iterable[Any]], run: str) -> Iterator[Sample]:
+    """Yield the samples of devices, tasks and a run, by what they are for their metrics, metric by metric."""
+    for metric in METRICS:
+        for thing in things.get(metric.of, ()):
+            yield from _samples(metric, thing, run)
 
 
 def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
@@ -193,25 +195,17 @@ def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
     """Yield every sample of a job; ``run`` names it."""
-    return run_samples(summary, run, (INFO, READING, DEVICE, TASK, RUN, REPORT))
-
-
-def run_samples(summary: Summary, run: str, kinds: Collection[str] = (DEVICE, TASK, RUN)) -> Iterator[Sample]:
-    """Yield the samples of a run, its tasks and its devices, metric by metric; also while it is running."""
     things = {READING: summary.devices, DEVICE: summary.devices, TASK: summary.facts.tasks}
-    for metric in (metric for metric in METRICS if metric.of in kinds):
-        for thing in things.get(metric.of, (summary,)):
-            yield from _samples(metric, thing, run)
+    return samples_of({**things, INFO: (summary,), RUN: (summary,), REPORT: (summary,)}, run)
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
-    """Return samples in the Prometheus text format, in the order of the table; only known, finite values."""
-    places = {name: place for place, name in enumerate(METRIC_BY_NAME)}
-    return "".join(prometheus_lines(sorted(samples, key=lambda sample: places[sample[0]])))
+    """Return samples that come metric by metric in the Prometheus text format; only known, finite values."""
+    return "".join(prometheus_lines(samples))
 
 
-def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the same text line by line, from samples that come metric by metric."""
+def prometheus_lines(samples: Iterable[Sample], file: str = "") -> Iterator[str]:
+    """Yield the same text line by line; ``file`` is one more label."""
     last = None
     for name, value, labels in samples:
         if value is not None and math.isfinite(value):
@@ -220,6 +214,7 @@ def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
                 kind = "counter" if name.endswith("_total") else "gauge"
                 yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {kind}\n"
             # For Prometheus an empty label is the same as no label.
-            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
+            every = labels | {"file": file}
+            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in every.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
             yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"

@@ -192,7 +192,10 @@ def test_metrics_have_what_was_read_in_a_short_time_and_soon_everything(tmp_path
         pass
 
     def told():
-        return {int(index) for index in re.findall(r'badcjobs_task_chunks.*task="4821_(\d)', source.prometheus(seen))}
+        text = source.prometheus(seen)
+        tasks = {int(index) for index in re.findall(r'badcjobs_task_chunks.*task="4821_(\d)', text)}
+        assert ("badcjobs_chunks{" in text) == (len(tasks) == 5), "a part of the tasks is no total of the run"
+        return tasks
 
     first, then, last = told(), told(), told()
     assert 0 < len(first) < len(then) < len(last) == 5 and first < then
@@ -268,6 +271,8 @@ def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_al
         assert [len(await told.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
         for strange in (None, "", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
             assert [name for _, name, _ in await told.missed(strange)] == ["snapshot"], strange
+        await told.read(replace(FRAME, unread=9), FRAME)
+        assert (await told.hub.latest()).snapshot.unread, "while a run is read for the first time, no request waits"
 
     asyncio.run(story())
 
