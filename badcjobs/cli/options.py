@@ -24,7 +24,7 @@ Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relat
 Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
 
 CONFIG, RUN_OPTIONS = "badcjobs.config", "badcjobs.run_options"  # keys of the context of a call
-_NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config")
+_NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config", "--wait", "--again", "--dry-run", "--cluster")
 Target = tuple[str, Path | None, str]  # an output file: its option, its path (None: not requested), a name to suggest
 # A typing error (--html job.sqlite) must not replace the results of weeks.
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
@@ -116,7 +116,7 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
         of_submit = SETTINGS["submit"].get(name.removeprefix("--").replace("-", "_"))
         if name in _NOT_AFTER_DASHES or (of_submit is not None and of_submit.heading):
             why = "an array divides SOURCE itself" if name == "--shard" else "only options of run can be given there"
-            fix = f"badcjobs {command} … {name} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
+            fix = f"badcjobs {command} … {word} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
             raise BadInput(f"{name} cannot be given after --", why=why, fix=fix)
     values = run.make_context(f"badcjobs {command} … --", list(words)).params
     given = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [])}

@@ -196,6 +196,7 @@ def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
     those = sorted(set(nodes))
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
     if len(those) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        return {"nodes": len(those), "exclude": ",".join(those) or None, "spread": None}
+        avoid = f", and exclude {'it' if len(those) == 1 else 'them'} until the site has fixed this"
+        return {"nodes": len(those), "exclude": ",".join(those) or None, "spread": None, "avoid": avoid}
     spread = f"{len(those):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
-    return {"nodes": len(those), "exclude": None, "spread": spread}
+    return {"nodes": len(those), "exclude": None, "spread": spread, "avoid": ""}

@@ -21,7 +21,7 @@ _LOST = Rule(
     when=lambda f: f["kind"] == "lost",
     says="{alert.devices:count GPU} stopped answering.",
     evidence=("{alert.alerts:count alert}{longest} on {nodes:count node}", "{alert.example}", "{spread}"),
-    fix="Report {nodes:this node|these nodes} to the site, and exclude {nodes:it|them} until the site has fixed this.",
+    fix="Report {nodes:this node|these nodes} to the site{avoid}.",
     lines=_EXCLUDE,
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ _LOST = Rule(
     replace(
         _LOST, kind="device_fault", when=lambda f: f["kind"] == "fault",
         says="{alert.devices:count GPU} reported errors.",
-        fix="Report the node and the error number to the site, and exclude the node.",
+        fix="Report {nodes:the node|these nodes} and the error number to the site{avoid}.",
     ),
     replace(
         _LOST, kind="ecc_errors", when=lambda f: f["kind"] == "ecc",
@@ -74,7 +74,7 @@ _CLOCKS = (
     "throttled_thermal", WARNING,
     says="{many:count GPU} reduced {many:its|their} clock because of heat.",
     evidence=(*_CLOCKS, "highest temperature: {hottest} °C", "{spread}"),
-    fix="Ask the site to check the cooling of {nodes:the node|these nodes}, and exclude {nodes:it|them} for now.",
+    fix="Ask the site to check the cooling of {nodes:the node|these nodes}{avoid}.",
     lines=_EXCLUDE,
 ))  # fmt: skip
 def _overheated(facts: JobFacts, summary: Summary) -> Iterator[Figures]:

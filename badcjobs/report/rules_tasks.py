@@ -315,7 +315,7 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
             "about": "About " if many > len(chunks) and many != total else "",  # there are other classes as well
             "many": many,
-            "class": error_class or "unknown error",
+            "class": (error_class or "unknown error").replace("_", " "),
             "of_chunks": share(many, summary.chunks),
             "tries": took,
             "error": chunks[0].error,

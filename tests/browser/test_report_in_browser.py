@@ -222,6 +222,7 @@ def test_keyboard_and_screen_reader_reach_everything_by_a_name_and_the_focus_can
 def test_on_a_telephone_nothing_sticks_out_and_without_script_every_row_can_be_read(browser, page, report):
     small = open_report(browser, report, width=420, height=800)
     assert small.evaluate("document.documentElement.scrollWidth") <= 420
+    assert small.evaluate("document.querySelector('[aria-label=Next] pre').getBoundingClientRect().bottom") < 600
     for one in (small, page):
         wide, ticks = one.evaluate("timesOfTimeline()")
         assert 2 <= ticks <= (wide - 60) / 50  # a time is about 40 pixels wide
