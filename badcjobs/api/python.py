@@ -17,7 +17,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from badcjobs.clock import SystemClock
-from badcjobs.devices.free import DeviceLocks, DeviceRequest, NotFree, Waiting, describe_holder, list_free, lock_folder
+from badcjobs.devices.free import (
+    DeviceLocks,
+    DeviceRequest,
+    NeverFree,
+    NotFree,
+    Waiting,
+    describe_holder,
+    list_free,
+    lock_folder,
+)
 from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
@@ -131,7 +140,8 @@ def pick_devices(
     try:
         found = list_free(environ, stand_in, request, locks, Waiting(clock, log.info))
     except NotFree as error:
-        error.fix = f"pick_devices({count}, wait_s=600)   (or fewer devices, or weaker limits)"
+        wait = "" if isinstance(error, NeverFree) else f"pick_devices({count}, wait_s=600)   or "
+        error.fix = f"{wait}fewer devices or weaker limits; badcjobs.list_devices() shows what is here"
         raise
     return PickedDevices(found.devices, locks)
 

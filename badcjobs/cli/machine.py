@@ -39,7 +39,7 @@ def gpus(
       badcjobs gpus --simulate 4 --free 2
     """
     from badcjobs.devices.free import DeviceLocks, Waiting, list_free, lock_folder
-    from badcjobs.devices.listing import list_granted
+    from badcjobs.devices.listing import Listing, list_granted
 
     request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
@@ -55,7 +55,7 @@ def gpus(
             raise
         why = "\n".join(filter(None, [error.what, error.why]))
         reader = {"backend": getattr(error, "backend", "none"), "backend_why": getattr(error, "backend_why", "")}
-        print_json({"devices": [], "why": why, **reader})
+        print_json(Listing((), why, **reader).to_dict())
         return int(error.exit_code)
     if json_wanted:
         print_json(found.to_dict())

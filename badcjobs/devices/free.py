@@ -221,6 +221,10 @@ class NotFree(NotHere):
         self.backend, self.backend_why = opened.reader.backend, opened.reader.why
 
 
+class NeverFree(NotFree):
+    """Waiting cannot help: too few devices, or too few with enough memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """How to wait: the clock, where to report progress, and a check that raises to end the wait."""
@@ -294,10 +298,10 @@ def check_request(request: DeviceRequest) -> None:
 
 
 def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
-    """Raise NotFree if waiting cannot help: too few GPUs, or too few with enough memory."""
+    """Raise NeverFree if waiting cannot help: too few GPUs, or too few with enough memory."""
     many = len(opened.grant.devices)
     if many < request.count:
-        raise NotFree(
+        raise NeverFree(
             f"{_gpus(request.count)} requested, but this process may use {many}",
             opened,
             why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
@@ -310,7 +314,7 @@ def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
         sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
         enough = sizes_mib[request.count - 1]
         memory = f"{request.min_memory_mib:,} MiB{' each' if request.count > 1 else ''}"
-        raise NotFree(
+        raise NeverFree(
             f"{_gpus(request.count)} with {memory} requested, but {big} of {many} GPUs are large enough",
             opened,
             why="\n".join(f"a GPU here has {size:,} MiB in total" for size in dict.fromkeys(sizes_mib)),

@@ -42,6 +42,9 @@ def test_devices_are_picked_under_the_lock_of_gpus_free_and_read_again_when_they
         with pytest.raises(NotHere, match=r"(?s)is locked by run of .*try: pick_devices\(2, wait_s=600\)"):
             badcjobs.pick_devices(2, simulate=3, wait_s=0.2, check_every_s=0.1)
     badcjobs.pick_devices(3, simulate=3).release()
+    for never in ({"count": 4}, {"min_memory_mib": 10**6}):
+        with pytest.raises(NotHere, match=r"(?s)GPU.*try: fewer devices or weaker limits"):
+            badcjobs.pick_devices(**never, simulate=3)
     once = badcjobs.list_devices(simulate=2, max_age_s=0)
     assert badcjobs.list_devices(simulate=2, max_age_s=60)[0] is once[0]
     assert badcjobs.list_devices(simulate=1, max_age_s=60)[0] is not once[0], "another question"
