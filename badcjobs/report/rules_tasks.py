@@ -6,8 +6,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from badcjobs.model.arrays import TaskKey
 from badcjobs.report.progress import RUNNING, was_killed
 from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
 from badcjobs.report.rules_requests import needed_more
@@ -17,6 +19,7 @@ from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFac
 
 _LOST_S, _LOST = 60.0, 0.02  # of GPU time
 _AGAIN = 0.1  # of the chunks
+_LOSSY = ("salvaged", "kept", "skipped")  # status of files with rows that may be missing
 _NOTES = 3  # most notes of an emulation in the evidence
 _THEN = "Read {log}, then do what is under “next”."  # which has the command, and whether to wait for the queue
 
@@ -29,7 +32,25 @@ def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
     return "the end of the task log" if emulated or local else "the Slurm output file"
 
 
-# --- tasks that left no database --------------------------------------------------------------------------------------
+# --- tasks whose database is damaged or missing -----------------------------------------------------------------------
+
+
+@topic(Rule(
+    "damaged_files", PROBLEM,
+    says="{s.facts.lossy_files:count task_database} could not be read completely{examples}.",
+    evidence=("{statuses}",),
+    fix="Rows of {s.facts.lossy_files:it|them} may be missing; the reason is at the name of the file. {todo}",
+))  # fmt: skip
+def _damaged(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    if facts.lossy_files:
+        lossy = [(path, remark.partition(":")[0]) for path, remark in facts.file_remarks if remark.startswith(_LOSSY)]
+        more = f" and {facts.lossy_files - 1:,} more" if facts.lossy_files > 1 else ""
+        rest = "Do what is under “next”: it repeats only chunks without a result."
+        yield {
+            "examples": f": {lossy[0][0]}{more}" if lossy else "",
+            "statuses": ", ".join(f"{many:,} {status}" for status, many in Counter(dict(lossy).values()).items()),
+            "todo": "Every chunk has a result." if summary.verdict == "done" else rest,
+        }
 
 
 @topic(Rule(
@@ -39,14 +60,17 @@ def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
     fix="{missing:It|They} never started, or could not write. " + _THEN,
 ))  # fmt: skip
 def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
-    missing, proof = summary.tasks_missing, summary.completeness
+    damaged = [TaskKey.parse(Path(path).stem) for path, remark in facts.file_remarks if remark.startswith(_LOSSY)]
+    known = {key.array_index for key in damaged if key is not None}
+    missing, proof = [index for index in summary.tasks_missing if index not in known], summary.completeness
     waits = summary.tasks_by_verdict.get(RUNNING)  # then the missing ones may still be in the queue
     waits = waits or (summary.queue is not None and summary.queue.waiting)
     if not missing or waits or facts.merged.closed:
         return
     by_note: dict[str, list[int]] = {}  # the notes of an emulation about them
     for index, note in zip(proof.missing_indices, proof.missing_notes, strict=False) if proof else ():
-        by_note.setdefault(note, []).append(index)
+        if index in missing:
+            by_note.setdefault(note, []).append(index)
     where = [f"array index {indices(those)}: {note}" for note, those in by_note.items()][:_NOTES]
     others = [index for those in list(by_note.values())[_NOTES:] for index in those]
     where += [f"array index {indices(others)}: see their logs"] if others else []
@@ -332,4 +356,4 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {"for_good": False, "cost_s": gpu_s, "all_s": all_s, "of_time": of_time, "worst": worst, "advice": advice}
 
 
-TOPICS = (_missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed)
+TOPICS = (_damaged, _missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed)

@@ -6,6 +6,7 @@ wrong --root and a missing folder."""
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -76,10 +77,12 @@ class SourceSize:
         return self.known_bytes * self.files // known if known else None
 
     def guessed_s(self) -> float | None:
-        """Return the length of the files that are not here, from their size and the others of their ending."""
-        if not self.not_here_bytes or not self.not_here_bytes.keys() <= self.measured.keys():
+        """Return the length of the files that are not here, from their size and the others of their ending, or all."""
+        if not self.not_here_bytes or not self.measured:
             return None
-        return sum(size * self.measured[one][1] / self.measured[one][0] for one, size in self.not_here_bytes.items())
+        every = [sum(part) for part in zip(*self.measured.values(), strict=True)]
+        by_ending = [(size, *self.measured.get(one, every)) for one, size in self.not_here_bytes.items()]
+        return math.fsum(size * length_s / size_bytes for size, size_bytes, length_s in by_ending)
 
 
 @dataclass

@@ -207,6 +207,8 @@ def diagnose(line, usual):
                 seen_s = args[0]
             elif word == "missing":
                 missing = args
+            elif word == "empty":
+                Path(name, args[0]).touch()
             else:
                 for task in told_by(usual[word], **values):
                     story.write_story(Path(name), task)
