@@ -20,6 +20,7 @@ from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arra
 from badcjobs.model import load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import ending
+from badcjobs.report.verdict import MOST_FINDINGS
 from badcjobs.report.words import UNKNOWN, count, duration
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
@@ -34,7 +35,6 @@ _MORE = {
 _MAX_BAR = 46
 _MIN_BAR = 9  # with the blank after it
 _LOW = 16  # lines; a lower terminal shows only the most important facts
-_MAX_ALERTS = 20
 _MAX_ALERT_LINES = 4
 _DOT = " · "
 _MAX_NAME = 18
@@ -142,22 +142,23 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
         lines += fitting.wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
     if full and total.standstill is not None:
         lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {total.standstill}", width)]
-        for command in total.go_on[:1]:
-            wrapped = fitting.wrap_command(command, width - 2)
-            if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
-                wrapped = [shell_line("badcjobs", "merge", Path(snapshot.title))]  # it prints the same command
-            lines += [[Part(f"  {line}")] for line in wrapped]
-    elif full and found is not None:
-        lines += [[Part(f"next: {command}")] for _, command in found.next[:1]]
+    steps = found.next if found and total.standstill is None else [("", command) for command in total.go_on]
+    for words, command in steps[:1] if full else ():
+        wrapped = fitting.wrap_command(command, width - 2)
+        if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
+            wrapped = [shell_line("badcjobs", "merge", Path(snapshot.title))]  # it prints the same command
+        alone = total.standstill is None and not words and len(wrapped) == 1
+        lead = [] if total.standstill is not None else [f"next: {words}:" if words else "next:"]
+        said = [f"next: {wrapped[0]}"] if alone else [*lead, *(f"  {line}" for line in wrapped)]
+        lines += [[Part(line)] for line in said]
     if full:
         remarks = snapshot.remarks[: 1 if low else 3]
         lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
     lines += [] if low else [[]]
     if not full or not snapshot.alerts:
         return lines
-    most = _MAX_ALERTS if height is None else max(1, height // 8)
-    worst = sorted(snapshot.alerts, key=_alert_order)
-    shown = worst if len(worst) <= most else worst[: max(1, most - 1)]
+    worst = snapshot.findings
+    shown = worst[: MOST_FINDINGS if height is None else max(1, min(MOST_FINDINGS, height // 8))]
     for alert in shown:
         lines += _alert_lines(snapshot, alert, width, _MAX_ALERT_LINES if height is None else max(1, height // 12))
     if len(worst) > len(shown):
@@ -185,7 +186,8 @@ def _progress(snapshot: Snapshot) -> list[Part]:
     total = snapshot.total
     if not total.chunks or total.share is None:
         return [Part("no chunks yet")]
-    shown = "100" if total.share == 1 else f"{min(99.9, 100 * total.share):.3g}"
+    done = total.share * total.done / (total.settled or 1)  # failed is not done
+    shown = "100" if done == 1 else f"{min(99.9, 100 * done):.3g}"
     about = "~" if total.parts else ""
     parts = [Part(f"{about}{shown}%")]
     speed = total.speed if total.rate is None else total.rate
@@ -209,20 +211,14 @@ def _total_parts(snapshot: Snapshot) -> list[Part]:
     return [Part(fact) for fact in facts]
 
 
-def _alert_order(alert: TaskAlert) -> tuple[bool, bool, int]:
-    """Put problems first, and those of the whole run before those of a device."""
-    of_run = alert.node is None
-    return alert.severity != "critical", not of_run, 0 if of_run else alert.started_at_ms
-
-
 def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) -> list[Line]:
-    """Return an alert: its severity, where, its message, and its duration so far; one of a run may take more lines."""
+    """Return an alert: its severity, where, its message, its duration so far, and what to do if there is room."""
     # The words of the report.
     style, severity = ("bold red", "problem") if alert.severity == "critical" else ("yellow", alert.severity)
     if snapshot.of_run and alert.node is None:
         words = f"! {severity} {alert.message}"
         wrapped = [fitting.shorten(words, width).rstrip()] if most == 1 else fitting.wrap(words, width)
-        return [[Part(line, style)] for line in wrapped[:most]]
+        return [*([Part(line, style)] for line in wrapped[:most]), *_fix_lines(alert, width, most)]
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
@@ -230,7 +226,12 @@ def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) ->
     place = f"{of}{where or ''}".strip()
     words = f"! {severity} {place}{': ' if place else ''}{alert.message}"
     text = fitting.shorten(words, width - len(lasted) - 1)
-    return [[Part(f"{text} {lasted}", style)]]
+    return [[Part(f"{text} {lasted}", style)], *_fix_lines(alert, width, most)]
+
+
+def _fix_lines(alert: TaskAlert, width: int, most: int) -> list[Line]:
+    wrapped = fitting.wrap(f"→ {alert.fix}", width - 2) if alert.fix and most > 1 else []
+    return [[Part(f"  {line}")] for line in wrapped]
 
 
 # --- the foot ---------------------------------------------------------------------------------------------------------

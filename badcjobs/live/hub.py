@@ -474,6 +474,7 @@ def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Ite
         "reading": snapshot.reading,
         "total": documents.total,
         "alerts": documents.alerts,
+        "findings": list(map(alert_document, snapshot.findings)),
         "remarks": snapshot.remarks,
     }
     of_tasks, of_devices = (",".join(item.text for item in items.values()) for items in (tasks, devices))

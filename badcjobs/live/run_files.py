@@ -74,6 +74,12 @@ class RunFiles:
         return [with_latest_readings(task) for seen in self._seen.values() for task in seen.tasks]
 
     @property
+    def merged(self) -> bool:
+        """Whether the job database is newer than every task database."""
+        job = self._seen.get(self.folder.job_database.name)
+        return job is not None and all(seen.mark[0] <= job.mark[0] for seen in self._seen.values())
+
+    @property
     def troubles(self) -> list[str]:
         """Why some files could not be read."""
         outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.is_outside(self.folder.tasks) else []

@@ -11,9 +11,11 @@ from typing import Any
 from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.progress import progress_of, with_start_and_longest
+from badcjobs.report.rules_tasks import ADVICE, USUAL_ADVICE
 from badcjobs.report.summary import running_s
-from badcjobs.report.verdict import Verdict, gpu_time, judge
+from badcjobs.report.verdict import TRY_AGAIN, Verdict, gpu_time, judge
 from badcjobs.report.words import count, duration
+from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
 # The states that need attention come first.
@@ -128,11 +130,27 @@ class Snapshot:
     remarks: tuple[str, ...] = ()  # files that could not be read, and why
     unread: int = 0  # files that have never been read yet, for lack of time
     files: int = 0  # databases of the run
+    merged: bool = False  # the job database is up to date
 
     @property
     def reading(self) -> str | None:
         """How far reading has come, in words; None: everything has been read."""
         return f"reading {self.files - self.unread:,} of {self.files:,} task databases" if self.unread else None
+
+    @property
+    def findings(self) -> list[TaskAlert]:
+        """What is wrong, one per cause, the worst first: alerts of one kind on several devices of a run are one."""
+        if not self.of_run:
+            return sorted(self.alerts, key=_order)
+        found = []
+        for alerts in grouped((alert.kind, alert) for alert in self.alerts).values():
+            first, where = min(alerts, key=_order), {(alert.node, alert.device_index) for alert in alerts}
+            if len(where) > 1:
+                nodes = named(sorted({alert.node for alert in alerts if alert.node}))
+                words = f"{count(len(where), 'GPU')} on {nodes}; for example, {first.message}"
+                first = replace(first, message=words, node=None, task=None, device_index=None, device_uuid=None)
+            found.append(replace(first, fix=first.fix or _FIXES.get(first.kind, "")))
+        return sorted(found, key=_order)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -146,8 +164,12 @@ class Snapshot:
         counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
         counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
         cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
-        look = shell_line("badcjobs", "report" if self.title.endswith(".sqlite") else "merge", Path(self.title))
-        steps = tuple(("", command) for command in total.go_on or (() if running else (look,)))
+        look = "report" if self.title.endswith(".sqlite") else "export" if self.merged else "merge"
+        command = shell_line(
+            "badcjobs", look, Path(self.title), *(("-o", "detections.csv") if look == "export" else ())
+        )
+        words = "" if total.standstill or not total.failed else TRY_AGAIN
+        steps = tuple((words, line) for line in total.go_on) or (() if running else (("", command),))
         return Verdict(state, word, counts, (total.done, total.failed, left), cost, "", steps)
 
     @property
@@ -172,6 +194,7 @@ class Snapshot:
             "tasks": [{**task_document(task), "eta_s": self.eta_s(task.ends_at_ms)} for task in self.tasks],
             "devices": [device_document(device) for device in self.devices],
             "alerts": [alert_document(alert) for alert in self.alerts],
+            "findings": [alert_document(alert) for alert in self.findings],
             "remarks": list(self.remarks),
             "unread": self.unread,
             "verdict": self.verdict_document,
@@ -180,7 +203,34 @@ class Snapshot:
 
 # --- what is wrong, and whether it works ------------------------------------------------------------------------------
 
-_MOST_NAMED = 3  # tasks
+_MOST_NAMED = 3
+_AGAIN = "submit the same again after the array has ended; what is done is not repeated."
+_NODE = "Report the node to the site, and exclude it from the next job."
+_COOLING = "Ask the site to check the cooling of the node."
+_FIXES = {  # by kind of alert
+    "tasks_failed": "Read the log of one of them in the folder tasks.",
+    "tasks_killed": f"To do the rest, {_AGAIN}",
+    "tasks_silent": f"Unless still in squeue, {_AGAIN}",
+    "lost": _NODE,
+    "fault": _NODE,
+    "ecc": f"Results from there may be wrong. {_NODE}",
+    "thermal": _COOLING,
+    "throttle_thermal": _COOLING,
+    "throttle_power": "Ask the site about the power limit of the node.",
+    "memory": "Run fewer workers per GPU, or make the chunks shorter.",
+}
+
+
+def _order(alert: TaskAlert) -> tuple[bool, bool, int]:
+    """Put problems first, and those of the whole run before those of a device."""
+    of_run = alert.kind.startswith(("chunks_", "tasks_"))
+    return alert.severity != "critical", not of_run, 0 if of_run else alert.started_at_ms
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:
@@ -194,19 +244,20 @@ def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:
             examples.setdefault(error_class, example or "")
         failed = sum(task.failed_for_good for task in failing)
         words = "chunks failed" if failed else f"{count(many.total(), 'chunk')} left after a failed try"
-        for name, times in many.most_common(1):  # the verdict has the number of all
+        worst = ""
+        for worst, times in many.most_common(1):  # the verdict has the number of all
             often = "" if times == many.total() else f" ({times:,} of {many.total():,})"
-            words += f", {'most often ' if often else ''}with {name}{often}" + (
-                examples[name] and f": {examples[name]}"
+            example = "; ".join(examples[worst].splitlines())
+            words += (
+                f", {'most often ' if often else ''}with {worst.replace('_', ' ')}{often}{example and f': {example}'}"
             )
-        alert = _run_alert("chunks_failed", words, failing)
+        alert = replace(_run_alert("chunks_failed", words, failing), fix=ADVICE.get(worst, USUAL_ADVICE))
         found.append(alert if failed else replace(alert, severity="warning"))
     for state, meaning in _TROUBLE_WORDS.items():
         which = [task for task in tasks if task.state == state and not (state == "failed" and task.failed_for_good)]
         if which:
-            names = ", ".join(f"{t.label}{f' on {t.node}' if t.node else ''}" for t in which[:_MOST_NAMED])
-            more = f" and {len(which) - _MOST_NAMED:,} more" if len(which) > _MOST_NAMED else ""
-            found.append(_run_alert(f"tasks_{state}", f"{count(len(which), 'task')} {meaning}: {names}{more}", which))
+            names = named([f"{task.label}{f' on {task.node}' if task.node else ''}" for task in which])
+            found.append(_run_alert(f"tasks_{state}", f"{count(len(which), 'task')} {meaning}: {names}", which))
     return found
 
 
@@ -249,7 +300,8 @@ def add_up(
     in_parts = parts is not None and not known and not alone
     chunks = listed if source_chunks is None else max(listed, source_chunks)
     failed = sum(task.failed_for_good for task in cut)
-    done = max(sum(task.done for task in every), sum(task.done + task.before for task in cut))
+    parts_done = map(_done_of_part, grouped((task.part, task) for task in every).values())
+    done = max(sum(parts_done), sum(task.done + task.before for task in cut))
     audio_s, ran_s = sum(task.audio_s for task in every), running_s(every)
     over = bool(tasks) and not in_parts and all(task.begun and not task.alive for task in tasks)
     total = replace(
@@ -276,6 +328,12 @@ def add_up(
         starts = left > sum(progress.pending for progress in running)  # for the rest
         end_ms = since_ms + round(1000 * with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts))
     return replace(total, ends_at_ms=end_ms)
+
+
+def _done_of_part(attempts: Sequence[TaskFacts]) -> int:
+    """Return the chunks done by all attempts at a part; of those done twice, the last attempt found only some done."""
+    last, done = max(attempts, key=lambda task: task.age), sum(task.done for task in attempts)
+    return min(done, last.done + last.before) if last.chunks else done
 
 
 def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
@@ -339,7 +397,7 @@ def standstill(total: Total) -> str | None:
     begun = sum(states.values()) - states.get("waiting", 0)  # includes tasks that an emulation did not start
     if states.get("running") or not begun or not (left or waiting or absent):
         return None
-    facts = [f"{'~' if to_come else ''}{count(left, 'chunk')} left"] if left else []
+    facts = ["chunks are left"] if left else []  # the verdict has their number
     if absent:
         size = f" (~{count(total.chunks_in(absent), 'chunk')})" if total.chunks_in(absent) else ""
         facts.append(f"{absent:,} of {total.parts:,} parts of the source without a task{size}")

@@ -120,6 +120,7 @@ class RunView:
             remarks=tuple(remark for remark in remarks if remark),
             unread=unread,
             files=files.many,
+            merged=files.merged,
         )
 
     def close(self) -> None:
@@ -137,6 +138,8 @@ class RunView:
         if not tasks and self.files.only is None:
             over = find_idle_emulation(run.absolute()) if readable else None
             return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
+        if total.ended_at_ms is not None and total.failed and reason is None and self.files.merged:
+            return replace(total, go_on=self._resume_commands(last_job_of(tasks), tasks, every))
         if reason is None and set(total.states) != {"waiting"}:
             return total
         if not total.states.get("silent") and readable and is_emulated_now(run):
@@ -164,7 +167,7 @@ class RunView:
         trace = find_trace(run.path, job_id)
         if frozen is None or not tasks or self.files.only is not None:
             return (trace.line("--again"),) if trace.command else ()
-        left = [task for task in tasks if task.pending or not task.begun]
+        left = [task for task in tasks if task.pending or task.failed_for_good or not task.begun]
         without_slurm = any(task.job_id.startswith("local") for task in left)
         indices = () if without_slurm else [task.array_index for task in left]
         settings = json.loads(max(every, key=lambda task: task.age).settings or "{}") if every else {}

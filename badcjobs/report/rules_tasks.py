@@ -225,7 +225,8 @@ _COSTLY_S, _COSTLY = 300.0, 0.05  # GPU time of failed tries whose chunks were d
 _OOM = "out_of_memory"
 _BEYOND = re.compile(r" s of audio and nothing after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
 _ROWS_BEYOND = "bad_audio, a row beyond the end of its file"
-_ADVICE = {
+USUAL_ADVICE = "Read the engine error; the next run tries failed chunks again."
+ADVICE = {  # by error class
     "empty_file": "These files have no audio. Restore them from the recorder's card, or remove them.",
     "not_audio": "These files are not audio, whatever their names say. Restore or remove them, then run again.",
     "broken_audio": "These files are truncated, or their headers are wrong. Restore them, then run again.",
@@ -235,6 +236,7 @@ _ADVICE = {
     "no_space": "A disk was full. Free space (or quota) on the node or in the run folder, then run again.",
     "host_memory": "The node ran out of memory. Request more memory, or run fewer workers.",
     "configuration": "The engine does not work with these settings. Check its models and options, then run again.",
+    _OOM: "Make the chunks shorter, use GPUs with more memory, or run fewer workers per GPU.",
     "gpu_error": "CUDA failed. If it is always the same node, exclude it; if always these chunks, make them shorter.",
     _ROWS_BEYOND: "The files are readable but end before these rows do. Compare start_ms and end_ms of a row with the"
                   " length of its file, correct the rows (or restore truncated files), then run again.",
@@ -343,7 +345,7 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "of_chunks": share(many, summary.chunks),
             "tries": took,
             "error": chunks[0].error,
-            "advice": _ADVICE.get(error_class, "Read the engine error; the next run tries failed chunks again."),
+            "advice": ADVICE.get(error_class, USUAL_ADVICE),
             "cost_s": gpu_s,
             **_named(chunks, facts),
         }
@@ -351,7 +353,7 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     costly = gpu_s >= max(_COSTLY_S, _COSTLY * all_s)
     if not by_class and costly and worst is not None and worst.error_class != _OOM:
         usual = "Read the engine error; the table attempt in job.sqlite lists every try."
-        advice = _ADVICE.get(worst.error_class, usual)
+        advice = ADVICE.get(worst.error_class, usual)
         of_time = share(gpu_s, all_s)
         yield {"for_good": False, "cost_s": gpu_s, "all_s": all_s, "of_time": of_time, "worst": worst, "advice": advice}
 

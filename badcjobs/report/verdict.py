@@ -22,6 +22,7 @@ from badcjobs.sources.mistakes import left_out_words
 from badcjobs.store.read_model import AlertFacts, Freshness
 
 MOST_FINDINGS = 3
+TRY_AGAIN = "to try failed chunks again, once the cause is fixed"
 BAR = ("█", "x", "·")  # done, failed, left: different signs, so that no colour is needed
 _FEW_S = 600.0  # less GPU time than this is shown in seconds or minutes
 # A template is left out if one of its figures is None (with '?': 0).
@@ -179,9 +180,7 @@ def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
         words = ["--table", table] if table else []
         return (("", shell_line("badcjobs", "export", place, *words, "-o", f"{table or 'detection'}s.csv")),)
     first, *others = proof.finish
-    how = (
-        "to do what is left" if summary.verdict == "stopped" else "to try failed chunks again, once the cause is fixed"
-    )
+    how = "to do what is left" if summary.verdict == "stopped" else TRY_AGAIN
     if first.startswith("sbatch "):
         how = "submit the same script again for these indices"
     unknown = bool(others) if queue is None else not queue.known

@@ -49,6 +49,7 @@ class TaskAlert:
     peak: float | None = None
     threshold: float | None = None
     is_open: bool = True  # it had not ended when its task published last
+    fix: str = ""  # what to do about it
 
 
 # --- a device ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
         r"^running[\d,]+ of 14,400 chunks done, .* failed, .* \(estimate; 52 of 60 parts listed\)$", outcome
     )
     alerts = page.texts("#alerts .alert")
-    assert alerts[0].startswith("problem") and any("chunks failed, with bad_audio" in one for one in alerts[:2])
+    assert alerts[0].startswith("problem") and any("chunks failed, with bad audio" in one for one in alerts[:2])
     lines = page.evaluate("[...document.querySelectorAll('.card .line')].map((path) => path.getAttribute('d').length)")
     assert (len(lines), min(lines) > 100) == (4 * page.count(".card"), True)
     assert page.evaluate("document.querySelector('.card svg').ariaLabel").startswith("utilization, last ")
@@ -147,7 +147,7 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         assert ("ended" in words, "so far" in words, "done in about" in words) == (True, False, False)
         assert "now" not in " ".join(page.texts("body")).split()
         assert page.texts("#standstill")[0].startswith(
-            "no task is running: 1 chunk left (unless still queued). Resume with"
+            "no task is running: chunks are left (unless still queued). Resume with"
         )
         assert page.texts("#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
         assert page.errors == []

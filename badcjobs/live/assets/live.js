@@ -8,7 +8,7 @@ function drawHeader() {
   setText($("title"), name);
   $("title").title = seen.title;
   const share = known(total.share) ? 100 * total.share : null;
-  const percent = `${known(total.parts) ? "about " : ""}${Math.floor(share)} %`;
+  const percent = `${known(total.parts) ? "about " : ""}${Math.floor((share * total.done) / (total.settled || 1))} %`; // failed is not done
   document.title = `${known(share) ? `${percent} · ` : ""}${name} – badcjobs`;
   $("progress").hidden = !known(share);
   if (known(share)) {
@@ -54,10 +54,10 @@ function drawTiles() {
 }
 
 function drawStandstill() {
-  const { standstill, go_on = [], states = {} } = seen.total, next = ((seen.verdict || {}).next || []).map((step) => step.command);
+  const { standstill, go_on = [], states = {} } = seen.total, steps = (seen.verdict || {}).next || [], next = steps.map((step) => step.command);
   $("standstill-section").hidden = !standstill && !next.length;
-  setText($("standstill-heading"), standstill ? "Chunks are left" : "Next");
-  $("standstill").hidden = !standstill;
+  $("standstill").hidden = !standstill && !(steps[0] || {}).words;
+  if (!standstill) setText($("standstill"), next.length ? `${steps[0].words}:` : "");
   if (!standstill) return sync($("go-on"), next, (line) => line, (line) => make("pre", "", line), setText);
   const unsure = states.silent ? "If the silent tasks are not running, resume with" : "Resume with";
   setText($("standstill"), `${standstill}.${go_on.length ? ` ${unsure}${go_on.length > 1 ? " one of these commands" : ""}:` : ""}`);
@@ -65,14 +65,14 @@ function drawStandstill() {
 }
 
 function drawAlerts() {
-  $("no-alerts").hidden = seen.alerts.length > 0;
-  const grade = (a) => SEVERITIES.indexOf(a.severity);
-  const alerts = [...seen.alerts].sort((a, b) => grade(b) - grade(a) || b.started_at_ms - a.started_at_ms);
+  const alerts = seen.findings;
+  $("no-alerts").hidden = alerts.length > 0;
+  setText($("no-alerts"), seen.reading ? "None so far." : "None.");
   setText($("alerts-many"), alerts.length ? whole(alerts.length) : "");
   offerMore($("more-alerts"), alerts.length - wanted.alerts, "alerts");
   sync($("alerts"), alerts.slice(0, wanted.alerts), (a) => JSON.stringify([a.kind, a.task, a.device_uuid, a.device_index, a.started_at_ms]), () => {
     const item = make("li", "alert");
-    item.append(make("b"), make("em"), make("span"));
+    item.append(make("b"), make("em"), make("span"), make("p"));
     return item;
   }, (item, a) => {
     item.className = `alert ${a.severity}`;
@@ -80,6 +80,7 @@ function drawAlerts() {
     setText(item.children[0], a.severity === "critical" ? "problem" : a.severity); // as in the report
     setText(item.children[1], a.message);
     setText(item.children[2], [...where.filter(Boolean), `since ${moment(a.started_at_ms)}`].join(", "));
+    setText(item.children[3], a.fix);
   });
   $("remarks-section").hidden = !seen.remarks.length;
   sync($("remarks"), seen.remarks, (r) => r, () => make("li"), setText);
@@ -107,7 +108,6 @@ let stream = null, receivedAt = 0, trouble = null, why = null;
 function showLink() {
   const quiet = Date.now() - receivedAt > QUIET_MS;
   let state = "live", words = seen.total.ended_at_ms ? "the run has ended" : "live";
-  if (seen.reading) words = seen.reading;
   if (!seen.atMs) [state, words] = ["connecting", why || trouble || (stream && stream.readyState === EventSource.OPEN ? "reading" : "connecting")];
   else if (trouble) [state, words] = ["stale", `stale since ${clockTime(seen.atMs)}: ${trouble}`];
   else if (quiet) [state, words] = ["stale", `stale since ${clockTime(receivedAt)}`];
@@ -139,7 +139,7 @@ function takeChange(data) {
   seen.total = data.total;
   seen.verdict = data.verdict;
   seen.reading = data.reading;
-  seen.alerts = data.alerts;
+  seen.findings = data.findings;
   seen.remarks = data.remarks;
   for (const name of data.gone_tasks || []) seen.tasks.delete(name);
   for (const key of data.gone_devices || []) seen.devices.delete(key);

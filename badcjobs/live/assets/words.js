@@ -1,13 +1,12 @@
 // The live page: its data, number formats, and helpers for elements. Texts are set as text, never as HTML.
 "use strict";
 
-const FEW_ALERTS = 5, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 5000, DRAW_MS = 250;
+const FEW_ALERTS = 3, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 5000, DRAW_MS = 250;
 const UNKNOWN = "–";
 const STATES = ["killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done"];
-const SEVERITIES = ["info", "warning", "critical"]; // the most severe last
 const $ = (id) => document.getElementById(id);
 
-const seen = { title: "", ofRun: true, atMs: 0, total: {}, verdict: null, reading: null, tasks: new Map(), devices: new Map(), alerts: [], remarks: [] };
+const seen = { title: "", ofRun: true, atMs: 0, total: {}, verdict: null, reading: null, tasks: new Map(), devices: new Map(), findings: [], remarks: [] };
 const wanted = { state: null, order: null, down: false, alerts: FEW_ALERTS, cards: FEW_CARDS, allRows: false };
 
 // --- formats -----------------------------------------------------------------------------------------------------------

@@ -97,8 +97,13 @@ def damage(folder):
     (folder / "run.toml").write_text("[runs]\n")
 
 
-def merge_and_lose_one(folder):
+def merged(folder):
     merge(MergeOrder([folder], folder / "job.sqlite"), HandClock(NOW_MS))
+    os.utime(folder / "job.sqlite", (NOW_MS / 1000,) * 2)
+
+
+def merge_and_lose_one(folder):
+    merged(folder)
     next((folder / "tasks").glob("*_0.*")).unlink()
 
 
@@ -109,7 +114,7 @@ def frozen(folder, count=0, first=0, step=1, source="/data/m.csv"):
 
 
 ACTIONS = {
-    **{action.__name__: action for action in (sql, begin_chunk, idle, tell_ends, damage, merge_and_lose_one, frozen)},
+    **{one.__name__: one for one in (sql, begin_chunk, idle, tell_ends, damage, merged, merge_and_lose_one, frozen)},
     "task": partial(publish, task_of), "run": partial(publish, running),
     "submitted": lambda out, *indices, **more: write_record(out, record(*indices, **more)),
     "cut_short": lambda out: write_intent(out, out / "job.sh", record(0, job="", chunks=2)),
