@@ -31,6 +31,7 @@ _OF_A_DEVICE = (
     "read_at_ms", "trail", "chunks", "chunks_done", "audio_done_s", "rate", "processes", "trouble", "reading", "means",
     "memory_percent", "load",
 )  # fmt: skip
+_OF_A_TRAIL = ("from_ms", "step_ms", *CHARTED)
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
@@ -46,7 +47,7 @@ def device_document(device: DeviceFacts) -> dict[str, Any]:
     others = {
         "token": device.token or None,
         "task": device.task or None,
-        "trail": asdict(device.trail),
+        "trail": {name: getattr(device.trail, name) for name in _OF_A_TRAIL},  # asdict would copy every step
         "load": load_word(device.shown.utilization_percent),
         "chunks_done": device.work.done if of_run else None,
         "audio_done_s": device.work.audio_s if of_run else None,
