@@ -114,7 +114,7 @@ def print_line(line: str) -> None:
 
 def print_json(document: object) -> None:
     """Print one JSON document, and nothing else; a large one in parts."""
-    parts = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(document)
+    parts = json.JSONEncoder(indent=2, ensure_ascii=False, default=list).iterencode(document)
     _print(map(safe_json, iter(lambda: "".join(islice(parts, _PARTS)), "")))
 
 

@@ -314,7 +314,7 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
 
 
 @lru_cache(maxsize=1024)  # most charts have not changed since the last screen
-def _task_history(series: tuple[tuple[int | None, ...], ...], width: int, over: bool) -> str:
+def _task_history(series: tuple[Sequence[int | None], ...], width: int, over: bool) -> str:
     """Return a chart of the mean utilization of a task's devices."""
     sampled = (fitting.downsample(values, width) for values in series)
     return sparkline([mean_of_known(values) for values in zip(*sampled, strict=False)], width, 100, over=over)

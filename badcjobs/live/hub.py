@@ -40,7 +40,7 @@ _LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
 
 def json_text(document: object) -> str:
     """Return compact JSON; NaN raises ValueError, because it is not valid JSON."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=list)
 
 
 class Item(NamedTuple):

@@ -19,7 +19,7 @@ None means not known, or not read. Conclusions from these facts are in report/ a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from sys import intern
@@ -55,16 +55,47 @@ class TaskAlert:
 # --- a device ---------------------------------------------------------------------------------------------------------
 
 
+class PackedSteps(Sequence[int | None]):
+    """Whole numbers or None, in little memory: a run may have tens of thousands of devices."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: Iterable[int | None]) -> None:
+        """Keep a copy of them."""
+        known = [_NO_READING if number is None else number for number in numbers]
+        are_small = all(_NO_READING <= number < -_NO_READING for number in known)
+        self._numbers = array("h" if are_small else "q", known)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int | None]:
+        return (None if number == _NO_READING else number for number in self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._numbers[place]
+        return PackedSteps(found) if isinstance(place, slice) else None if found == _NO_READING else found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+_NO_READING = -(2**15)
+
+
 @dataclass(frozen=True, slots=True)
 class Trail:
     """The readings of a device in steps of equal length, oldest first; None: no reading in that step."""
 
     from_ms: int = 0
     step_ms: int = 0
-    utilization_percent: tuple[int | None, ...] = ()
-    memory_used_bytes: tuple[int | None, ...] = ()
-    temperature_c: tuple[int | None, ...] = ()
-    power_w: tuple[int | None, ...] = ()
+    utilization_percent: Sequence[int | None] = ()
+    memory_used_bytes: Sequence[int | None] = ()
+    temperature_c: Sequence[int | None] = ()
+    power_w: Sequence[int | None] = ()
 
     @property
     def means(self) -> Reading | None:

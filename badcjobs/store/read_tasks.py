@@ -29,6 +29,7 @@ from badcjobs.store.read_model import (
     DeviceWork,
     MetricFacts,
     Named,
+    PackedSteps,
     TaskAlert,
     TaskFacts,
     Trail,
@@ -226,7 +227,7 @@ def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
     rows: list[Sequence[int | None]] = [(None,) * 4] * ((stretches[-1][0] - from_ms) // step_ms + 1)
     for stretch in stretches:
         rows[(stretch[0] - from_ms) // step_ms] = stretch[2:]
-    return Trail(from_ms, step_ms, *(tuple(column) for column in zip(*rows, strict=True)))
+    return Trail(from_ms, step_ms, *map(PackedSteps, zip(*rows, strict=True)))
 
 
 def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[ProcessFacts]]:

@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rooms.live import DEVICES, UiState, add_up, as_plain_text, open_machine_view, open_run, open_run_view
+from rooms.live import (
+    DEVICES,
+    UiState,
+    add_up,
+    as_plain_text,
+    device_document,
+    open_machine_view,
+    open_run,
+    open_run_view,
+)
 from rooms.model import Reading, StandIn, Submitted
 from rooms.report import METRICS, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
 from rooms.root import BadcjobsError, NotHere, SystemClock
@@ -312,7 +321,8 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, page
         said["document.json"] = json.dumps(frame.to_dict(), indent=1)
         for _ in range(300):
             clock.sleep(1)
-            trail = view.look().devices[0].trail
+            trail = (device := view.look().devices[0]).trail
+    assert device_document(device)["trail"]["power_w"] is trail.power_w, "a copy for each of 40,000 devices is large"
     assert (len(trail.power_w), trail.step_ms, trail.from_ms) == (240, 1000, clock.now_ms() - 239_000)
     pages(said)
     with pytest.raises(NotHere, match="no GPU"):

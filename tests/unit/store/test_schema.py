@@ -194,6 +194,10 @@ def test_figures_that_follow(pages):
         said[f"energy: {counter_j} J counted in {span_s} of 100 s"] = figures(its, energy)
     said["energy: not by state"] = figures(replace(its, states={"working": StateTime(80.0)}), energy)
     said["energy: not known"] = figures(replace(device, energy_integrated_j=None), energy)
+    for numbers in ((), (10, None, 20), (2**40, None, -5), (None, 2**15 - 1), (None, -(2**15) - 1, 2**15)):
+        packed = store.PackedSteps(numbers)
+        assert packed == numbers and packed[1:] == numbers[1:] and len(packed) == len(numbers)
+        assert hash(packed) == hash(numbers) and [packed[n] for n in range(len(numbers))] == list(numbers)
     trail = store.Trail(0, 1000, (10, None, 20), (50, 50, 50), (None,) * 3, (7, 8, 9))
     assert (
         trail.means == Reading(utilization_percent=15, memory_used_bytes=50, power_w=8) and store.Trail().means is None
