@@ -60,10 +60,10 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
     spoken = "[...document.querySelectorAll('[aria-live], [role=status], [role=alert]')].map((e) => e.id)"
     assert page.evaluate(spoken) == ["alerts"]
     legend = page.texts("#wall-words > span")
-    assert [words.partition(":")[0] for words in legend][3:] == ["50 to 80 %", "80 % or more", "no reading"]
+    assert [words.partition(":")[0] for words in legend] == ["idle", "light", "moderate", "heavy", "no reading"]
     assert sum(int(words.split()[-1]) for words in legend) == page.count("#wall i")
     colours = "[...document.querySelectorAll('#wall-words i')].map((i) => getComputedStyle(i).opacity)"
-    assert page.evaluate(colours) == ["0.12", "0.3", "0.5", "0.72", "1", "1"]
+    assert page.evaluate(colours) == ["0.12", "0.35", "0.65", "1", "1"]
     assert {request.split("/")[2] for request in page.requests} == {server.url.split("/")[2]}
 
 

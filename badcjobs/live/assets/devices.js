@@ -219,7 +219,7 @@ function drawDevices() {
   sync($("cards"), shown, (d) => d.key, makeCard, updateCard);
   $("ended-label").hidden = !seen.ofRun || !anyAlive();
   $("devices-bar").hidden = seen.devices.size < 2;
-  $("ended-words").hidden = !seen.ofRun || anyAlive() || !seen.devices.size;
+  $("ended-words").hidden = !seen.ofRun || anyAlive() || !seen.devices.size || Boolean(seen.reading);
   setText($("devices-many"), every.length === found.length ? whole(every.length) : `${whole(found.length)} of ${whole(every.length)}`);
   offerMore($("more-devices"), Math.min(MORE_CARDS, found.length - shown.length), "devices");
   drawWall(every);
@@ -229,8 +229,8 @@ function drawDevices() {
 
 const anyAlive = () => [...seen.devices.values()].some((d) => d.alive);
 
-const GRADES = ["idle", "5 to 20 %", "20 to 50 %", "50 to 80 %", "80 % or more", "no reading"];
-const gradeClass = (grade) => `b${grade === 5 ? "x" : grade}`;
+// The words for the load, each with its class.
+const GRADES = { idle: "b0", light: "b1", moderate: "b2", heavy: "b3", "no reading": "bx" };
 
 // One square per device: the higher its utilization, the stronger its colour. The legend is below.
 function drawWall(devices) {
@@ -238,21 +238,21 @@ function drawWall(devices) {
   wall.hidden = words.hidden = devices.length <= FEW_CARDS;
   if (wall.hidden) return;
   wall.classList.toggle("dense", devices.length > 800);
-  const many = [0, 0, 0, 0, 0, 0];
+  const many = {};
   sync(wall, devices, (d) => d.key, () => document.createElement("i"), (square, d) => {
     const busy = d.trouble ? null : shownOf(d).utilization_percent;
-    const grade = known(busy) ? (busy >= 80 ? 4 : busy >= 50 ? 3 : busy >= 20 ? 2 : busy > 5 ? 1 : 0) : 5;
-    many[grade] += 1;
+    const grade = known(busy) ? d.load : "no reading";
+    many[grade] = (many[grade] || 0) + 1;
     if (square.device === d) return;
     square.device = d;
-    square.className = gradeClass(grade);
-    square.title = `${deviceName(d)} on ${d.node}${d.task ? `, task ${taskLabel(d.task)}` : ""}: ${known(busy) ? whole(busy, d.means ? " % utilization on average" : " % utilization") : "no reading"}, ${known(d.read_at_ms) ? `read ${dayAndTime(d.read_at_ms)}` : "never read"}`;
+    square.className = GRADES[grade];
+    square.title = `${deviceName(d)} on ${d.node}${d.task ? `, task ${taskLabel(d.task)}` : ""}: ${known(busy) ? `${whole(busy, " %")} utilization${d.means ? " on average" : ""} (${grade})` : grade}, ${known(d.read_at_ms) ? `read ${dayAndTime(d.read_at_ms)}` : "never read"}`;
   });
-  sync(words, GRADES.map((name, grade) => [name, grade]), ([name]) => name, ([, grade]) => {
+  sync(words, Object.entries(GRADES), ([grade]) => grade, ([, look]) => {
     const item = make("span");
-    item.append(make("i", gradeClass(grade)), make("span"));
+    item.append(make("i", look), make("span"));
     return item;
-  }, (item, [name, grade]) => setText(item.children[1], `${name}: ${whole(many[grade])}`));
+  }, (item, [grade]) => setText(item.children[1], `${grade}: ${whole(many[grade] || 0)}`));
 }
 
 function offerMore(button, left, what) {
