@@ -4,6 +4,7 @@ Colour only repeats what the text says, so that every page can be read without c
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
 from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
-from badcjobs.model import load_word
+from badcjobs.model import AUDIO_FAULTS, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import ending
 from badcjobs.report.verdict import MOST_FINDINGS
@@ -110,6 +111,9 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
     devices, tasks = devices[first : first + rows], tasks[first : first + rows]
     columns = _device_columns(snapshot, devices) if ui.page == DEVICES else _task_columns(snapshot, tasks, by_task)
     lines = fitting.table_rows([*devices, *tasks], columns, chosen, first, width)
+    if room is None:  # a text has room for the name of each file without audio
+        faults = [error for task in tasks for error in task.errors if error[0] in AUDIO_FAULTS]
+        lines += [[], *_failures(faults, width)] if faults else []
     if not names and ui.filter:
         lines.append([Part(f"  nothing matches '{ui.filter}'", "dim")])
     return lines, names, rows
@@ -431,7 +435,7 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     lines = [*fitting.wrap_parts(parts, _DOT, width), *_task_progress(snapshot, task, width)]
     for alert in (alert for alert in snapshot.alerts if alert.task == name):
         lines += _alert_lines(snapshot, alert, width, _MAX_ALERT_LINES)
-    lines.append([])
+    lines += [*_failures(task.errors, width), []]
     for device in devices:
         lines += _device_lines(snapshot, device, width)
     if task.working_on and not any(device.chunks for device in devices):
@@ -439,6 +443,20 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
     if not snapshot.title.endswith(".sqlite") and task.node:
         log = shell_line("tail", "-f", Path(snapshot.title, "tasks", f"{task.name}.log"))
         lines += [[], *fitting.labelled("log", log, _NAMES, width, "dim")]
+    return lines
+
+
+def _failures(errors: Sequence[tuple[str, int, str | None]], width: int) -> list[Line]:
+    """Return what failed: each file without audio, and one example of each other error."""
+    lines: list[Line] = []
+    for error_class, chunks, example in errors:
+        many = f" ({count(chunks, 'chunk')})" if chunks > 1 else ""
+        why = "".join((example or "").strip().splitlines()[-1:])
+        # Wrapped, also within a path, and never shortened.
+        words = textwrap.wrap(
+            f"  failed  {error_class.replace('_', ' ')}{many}: {why}", width, subsequent_indent=" " * _NAMES
+        )
+        lines += [[Part(line, "red")] for line in words]
     return lines
 
 

@@ -247,7 +247,8 @@ def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:
         words = "chunks failed" if failed else f"{count(many.total(), 'chunk')} left after a failed try"
         worst = ""
         for worst, times in many.most_common(1):  # the verdict has the number of all
-            often = "" if times == many.total() else f" ({times:,} of {many.total():,})"
+            others = "".join(f", {other.replace('_', ' ')} {chunks:,}" for other, chunks in many.most_common()[1:])
+            often = f" ({times:,} of {many.total():,}{others})" if others else ""
             example = "; ".join(examples[worst].splitlines())
             words += (
                 f", {'most often ' if often else ''}with {worst.replace('_', ' ')}{often}{example and f': {example}'}"

@@ -22,7 +22,7 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
-from badcjobs.planning.findings import SEVERITIES, Remark, apply_rules, fine, problem, warning
+from badcjobs.planning.findings import Remark, apply_rules, fine, problem, warning, worst_first
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import Launcher
@@ -82,7 +82,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
-        ranked = sorted(self.findings, key=lambda one: SEVERITIES.index(one.severity))
+        ranked = worst_first(self.findings)
         return {
             "verdict": "not ready" if self.count(PROBLEM) else "ready",
             "problems": self.count(PROBLEM),

@@ -17,7 +17,7 @@ SEVERITIES = (PROBLEM, WARNING, NOTE, FINE)
 Cases = Iterable[Mapping[str, Any]]  # values by name, for each case
 _COLUMNS = 100
 _INDENT = 26
-_DETAILS = 21  # lines of a remark: twenty, and one that counts the rest
+_DETAILS = 1000  # lines of a remark: each file without audio is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,15 @@ def remarks_text(remarks: Sequence[Remark]) -> str:
     problems, warnings = (sum(one.severity == kind for one in remarks) for kind in (PROBLEM, WARNING))
     verdict = "not ready" if problems else "ready to submit"
     lines = [f"{count(problems, PROBLEM)} and {count(warnings, WARNING)}: {verdict}", ""]
-    for one in sorted(remarks, key=lambda remark: SEVERITIES.index(remark.severity)):
+    for one in worst_first(remarks):
         lines += folded(f"{one.severity:<8} {one.subject}", one.text, _INDENT)
         lines += below(one, _INDENT)
     return "\n".join(lines)
+
+
+def worst_first(remarks: Iterable[Remark]) -> list[Remark]:
+    """Return the remarks by severity."""
+    return sorted(remarks, key=lambda remark: SEVERITIES.index(remark.severity))
 
 
 def folded(label: str, text: str, indent: int) -> list[str]:

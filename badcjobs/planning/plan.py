@@ -29,7 +29,7 @@ from badcjobs import paths as resources
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
-from badcjobs.planning.findings import below, folded
+from badcjobs.planning.findings import below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
 from badcjobs.planning.plan_speed import find_speed
@@ -225,7 +225,7 @@ def plan_text(planned: Planned) -> str:
     for name, template in _LINES.items():
         text = say(template, figures)
         lines += folded(name, text, _INDENT) if text else []
-    for remark in plan.remarks:
+    for remark in worst_first(plan.remarks):
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
     if planned.folder is not None:
         many = f"{count(plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"

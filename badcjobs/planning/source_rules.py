@@ -13,13 +13,13 @@ from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import PERHAPS_AUDIO, SHOWN, left_out_words, with_more
 
-_GO_ON = "badcjobs run SOURCE --out DIR   (the others are done; restore the files and repeat the command)"
+_GO_ON = "ls -l {path}   (a run does the others; restore the files, then run the same command again)"
 # fault → how bad it is, what happens, a line to paste about the first file
 _FAULTS = {
-    EMPTY_FILE: (WARNING, "without any audio; counted as 0 hours, each would fail", _GO_ON),
-    NOT_AUDIO: (PROBLEM, "of no audio format, named like audio; counted as 0 hours, each would fail", "file {path}"),
+    EMPTY_FILE: (WARNING, "without any audio; counted as 0 hours, and would fail", _GO_ON),
+    NOT_AUDIO: (PROBLEM, "of no audio format, named like audio; counted as 0 hours, and would fail", "file {path}"),
     BROKEN_AUDIO: (WARNING, "truncated, or with a wrong header; only what is there is counted{failing}", _GO_ON),
-    UNREADABLE_FILE: (PROBLEM, "that cannot be read from here; counted as 0 hours, each would fail", "ls -l {path}"),
+    UNREADABLE_FILE: (PROBLEM, "that cannot be read from here; counted as 0 hours, and would fail", "ls -l {path}"),
 }
 
 

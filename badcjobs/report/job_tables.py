@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from badcjobs.model import CHARTED, load_word
+from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
 from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
@@ -19,7 +19,7 @@ MOST_ROWS = 200  # of a table, or names in a finding, on a page
 _LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
 _ALL_MESSAGES = 300_000  # characters: a page should stay small enough to send
 _NEARLY_ALL_OF_A_STATE = 90.0  # percent
-_LAST_LINE = 200  # characters of an engine error, in text
+_LAST_LINE = 500  # characters of an engine error, in text
 
 
 # --- the lists and tables of text and notebook ------------------------------------------------------------------------
@@ -53,8 +53,13 @@ def report_parts(summary: Summary, most: int, most_devices: int = 0) -> Iterator
     if labels:
         yield "Detections", label_table(summary, most).without("share")
         yield "", _first([], len(labels) - most, 0, "more labels")
-    failed = [f"{c.status}: {failure(c.recording_id, c.chunk_id, c.error_class, c.error)}" for c in facts.failed]
-    yield "Failed chunks", _first(failed, summary.failed, most, "more failed chunks (in job.sqlite, table chunk)")
+    chunks = sorted(facts.failed, key=lambda c: c.error_class not in AUDIO_FAULTS)
+    every = max(most, sum(c.error_class in AUDIO_FAULTS for c in chunks))  # each file without audio is named
+    failed = [f"{c.status}: {failure(c.recording_id, c.chunk_id, c.error_class, c.error)}" for c in chunks]
+    yield (
+        "Failed chunks",
+        _first(failed, summary.failed, every, "more failed chunks (in job.sqlite, table chunk)"),
+    )
     files = [f"file {path}: {remark}" for path, remark in facts.file_remarks]
     yield "Files with a remark", _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
 

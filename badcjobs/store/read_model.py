@@ -365,7 +365,8 @@ class TaskFacts:
     tries: int = 0
     startup_s: float | None = None  # from its start to its first try
     longest_s: float | None = None  # its longest try that succeeded
-    errors: tuple[tuple[str, int, str | None], ...] = ()  # class, chunks that are not done, one message
+    # Class, chunks that are not done, one message; each file without audio is one of its own
+    errors: tuple[tuple[str, int, str | None], ...] = ()
     detections: int = 0
     done_of_unknown_length: int = 0
     audio_left_s: float = 0.0  # of the pending chunks whose length is known

@@ -18,7 +18,17 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
+from badcjobs.model import (
+    AUDIO_FAULTS,
+    CHARTED,
+    METRICS,
+    ChartData,
+    Envelope,
+    ProcessFacts,
+    Reading,
+    Stretches,
+    silent_after_s,
+)
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
@@ -59,9 +69,9 @@ _ATTEMPTS = """
     SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)), min(started_at_ms),
            max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0
     FROM attempt GROUP BY 1"""
-_ERRORS = """
-    SELECT task_id, error_class, count(*), min(error) FROM chunk
-    WHERE error_class IS NOT NULL AND status != 'done' GROUP BY 1, 2"""
+_ERRORS = f"""
+    SELECT task_id, error_class, count(*), min(error) FROM chunk WHERE error_class IS NOT NULL AND status != 'done'
+    GROUP BY 1, 2, CASE WHEN error_class IN {AUDIO_FAULTS} THEN source_path END"""
 _LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
 _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent

@@ -118,7 +118,9 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     whole = broken.read_bytes()
     broken.write_bytes(whole[: 44 + 2 * RATE * 40] + whole[44 : 44 + RATE * 73])  # 76.5 s, and then no more
     make_wav(folder / "zero.wav", 0)
-    (folder / "empty.wav").write_bytes(b"")
+    empty = [folder / f"empty{number}.wav" for number in range(12)]
+    for path in empty:
+        path.write_bytes(b"")
     (folder / "header.wav").write_bytes(good.read_bytes()[:30])
     (folder / "text.flac").write_text("this is not audio")
     os.mkfifo(site.folder / "pipe")  # whoever opens it waits for ever
@@ -135,6 +137,9 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     assert left_behind(site) == []
     told = "\n".join(" | ".join(map(str, row)) for row in [*chunks, *decisions])
     pages({"chunks.txt": told.replace(str(site.folder), "/…")})
+    for words in (("monitor", "--once"), ("merge",)):
+        said = "".join(site.badcjobs(*words, site.out).stdout.split())
+        assert all(f"{path}:ithas0bytes" in said for path in empty), "each file without audio is named"
 
 
 def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its_planned_length(site):
