@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, is_stdout, read_project, refuse_data
-from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
+from badcjobs.cli.output import (
+    answer,
+    environ,
+    log_to_stderr,
+    print_json,
+    print_line,
+    read_world,
+    remark,
+    say,
+    say_next,
+)
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
 
@@ -136,6 +146,7 @@ def record(
         remark(said)  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")
+        say_next("badcjobs", "report", Path(end["out"]))
     return int(end["exit_code"])
 
 
