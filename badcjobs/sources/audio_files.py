@@ -68,10 +68,12 @@ def _of_wav(wav: formats.WavHeader) -> AudioHeader:
 
 # --- find files -------------------------------------------------------------------------------------------------------
 
-# What HawkEars takes from a folder, without names that are seldom audio (.raw, .org). Other engines get them too.
+# What HawkEars takes from a folder, without names that are seldom audio (.raw, .org) and formats that audio_formats
+# does not recognize (.gsm, .ra). Other engines get them too.
 AUDIO_ENDINGS = (
     ".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".wma", ".aif", ".aiff", ".aifc", ".3gp", ".amr",
-    ".ape", ".au", ".caf", ".m4b", ".mpga", ".mogg", ".rf64", ".tta", ".voc", ".w64", ".webm", ".wv",
+    ".ape", ".au", ".caf", ".m4b", ".mpga", ".mogg", ".rf64", ".tta", ".voc", ".w64", ".webm", ".wv", ".3gpp", ".aax",
+    ".alac", ".awb", ".m4p", ".x-m4a",
 )  # fmt: skip
 AUDIO_FORMATS = "WAV, FLAC, MP3, OGG, M4A and others"
 
