@@ -75,15 +75,17 @@ class RunView:
     clock: Clock
     title: str
     ask_queue: AskQueue = not_asked
-    _patience: int = 1
+    _read_until_s: float | None = None  # when reading stopped for lack of time; None: everything has been read
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
-        files, now_ms = self.files, self.clock.now_ms()
-        # Only the first look at a large run is short: each one costs time for all that was read before.
-        until_s = math.inf if patience_s is None else self.clock.monotonic_s() + patience_s * self._patience
+        files, now_ms, began_s = self.files, self.clock.now_ms(), self.clock.monotonic_s()
+        until_s = math.inf if patience_s is None else began_s + patience_s
+        if patience_s is not None and self._read_until_s is not None:
+            # Only the first look at a large run is short: each one costs time for all that was read before.
+            until_s = began_s + max(_MORE_PATIENCE * patience_s, 2 * (began_s - self._read_until_s))
         unread = files.read_changes(now_ms, until_s)
-        self._patience = _MORE_PATIENCE if unread else 1
+        self._read_until_s = self.clock.monotonic_s() if unread else None
         every, array = files.tasks, ArrayOfRun() if files.only else read_array(files)
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
         lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
