@@ -228,6 +228,7 @@ def test_a_websocket_gets_the_messages_of_the_event_stream_and_slow_or_too_many_
             dial(b"GET / HTTP/1.1\r\nHost: lo"),
             dial(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"),
         ]
+        wait_for(lambda: server.get("/api/tasks").json()["reading"] is None, "every task is read")
         status, first = islice(websocket(dial(), origin="http://LOCALHOST"), 2)
         event_id, name, data = next(server.events())
         assert (status, first["event"], first["data"].keys(), len(first["data"]["tasks"])) == (
