@@ -88,7 +88,7 @@ def write_job(folder: Path, tasks: int, *, chunks: int = CHUNKS, nodes: int = NO
     """Write the task databases of a job, ready to be merged, into ``folder``/tasks."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
-        templates, plan = Templates(Path(local)), schedule(tasks, chunks, nodes)
+        templates, plan = Templates(Path(local), tasks), schedule(tasks, chunks, nodes)
         return [templates.write(one.story, one.key, one.begin_s, folder / "tasks") for one in plan]
 
 
@@ -109,7 +109,7 @@ def write_mid_run(folder: Path, tasks: int, *, now_ms: int) -> None:
     """Write the folder of the job as it looks when half of its time is over, which is now."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as local:
-        templates, plan = Templates(Path(local)), list(schedule(tasks))
+        templates, plan = Templates(Path(local), tasks), list(schedule(tasks))
         at_s = 0.55 * max(one.end_s for one in plan)
         old = [one for one in plan if one.begin_s + _SILENCE_S < at_s < one.end_s]
         silent = {one.key for one in old[len(old) // 3 :: _SILENT]}
@@ -144,8 +144,8 @@ def write_tasks(
 class Templates:
     """Writes tasks of which many have the same story."""
 
-    def __init__(self, local: Path) -> None:
-        self._local = local
+    def __init__(self, local: Path, tasks: int = 1000) -> None:
+        self._local, self._tasks = local, tasks
         self._written: dict[str, Path] = {}
 
     def write(self, story: Story, key: TaskKey, begin_s: float, folder: Path) -> Path:
@@ -175,8 +175,10 @@ class Templates:
             for table in (table.name for table in TABLES if table.name != "meta"):
                 db.execute(f"UPDATE {table} SET {', '.join(_changes(columns_of(table)))}", values)
             db.execute("UPDATE device SET uuid = ? || '-' || device_index", (f"GPU-{stable_id(key.node):x}",))
-            of_task = "name = ?, array_index = ?, node = ?, shard_index = ?, shard_count = 1000"
-            db.execute(f"UPDATE task SET {of_task}", (key.name, key.array_index, key.node, key.array_index))
+            of_task = "name = ?, array_index = ?, node = ?, shard_index = ?, shard_count = ?"
+            db.execute(
+                f"UPDATE task SET {of_task}", (key.name, key.array_index, key.node, key.array_index, self._tasks)
+            )
             prepare_seal(db)
             db.execute("COMMIT")
 
