@@ -451,12 +451,9 @@ def _failures(errors: Sequence[tuple[str, int, str | None]], width: int) -> list
     lines: list[Line] = []
     for error_class, chunks, example in errors:
         many = f" ({count(chunks, 'chunk')})" if chunks > 1 else ""
-        why = "".join((example or "").strip().splitlines()[-1:])
-        # Wrapped, also within a path, and never shortened.
-        words = textwrap.wrap(
-            f"  failed  {error_class.replace('_', ' ')}{many}: {why}", width, subsequent_indent=" " * _NAMES
-        )
-        lines += [[Part(line, "red")] for line in words]
+        words = f"{error_class.replace('_', ' ')}{many}: {''.join((example or '').strip().splitlines()[-1:])}"
+        wrapped = textwrap.wrap(f"  failed  {words}", width, subsequent_indent=" " * _NAMES)  # uncut, also a long path
+        lines += [[Part(line, "red")] for line in wrapped]
     return lines
 
 
