@@ -257,5 +257,5 @@ function drawWall(devices) {
 
 function offerMore(button, left, what) {
   button.hidden = left <= 0;
-  setText(button, `Show ${whole(left)} more ${what}`);
+  setText(button, `Show ${whole(left)} more ${left === 1 ? what.slice(0, -1) : what}`);
 }
