@@ -117,6 +117,7 @@ class Lengths:
 # --- the tally, and the rows for the shards ---------------------------------------------------------------------------
 
 EXAMPLES, LONGEST_SHOWN = 20, 3
+_LINES_AT_ONCE = 1000
 
 
 @dataclass(slots=True)
@@ -170,6 +171,7 @@ class RowFile:
         self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
         self._further: list[str] = []  # names of the columns behind those of BADC
         self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
+        self._unwritten: list[str] = []  # a call for each of a million lines takes too long
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
@@ -184,10 +186,17 @@ class RowFile:
         else:
             text = _line(fields)
         kind = self._kinds.setdefault((base, len(more)), len(self._kinds))
-        self._file.write(f"{kind},{text}")
+        self._unwritten.append(f"{kind},{text}")
+        if len(self._unwritten) == _LINES_AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        self._file.write("".join(self._unwritten))
+        self._unwritten.clear()
 
     def clear(self) -> None:
         """Delete all rows."""
+        self._write()
         self._file.seek(0)
         self._file.truncate()
         for known in (self._kinds, self._further, self._places):
@@ -206,6 +215,7 @@ class RowFile:
 
     def rows(self) -> Iterator[str]:
         """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
+        self._write()
         self._file.seek(0)
         kinds, width, keep = list(self._kinds), len(self._further), self.root is not None
         for line in self._file:
@@ -221,7 +231,7 @@ class RowFile:
                 text = _line(row)
             yield text
 
-    def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> list[str]:
+    def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> Sequence[str]:
         """Return the fields of further columns, each in the place that its name has in all shards."""
         places = self._places.get(names)
         if places is None:
@@ -231,6 +241,8 @@ class RowFile:
                 if not known:
                     self._further.append(name)
                 places.append(known[0] if known else len(self._further) - 1)
+        if places == [*range(len(places))]:
+            return further
         fields = [""] * (max(places) + 1 if places else 0)
         for place, text in zip(places, further, strict=True):
             fields[place] = text

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, look_at
-from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles
+from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles, Times
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
@@ -208,12 +208,15 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     files, before, gone, seen, base = RowFiles(manifest.folders, walk), "", "", False, ""
-    undecided = walk.cutting.rows is None
+    known_first: Times | None = None
+    as_first, undecided = "", walk.cutting.rows is None
     for found, look in look_ahead(manifest.rows(walk, files), files.look):
         line, row, columns, times, cut, first = found
         (start_ms, end_ms), path, is_cut, header = times, row[columns.source_path], cut == "yes", _NOT_READ
-        if not cut and undecided and first is not times and first[1] is not None:  # not the first row of its file
-            cut = f"as {first[0]}-{first[1]}"
+        if first is not known_first:
+            known_first, as_first = first, "" if first[1] is None else f"as {first[0]}-{first[1]}"
+        if undecided and not cut and first is not times:  # not the first row of its file
+            cut = as_first
         if path != before or look is not None:
             before, seen = path, look is not None
             base = walk.base_of(path, manifest.folders, seen=seen)
