@@ -86,7 +86,7 @@ _QUESTIONS: tuple[tuple[str, Call, float], ...] = (
     ("energy_j", _energy_j, _REST_S),
     ("sm_clock_mhz", partial(_clock_mhz, name="GFX"), 0),
     ("memory_clock_mhz", partial(_clock_mhz, name="MEM"), 0),
-    ("fan_percent", _fan_percent, _REST_S),
+    ("fan_percent", _fan_percent, 2.0),
     ("ecc_errors", _number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"), _REST_S),
 )
 
@@ -177,7 +177,7 @@ class AmdReader(GpuReader):
         return sorted(described, key=lambda device: device.index)
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due; energy, fan, errors and processes are read every 5 s."""
+        """Read the metrics that are due; the fan every 2 s, energy, errors and processes every 5 s."""
         try:
             if uuid not in self._devices:
                 self.inventory()

@@ -61,7 +61,7 @@ class NvmlReader:
         return found
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due: some at each reading, the others every 5 s."""
+        """Read the metrics that are due: some at each reading, the others every 2 or 5 s."""
         device = self._devices.get(uuid)
         if device is None:
             device = self._devices[uuid] = NvmlDevice(uuid)

@@ -3,15 +3,15 @@
 Cards, drivers, versions of the binding and MIG modes differ in the calls that they support. A refused call is never
 tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
-Hot questions are asked at each reading and cost about 20 µs; warm questions take longer or change slowly and are asked
-every 5 s; expensive calls are rate-limited in addition.
+Hot questions are asked at each reading and cost about 20 µs; warm questions take longer and are asked every 2 s; cold
+questions take much longer or change rarely and are asked every 5 s; expensive calls are rate-limited in addition.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import isfinite
@@ -44,13 +44,13 @@ def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
 
 
 _EXPENSIVE_S = 0.5e-3  # a call that takes this long is skipped once; twice as long, two times
+_MOST_TURNS_OFF = 4
 
 
 class NvmlCallBudget:
     """Rate-limits an expensive NVML call: counts for how many turns the call is skipped."""
 
-    def __init__(self, most_turns: int = 4) -> None:
-        self._most_turns = most_turns
+    def __init__(self) -> None:
         self._turns_off = 0
         self._took_before_s = 0.0
 
@@ -66,7 +66,7 @@ class NvmlCallBudget:
         yield
         took_s = time.perf_counter() - started_s
         # The shorter of the last two: the process may have been interrupted during one of them.
-        self._turns_off = min(self._most_turns, int(min(took_s, self._took_before_s) / _EXPENSIVE_S))
+        self._turns_off = min(_MOST_TURNS_OFF, int(min(took_s, self._took_before_s) / _EXPENSIVE_S))
         self._took_before_s = took_s
 
     def force_full_read(self) -> None:
@@ -76,7 +76,7 @@ class NvmlCallBudget:
 
 # --- the questions ---------------------------------------------------------------------------------------------------
 
-_WARM_S = 4.9  # every 5 s, with some tolerance for an early tick
+_WARM_S, _COLD_S = 1.9, 4.9  # every 2 and 5 s, with some tolerance for an early tick
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
 _NOW = float("-inf")
 
@@ -131,6 +131,8 @@ _WARM = (
     (("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
     (("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
     (("decoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
+)
+_COLD = (
     (
         ("ecc_errors",),
         lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
@@ -232,13 +234,12 @@ class NvmlDevice:
         refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
         self._builder = ReadingBuilder(refused)
         refusal = partial(is_refusal, by_slice=self.is_slice)
-        self._hot, self._warm, self._expensive = (
+        self._hot, self._warm, self._cold, self._expensive = (
             [Question(*asked, is_refusal=refusal) for asked in questions if asked[0][0] not in refused]
-            for questions in (_HOT, _WARM, _EXPENSIVE)
+            for questions in (_HOT, _WARM, _COLD, _EXPENSIVE)
         )
-        self._warm_due_s = _NOW
+        self._warm_due_s = self._cold_due_s = _NOW
         self._energy_budget, self._process_budget = NvmlCallBudget(), NvmlCallBudget()
-        self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, without a gap
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
         self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
@@ -246,6 +247,8 @@ class NvmlDevice:
         self._compute, self._graphics = (Question((), *calls, is_refusal=refusal) for calls in (_COMPUTE, _GRAPHICS))
         self._shares = Question((), self._samples_of_processes, is_refusal=refusal)
         self._seen_until_us: int | None = None  # last sample of processes, by the driver's clock; None: not read yet
+        self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
+        self._lists_none = False  # the last list of processes was empty
 
     def read(self, nvml: Any, now_s: float) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
@@ -253,13 +256,17 @@ class NvmlDevice:
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
-        if now_s >= self._warm_due_s:
+        cold = now_s >= self._cold_due_s
+        if cold or now_s >= self._warm_due_s:
             self._warm_due_s = now_s + _WARM_S
             builder.ask(self._warm, nvml, self.handle)
-            if self._energy_budget.is_due():
-                with self._energy_budget.timed():
-                    builder.ask(self._expensive, nvml, self.handle)
-            self._read_activity(nvml, now_s, builder)
+            if cold:
+                self._cold_due_s = now_s + _COLD_S
+                builder.ask(self._cold, nvml, self.handle)
+                if self._energy_budget.is_due():
+                    with self._energy_budget.timed():
+                        builder.ask(self._expensive, nvml, self.handle)
+            self._read_activity(nvml, now_s, builder, with_processes=cold)
         elif self._has_gpm is False and not self._shares.calls:  # there is no better source
             builder.use_utilization()
         return builder.finish()
@@ -267,39 +274,40 @@ class NvmlDevice:
     def force_full_read(self, now_s: float) -> None:
         """Read all metrics at the next reading, unless the last one did so a moment ago."""
         if now_s > self._warm_due_s - _WARM_S + _SHORTEST_WINDOW_S:
-            self._warm_due_s = _NOW
-            for budget in (self._energy_budget, self._process_budget, self._gpm_budget):
+            self._cold_due_s = _NOW
+            for budget in (self._energy_budget, self._process_budget):
                 budget.force_full_read()
 
     def forget(self, nvml: Any | None) -> None:
         """Forget the handle of the device, not what it refused; without ``nvml`` there is nothing to free."""
         self.handle = None
-        self._warm_due_s = _NOW
+        self._cold_due_s = _NOW
         gpm, self._gpm = self._gpm, None
         if gpm is not None and nvml is not None:
             gpm.close()
         self._seen_until_us = self._counted = None
+        self._percents = {}
 
-    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder) -> None:
+    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder, *, with_processes: bool) -> None:
         """Add the activity of the device since the last time."""
-        if self._has_gpm is not False and self._gpm_budget.is_due():
-            with self._gpm_budget.timed():
-                self._read_gpm(nvml, builder)
+        if self._has_gpm is not False:
+            self._read_gpm(nvml, builder)
         if self._has_gpm is False and not self.is_slice:
             self._read_pcie(nvml, now_s, builder)
         # Without GPM the shares of the processes are the busy time; with GPM they are skipped if they are expensive.
-        with_shares = not self._has_gpm or self._process_budget.is_due()
+        with_shares = not self._has_gpm or (with_processes and self._process_budget.is_due())
         with self._process_budget.timed() if with_shares else nullcontext():
             shares = self._shares_since(nvml) if with_shares else {}
-            self._list_processes(nvml, shares, builder)
+            if with_processes:
+                self._list_processes(nvml, builder)
         if "busy_percent" in builder.values:
             return
         if self._has_gpm and "busy_percent" not in builder.missing:
-            return  # the window is not over yet
+            return  # the first window is not over yet
         if shares:
             builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
         # In a container the list may be empty because it shows no process of the host: then use the utilization.
-        elif builder.processes == () and not builder.values.get("utilization_percent"):
+        elif self._lists_none and not builder.values.get("utilization_percent"):
             builder.add("busy_percent", 0.0, "processes")
         else:
             builder.use_utilization()
@@ -338,7 +346,10 @@ class NvmlDevice:
         for metric, one in zip(_PCIE_BYTES, moved, strict=True):
             builder.add(metric, round(one / (now_s - before[0])), "counters")
 
-    def _list_processes(self, nvml: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
+    def _list_processes(self, nvml: Any, builder: ReadingBuilder) -> None:
+        percents, self._percents = self._percents, {}
+        shares = {pid: sum(values) / len(values) for pid, values in percents.items()}
+        self._lists_none = False
         try:
             listed = list(self._compute.ask(nvml, self.handle))
         except NoAnswer as reason:
@@ -354,6 +365,7 @@ class NvmlDevice:
             ProcessReading(pid, memory.get(pid), round(shares[pid]) if pid in shares else None)
             for pid in sorted({*memory, *shares})  # a process that has ended still has a share
         )
+        self._lists_none = not builder.processes
 
     def _shares_since(self, nvml: Any) -> dict[int, float]:
         """Return the mean SM utilization of each process since the last call."""
@@ -369,6 +381,8 @@ class NvmlDevice:
         for one in samples:
             if one.smUtil <= 100:  # some drivers return samples without values
                 by_pid.setdefault(one.pid, []).append(one.smUtil)
+        for pid, percents in by_pid.items():
+            self._percents.setdefault(pid, []).extend(percents)
         return {pid: sum(percents) / len(percents) for pid, percents in by_pid.items()}
 
     def _samples_of_processes(self, nvml: Any, handle: Any) -> list[Any]:
