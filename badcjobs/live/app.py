@@ -457,7 +457,8 @@ class Connection(H11Protocol):
 
     def _time_request(self) -> None:
         """Close the connection if a request that has begun is not complete in time, however slowly it arrives."""
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        is_websocket = self.transport.get_protocol() is not self  # its request is complete, whatever h11 says
+        if is_websocket or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timing()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.abort)

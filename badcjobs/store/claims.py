@@ -229,10 +229,11 @@ class Claim:
     def _beat(self) -> None:
         """Write the next heartbeat into our own file, never into that of another task."""
         self._me = replace(self._me, beat=self._me.beat + 1, beat_at_ms=self._clock.now_ms())
-        self._beat_at_s = self._clock.monotonic_s()
+        began_s = self._clock.monotonic_s()
         try:
             with self.path.open("r+b", buffering=0) as file:
                 file.write(self._text().encode())
         except OSError as error:
             self.lost = not self._ended.is_set() and error.errno in (errno.ENOENT, errno.ESTALE)
             log.debug("no heartbeat in %s: %s", self.path.name, error)
+        self._beat_at_s = began_s  # last: until the file was found, another thread that checks looks itself

@@ -208,6 +208,8 @@ def websocket(wire, path="/ws", **headers):
                 if event.message_finished:
                     yield json.loads(text)
                     text = ""
+            elif isinstance(event, wsproto.events.Ping):
+                wire.sendall(line.send(event.response()))
             else:
                 yield (
                     101 if isinstance(event, wsproto.events.AcceptConnection) else getattr(event, "status_code", event)
@@ -237,8 +239,8 @@ def test_a_websocket_gets_the_messages_of_the_event_stream_and_slow_or_too_many_
             data.keys(),
             24,
         )
-        status, beat = islice(websocket(dial(), f"/ws?last_event_id={event_id}"), 2)
-        assert (status, beat["event"]) in ((101, "beat"), (101, "change")), "it has the snapshot already"
+        following = websocket(dial(), f"/ws?last_event_id={event_id}")
+        assert (next(following), next(following)["event"]) in ((101, "beat"), (101, "change")), "it has the snapshot"
         refused = [("/ws", {"origin": "http://evil.example"}), ("/ws", {"origin": "null"}), ("/other", {})]
         assert [next(websocket(dial(), path, **headers)) for path, headers in refused] == [403, 403, 404]
         assert server.get("/ws").status_code == 426
@@ -246,6 +248,8 @@ def test_a_websocket_gets_the_messages_of_the_event_stream_and_slow_or_too_many_
             while wire.recv(65536):
                 pass
         assert 9 < time.monotonic() - began_s < 25
+        while time.monotonic() - began_s < 12:
+            assert next(following)["event"] in ("beat", "change"), "a WebSocket stays open"
         lines = [dial() for _ in range(520)]
         assert lines[-1].recv(65536).startswith(b"HTTP/1.1 503 ") and server.stderr == ""
         for line in lines:
