@@ -275,6 +275,9 @@ def probe(
         logging.getLogger(__name__).error("%s", problem)
     if html is not None:
         write_whole(html, probe_page(known, end.notes))
+    if not json_wanted:
+        again = output.this_command(without=["--again"])
+        output.say_next(*(again if end.exit_code else ("badcjobs", "plan", "SOURCE")))
     return end.exit_code
 
 

@@ -19,9 +19,11 @@ from badcjobs.cli.output import (
     remark,
     say,
     say_next,
+    this_command,
 )
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
@@ -75,6 +77,8 @@ def gpus(
             "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (shows simulated ones), or request one"
         )
     say(_devices_text(found.to_dict(), processes=everything, to_take=request is not None))
+    if request is None:
+        say_next(*this_command(name="monitor", without=["--all"]))
     return 0
 
 
@@ -143,7 +147,7 @@ def record(
     trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
     said = f"{count(end['devices'], 'device')} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
     if command:
-        remark(said)  # stdout belongs to the command
+        remark(f"{said}\nnext: {shell_line('badcjobs', 'report', Path(end['out']))}")  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")
         say_next("badcjobs", "report", Path(end["out"]))
@@ -171,6 +175,9 @@ def cluster(
     gpus = gpus_per_task or project.get("submit", "gpus_per_task") or 1
     found = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
     answer(json_wanted, lambda: found, lambda: cluster_text(found))
+    if found["fits"] and not json_wanted:
+        where = this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
+        say_next("badcjobs", "submit", "SOURCE", *where)
     return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)
 
 
@@ -212,7 +219,7 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_tak
         found = found if running else ["  no process is on these devices"]
         lines += ["", *(found if len(silent) < len(devices) else []), *silent]
     if to_take and devices[0]["vendor"] in VISIBLE:
-        lines += ["", f"  export {VISIBLE[devices[0]['vendor']]}={','.join(device['pin'] for device in devices)}"]
+        lines += ["", f"next: export {VISIBLE[devices[0]['vendor']]}={','.join(device['pin'] for device in devices)}"]
     return "\n".join(plain(line) for line in lines)
 
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from badcjobs.cli.options import JsonWanted, find_run, is_stdout, read_project, refuse_data, sources_of
-from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    log_to_stderr,
+    print_document,
+    print_json,
+    remark,
+    say,
+    say_next,
+    shown,
+)
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
@@ -210,4 +220,8 @@ def export(
         raise cannot_write(Path("stdout"), error) from error
     for note in notes:
         remark(note)
+    if named == "badc":
+        say_next("badc", "infer", "aggregate", out)
+    elif not to_stdout:
+        say_next("badcjobs", "guide", "export", note="how to read it")
     return 0

@@ -39,7 +39,8 @@ from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
 from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
-from badcjobs.report.text import comparison_markdown, comparison_text, markdown, summary_text
+from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
+from badcjobs.report.verdict import verdict_of
 from badcjobs.report.words import plain
 from badcjobs.seams import Clock
 from badcjobs.store import read_model
@@ -302,7 +303,7 @@ class ReportedJob:
     def to_text(self, *, colour: bool = False) -> str:
         """Return the report for a terminal or a log."""
         if self.comparison is not None:
-            return comparison_text(self.comparison)
+            return "\n".join([comparison_text(self.comparison), "", *next_lines(verdict_of(self.summary))]).rstrip()
         return summary_text(self.summary, self.title, colour=colour)
 
     def to_dict(self, *, streamed: bool = False) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def test_what_is_written_is_named_on_stdout_and_what_cannot_be_is_refused(site):
     files = {"/chunks": "4 rows (chunk)", "/telemetry.jsonl": "8 rows (attempt)",
              "/telemetry.jsonl.summary": "4 rows (chunk)"}  # fmt: skip
     assert f"4 chunk files will be written to {out}, one for each chunk that is done or failed\n" in done.stderr
-    assert done.stdout.splitlines() == [f"{out}{name}: {what}" for name, what in files.items()]
+    *named, following = done.stdout.splitlines()
+    assert named == [f"{out}{name}: {what}" for name, what in files.items()]
+    assert following == f"next: badc infer aggregate {out}"
     (site.folder / "pyarrow.py").write_text("raise ImportError('no pyarrow here')")
     without = {"PYTHONPATH": os.pathsep.join([str(site.folder), site.environ()["PYTHONPATH"]])}
     assert_refused(site.badcjobs(*export, "csv", "--table", "nope"), 2, "detection")

@@ -117,6 +117,7 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
     again = probe(site, *DEMO, *cards(site)).wait()
     assert (again.exit_code, tried(again)) == (0, [])
     assert "already known" in again.stdout and "← best" in again.stdout
+    assert again.stdout.endswith("\nnext: badcjobs plan SOURCE\n")
     for name, seconds in (("long", 80), ("short", 5)):
         make_wav(site.folder / "long" / f"{name}.wav", seconds, 1000, loud=[(1, 2)], tone_hz=100)
     done = site.run(site.folder / "long", *DEMO, *cards(site, ("Small", 300), ("Big", 500)), "--max-gpus", 1)

@@ -129,7 +129,7 @@ def test_a_commands_options_output_and_exit_code_are_its_own_also_without_a_gpu(
         (*record, out, "--", "sh", "-c", "sleep 0.3; exit 5"),
     ], [{}, {}, {}, no_driver()])  # fmt: skip
     assert (first.exit_code, first.stdout) == (3, "--out x --json -v\n")
-    assert "1 device recorded" in first.stderr
+    assert "1 device recorded" in first.stderr and first.stderr.endswith("\nnext: badcjobs report bad.sqlite\n")
     assert rows(bad, "SELECT exit_code, verdict FROM task") == [(3, "failed")]
     used = rows(bad, "SELECT at_ms, cpu_cores, processes FROM usage_sample ORDER BY at_ms")
     assert sum(later[1] * (later[0] - sooner[0]) / 1000 for sooner, later in pairwise(used)) > 0.9, "seconds of CPU"
