@@ -95,11 +95,12 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
             files, notes = _export_heard(db, order, database, stdout, progress)
             return files, [*remarks, *notes]
         if order.form == "badc":
-            return _export_badc(db, order, progress), remarks
+            files, notes = _export_badc(db, order, progress)
+            return files, [*remarks, *notes]
         return _export_tables(db, order, database, stdout, progress), remarks
 
 
-def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> list[ExportedFile]:
+def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> Exported:
     """Write a folder that BADC reads; every .json file in it is a chunk, as `badc infer aggregate` expects."""
     assert order.output is not None  # see _check
     folder, telemetry = order.output / "chunks", order.output / "telemetry.jsonl"
@@ -110,7 +111,10 @@ def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress)
     lines = write_telemetry(db, folder, telemetry, lambda rows: progress("attempt", rows, None))
     summary, jobs = write_resume_summary(db, folder, telemetry)
     written = ((folder, "chunk", chunks), (telemetry, "attempt", lines), (summary, "chunk", jobs))
-    return [ExportedFile(str(path), table, rows) for path, table, rows in written]
+    files = [ExportedFile(str(path), table, rows) for path, table, rows in written]
+    others = sum(1 for _ in order.output.rglob("*.json")) - chunks
+    note = f"{others:,} more .json in {order.output}, perhaps from an earlier export: badc infer aggregate reads all"
+    return files, [note] if others > 0 else []
 
 
 def _check(order: ExportOrder, database: Path) -> None:

@@ -63,6 +63,15 @@ def test_the_files_for_badc(tmp_path, pages):
     pages(said)
 
 
+def test_files_in_the_folder_that_badc_would_take_for_chunks_are_counted(tmp_path):
+    order = ExportOrder(TaskFile(tmp_path, states={"a": "done", "b": "failed"}).write(), "badc", tmp_path / "out")
+    first, second = (export(order, io.BytesIO())[1] for _ in range(2))
+    for name in ("old.json", "chunks/rec/old.json"):
+        (tmp_path / "out" / name).touch()
+    [note] = set(export(order, io.BytesIO())[1]) - set(first)
+    assert second == first and note.startswith(f"2 more .json in {tmp_path / 'out'}, perhaps from an earlier export")
+
+
 EVIL = ("..", "../..", "../../evil", "/etc/passwd", "a/../../../b", "./x", "", "/", "//", ".", "x/..", "x//y", "a\0b",
         "~root")  # fmt: skip
 
