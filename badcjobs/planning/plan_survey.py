@@ -7,11 +7,12 @@ import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
 from badcjobs.report.words import count
-from badcjobs.sources.badc_manifest import HEADER, Manifest
+from badcjobs.sources.badc_manifest import CUT, HEADER, Columns, Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
 from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
@@ -58,28 +59,18 @@ class Lengths:
         self._guess_ms: int | None = None
         self._ms = array("I")
         self._many = array("I")
-        self._last = -1
 
-    def add(self, length_ms: int | None) -> None:
-        """Take the next chunk."""
-        self.rows += 1
+    def add(self, length_ms: int | None, many: int = 1) -> None:
+        """Take the next chunk, or neighbours that are equally long."""
+        self.rows += many
         if length_ms is None:
-            self.unknown += 1
-            length_ms = _UNKNOWN
+            self.unknown += many
         else:
-            self.known_ms += length_ms
-            if length_ms > self.longest_ms:
-                self.longest_ms = length_ms
-            elif not length_ms:
-                self.empty += 1
-            if length_ms > _LONGEST_MS:
-                length_ms = _LONGEST_MS
-        if length_ms == self._last:
-            self._many[-1] += 1
-        else:
-            self._ms.append(length_ms)
-            self._many.append(1)
-            self._last = length_ms
+            self.known_ms += many * length_ms
+            self.longest_ms = max(self.longest_ms, length_ms)
+            self.empty += 0 if length_ms else many
+        self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
+        self._many.append(many)
 
     def guess(self, unknown_s: float, many: int) -> None:
         """Take the estimated length of this many unknown ones together; the mean counts for the others."""
@@ -136,15 +127,20 @@ class Survey:
 
     def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
         """Count all rows, and keep them if there is a file for them."""
-        add_length, keep = self.lengths.add, None if kept is None else kept.add
-        before, from_ms, until_ms, shown_ms = "", 0, 0, 0
+        keep, before, from_ms, until_ms, shown_ms = None if kept is None else kept.add, "", 0, 0, 0
+        equal_ms: int | None = None
+        equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
             start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
             if not row.fails and there_ms is not None and end_ms is not None and there_ms < end_ms:
                 end_ms = max(start_ms, there_ms)  # no more will be done
                 self.nothing_there += end_ms == start_ms
             length_ms = 0 if row.fails else None if end_ms is None else end_ms - start_ms
-            add_length(length_ms)
+            if length_ms == equal_ms:
+                equal += 1
+            else:
+                self.lengths.add(equal_ms, equal)
+                equal_ms, equal = length_ms, 1
             if length_ms is None:
                 self.unknown_names += [row.path] if len(self.unknown_names) < EXAMPLES else []
             elif length_ms > shown_ms:
@@ -161,6 +157,11 @@ class Survey:
                 keep(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
+        self.lengths.add(equal_ms, equal)
+
+
+# The fields of a row, before they are picked: kind, identity, path and times; "", CUT, and those of its manifest.
+_EMPTY_AT, _CUT_AT, _FIELDS_AT = 6, 7, 8
 
 
 class RowFile:
@@ -168,30 +169,49 @@ class RowFile:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._kinds: dict[tuple[str, int], int] = {}  # base of the path, columns behind those of BADC
-        self._further: list[str] = []  # names of the columns behind those of BADC
-        self._places: dict[tuple[str, ...], list[int]] = {}  # names of a manifest → which of them they are
         self._unwritten: list[str] = []  # a call for each of a million lines takes too long
+        self._forget()
+
+    def _forget(self) -> None:
+        self._further: list[str] = []  # names of the columns behind those of BADC
+        self._kinds: dict[tuple[str, Columns, bool], int] = {}  # base of the path, columns, with CUT → its columns
+        self._columns: Columns | None = None  # of the last row, like these
+        self._base, self._with_cut, self._number, self._pick, self._commas = "", False, "", itemgetter(0), 0
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
-        recording_id, chunk_id, path, base, start_ms, end_ms, sha256, _, overlap_ms, notes, further, names, *_ = row
+        recording_id, chunk_id, path, base, start_ms, end_ms, _, cut, fields, columns, *_ = row
+        if columns is not self._columns or base != self._base or (cut and not self._with_cut):
+            self._begin(base, columns, self._with_cut or cut != "")
         # A row that ends where it begins is refused; without an end, the length comes from the header.
         end = "" if end_ms is None or end_ms <= start_ms else str(end_ms)
-        more = self._placed(further, names) if further else ()
-        fields = [recording_id, chunk_id, path, str(start_ms), end, overlap_ms, sha256, notes, *more]
-        text = ",".join(fields)
-        if text.count(",") == len(fields) - 1 and '"' not in text and "\n" not in text and "\r" not in text:
-            text += "\n"  # nearly every row of a million ends here; the csv module would take three times as long
-        else:
-            text = _line(fields)
-        kind = self._kinds.setdefault((base, len(more)), len(self._kinds))
-        self._unwritten.append(f"{kind},{text}")
+        picked = self._pick((self._number, recording_id, chunk_id, path, str(start_ms), end, "", cut, *fields))
+        text = ",".join(picked)
+        if text.count(",") != self._commas or '"' in text or "\n" in text or "\r" in text:
+            text = _line(picked)  # the csv module takes three times as long: nearly every row of a million is without
+        self._unwritten.append(text)
         if len(self._unwritten) == _LINES_AT_ONCE:
             self._write()
 
+    def _begin(self, base: str, columns: Columns, with_cut: bool) -> None:
+        """Find the place of each field, in all shards, for rows of another kind than the last one."""
+        behind: dict[int, int] = {}  # which of the further columns → which field
+        named = [*zip(columns.further_names, columns.further, strict=True), *([(CUT, _CUT_AT - _FIELDS_AT)] * with_cut)]
+        for name, at in named:
+            known = [place for place, one in enumerate(self._further) if one == name and place not in behind]
+            self._further += [] if known else [name]
+            behind[known[0] if known else len(self._further) - 1] = _FIELDS_AT + at
+        carried = [columns.overlap_ms, columns.sha256, columns.notes]
+        places = [_EMPTY_AT if at is None else _FIELDS_AT + at for at in carried]
+        places += [behind.get(place, _EMPTY_AT) for place in range(max(behind, default=-1) + 1)]
+        kind = base, columns, with_cut
+        self._base, self._columns, self._with_cut = kind
+        self._kinds.setdefault(kind, len(places) - len(carried))
+        self._number = str(list(self._kinds).index(kind))
+        self._pick, self._commas = itemgetter(*range(_EMPTY_AT), *places), _EMPTY_AT + len(places) - 1
+
     def _write(self) -> None:
-        self._file.write("".join(self._unwritten))
+        self._file.write("".join(f"{line}\n" for line in self._unwritten))
         self._unwritten.clear()
 
     def clear(self) -> None:
@@ -199,60 +219,43 @@ class RowFile:
         self._write()
         self._file.seek(0)
         self._file.truncate()
-        for known in (self._kinds, self._further, self._places):
-            known.clear()
+        self._forget()
 
     @property
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = {base for base, _ in self._kinds if base}
+        bases = {base for base, *_ in self._kinds if base}
         return bases.pop() if len(bases) == 1 else None
 
     @property
     def header(self) -> str:
         """The columns of every shard, as the first line of a manifest."""
-        return _line([*HEADER.split(","), *self._further])
+        return f"{_line([*HEADER.split(','), *self._further])}\n"
 
     def rows(self) -> Iterator[str]:
         """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
         self._write()
         self._file.seek(0)
-        kinds, width, keep = list(self._kinds), len(self._further), self.root is not None
+        keep, width = self.root is not None, len(self._further)
+        kinds = [("" if keep else base, "," * (width - columns)) for (base, *_), columns in self._kinds.items()]
         for line in self._file:
             while line.count('"') % 2:  # a name with a line end in it
                 line += next(self._file)
             number, _, text = line.partition(",")
-            base, columns = kinds[int(number)]
-            if columns < width:
-                text = f"{text[:-1]}{',' * (width - columns)}\n"
-            if base and not keep:
+            base, missing = kinds[int(number)]
+            if missing:
+                text = f"{text[:-1]}{missing}\n"
+            if base:
                 (row,) = csv.reader(io.StringIO(text, newline=""))
                 row[2] = base + row[2].removeprefix("./")
-                text = _line(row)
+                text = f"{_line(row)}\n"
             yield text
-
-    def _placed(self, further: Sequence[str], names: tuple[str, ...]) -> Sequence[str]:
-        """Return the fields of further columns, each in the place that its name has in all shards."""
-        places = self._places.get(names)
-        if places is None:
-            places = self._places[names] = []
-            for name in names:
-                known = [place for place, one in enumerate(self._further) if one == name and place not in places]
-                if not known:
-                    self._further.append(name)
-                places.append(known[0] if known else len(self._further) - 1)
-        if places == [*range(len(places))]:
-            return further
-        fields = [""] * (max(places) + 1 if places else 0)
-        for place, text in zip(places, further, strict=True):
-            fields[place] = text
-        return fields
 
 
 def _line(row: Sequence[str]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\r\n").writerow(row)  # so that a name with either of them is quoted
-    return f"{text.getvalue()[:-2]}\n"
+    return text.getvalue()[:-2]
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------

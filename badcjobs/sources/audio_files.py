@@ -119,8 +119,8 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
 
     A problem is returned as NoAudio, not raised.
     """
-    for folder in folders:
-        place = path if path.startswith("/") else folder + path.removeprefix("./")
+    places = [path] if path.startswith("/") else [folder + path.removeprefix("./") for folder in folders]
+    for place in places:
         try:
             status = os.stat(place)  # noqa: PTH116  (a Path per row doubles the time for a million rows)
         except (FileNotFoundError, NotADirectoryError):
@@ -136,13 +136,11 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
         if 0 < status.st_size <= LONGEST_POINTER and (key := read_pointer(place)):
             return _not_fetched(path, Path(place), key)
         return found if read is None else with_header(found, read)
-    links = [link for folder in folders if (link := Path(folder, path)).is_symlink()]
-    if not links:
-        return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=str(Path(folders[0], path)))
-    key = str(links[0].readlink())
-    if _ANNEX in key:
-        return _not_fetched(path, links[0], key)
-    return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=str(links[0]))
+    for place in filter(os.path.islink, places):
+        if _ANNEX in (key := str(Path(place).readlink())):
+            return _not_fetched(path, Path(place), key)
+        return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=place)
+    return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
 def with_header(found: Found, read: ReadHeader = read_header) -> Found:

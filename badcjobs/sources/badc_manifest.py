@@ -24,6 +24,7 @@ CUT = "badcjobs_cut"
 _AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
+_NO_TIMES: Times = 0, None
 _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
 _LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
@@ -44,6 +45,9 @@ class Columns:
     badcjobs_cut: int | None = None
     further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
     further_names: tuple[str, ...] = ()
+
+
+NO_COLUMNS = Columns(0, 0, 0, 0)  # of a row that is not from a manifest
 
 
 def is_header(line: str) -> bool:
@@ -101,15 +105,15 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     return Columns(len(names), further=further, further_names=further_names, **places)
 
 
-def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Sequence[str]]:
-    """Return start, end (None: not given) and the mistakes of a row."""
+def check_row(row: Sequence[str], columns: Columns) -> tuple[Times, Sequence[str]]:
+    """Return start and end (None: not given) and the mistakes of a row."""
     start_text = "" if columns.start_ms is None else row[columns.start_ms]
     end_text = "" if columns.end_ms is None else row[columns.end_ms]
     ids = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
     try:  # a fast path for nearly all rows
         start_ms, end_ms = int(start_text), int(end_text)
         if 0 <= start_ms < end_ms <= _LATEST_MS and ids[0].strip() and ids[1].strip() and ids[2].strip():
-            return start_ms, end_ms, ()
+            return (start_ms, end_ms), ()
     except ValueError:
         pass
     wrong = [f"{name} is empty" for name, value in zip(REQUIRED, ids, strict=True) if not value.strip()]
@@ -122,7 +126,7 @@ def check_row(row: Sequence[str], columns: Columns) -> tuple[int, int | None, Se
     start, end = times.get("start_ms") or 0, times.get("end_ms")
     if len(times) == 2 and end is not None and end <= start:
         wrong.append(f"end_ms {end} is not after start_ms {start}")
-    return start, end, wrong
+    return (start, end), wrong
 
 
 def parse_ms(text: str) -> int | None:
@@ -164,34 +168,21 @@ class RowFiles:
     """Finds the file of each row, and decides whether the row is the complete file or a part that must be cut out.
 
     Rows of one recording follow each other, so each file is looked at once, and its header is read only if needed.
-    ``ask`` runs ahead of ``resolve`` by some rows.
     """
 
     def __init__(self, folders: Sequence[str], walk: Walk) -> None:
         self._folders = folders
-        self._read_header, self._may_look = walk.read_header, walk.may_look
+        self._read_header = walk.read_header
         self._cuts = walk.cutting.rows
-        self._measures = walk.for_plan or self._cuts is not False
+        self.measures = walk.for_plan or self._cuts is not False
         self._found: Found = "", Fingerprint()
         self._problem: NoAudio | None = None
         self._measured = False
-        self._asked_path = ""
-        self._first: Times = 0, None  # of the rows of that path
-        self._has_asked = self._looks = False
 
     @property
     def header(self) -> AudioHeader:
         """The header of the current file, if it was read."""
         return self._found[1].header
-
-    def ask(self, path: str, times: Times, *, ours: bool) -> tuple[Times, Question | None]:
-        """Return the times of the first row of this file, in any task, and the question for this row."""
-        if path != self._asked_path:
-            self._asked_path, self._first, self._has_asked, self._looks = path, times, False, self._may_look()
-        if not ours or self._has_asked or not (self._looks or times[1] is None):
-            return self._first, None
-        self._has_asked = True
-        return self._first, (path, self._measures or times[1] is None)
 
     def look(self, question: Question) -> Look:
         """Look at a file; may be called by any thread."""
@@ -301,11 +292,12 @@ class Manifest:
 
     def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
         """Read every row, and yield those that the walk takes, each with the question about its file."""
-        mistakes, known_mistakes = walk.mistakes, 0
+        mistakes, known_mistakes, before, first = walk.mistakes, 0, "", _NO_TIMES
+        has_asked = looks = False
         for line, row, columns in read_rows(self.path, mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
-            start_ms, end_ms, wrong = check_row(row, columns)
+            times, wrong = check_row(row, columns)
             cut, given_first, wrong_cut = ("", None, ()) if columns.badcjobs_cut is None else check_cut(row, columns)
             for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
                 mistakes.add(line, text)
@@ -313,9 +305,12 @@ class Manifest:
                 known_mistakes = mistakes.count
                 lost = walk.for_plan and _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8
                 ours = ours and not (wrong or wrong_cut or lost)
-            times = start_ms, end_ms
-            first, question = files.ask(path, times, ours=ours)
+            if path != before:  # another file; its first row may be that of another task
+                before, first, has_asked, looks = path, times, False, walk.may_look()
             if ours:
+                question = None
+                if not has_asked and (looks or times[1] is None):
+                    has_asked, question = True, (path, files.measures or times[1] is None)
                 yield (line, row, columns, times, cut, given_first or first), question
 
     def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -6,7 +6,8 @@ import posixpath
 import shlex
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -196,18 +197,33 @@ def _listed(many: int, examples: Sequence[str]) -> str:
 # --- lines of text ----------------------------------------------------------------------------------------------------
 
 
+_READ_CHARS = 2**16  # lines are checked together: to check each of a million takes too long
+
+
 def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
     """Yield every line with its line end; report invalid UTF-8, and yield such a line repaired."""
+    return chain.from_iterable(_read_lines(path, mistakes))
+
+
+def _read_lines(path: Path, mistakes: Mistakes) -> Iterator[Iterable[str]]:
     # With "strict" the first invalid byte would end the reading, and later mistakes would not be reported.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        for number, line in enumerate(file, 1):
-            if not line.isascii() and not is_text(line):
-                mistakes.add(number, "is not UTF-8", fix=copy_command(path, "iconv -f latin1 -t utf-8"))
-                line = line.encode(errors="surrogateescape").decode(errors="replace")
-            if "\0" in line:
-                mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
-                line = line.replace("\0", "")
-            yield line
+        number = 1
+        while lines := file.readlines(_READ_CHARS):
+            text = "".join(lines)
+            yield lines if is_text(text) and "\0" not in text else _repaired(lines, number, path, mistakes)
+            number += len(lines)
+
+
+def _repaired(lines: Sequence[str], first: int, path: Path, mistakes: Mistakes) -> Iterator[str]:
+    for number, line in enumerate(lines, first):
+        if not is_text(line):
+            mistakes.add(number, "is not UTF-8", fix=copy_command(path, "iconv -f latin1 -t utf-8"))
+            line = line.encode(errors="surrogateescape").decode(errors="replace")
+        if "\0" in line:
+            mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
+            line = line.replace("\0", "")
+        yield line
 
 
 def with_more(examples: Sequence[str], count: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, look_at
-from badcjobs.sources.badc_manifest import CUT, Manifest, RowFiles, Times
+from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Manifest, RowFiles, Times
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
@@ -34,12 +34,10 @@ class PlannedRow(NamedTuple):
     base: str  # the folder of a relative path, with a slash at its end
     start_ms: int
     end_ms: int | None
-    sha256: str = ""  # as it is in the source, like overlap_ms, notes and further
     is_cut: bool = False  # a part of a longer file
-    overlap_ms: str = ""
-    notes: str = ""
-    further: Sequence[str] = ()  # values of columns that are not part of a BADC manifest, and their names
-    further_names: tuple[str, ...] = ()
+    cut: str = ""  # the column CUT of a plan
+    fields: Sequence[str] = ()  # as in the manifest
+    columns: Columns = NO_COLUMNS
     there_ms: int | None = None  # where the audio of its truncated file ends, on the clock of its times
     fails: bool = False  # its file gives no audio
 
@@ -210,9 +208,9 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     files, before, gone, seen, base = RowFiles(manifest.folders, walk), "", "", False, ""
     known_first: Times | None = None
     as_first, undecided = "", walk.cutting.rows is None
-    for found, look in look_ahead(manifest.rows(walk, files), files.look):
-        line, row, columns, times, cut, first = found
-        (start_ms, end_ms), path, is_cut, header = times, row[columns.source_path], cut == "yes", _NOT_READ
+    for (line, row, columns, times, cut, first), look in look_ahead(manifest.rows(walk, files), files.look):
+        start_ms, end_ms = times
+        path, is_cut, there_ms, fails = row[columns.source_path], cut == "yes", None, False
         if first is not known_first:
             known_first, as_first = first, "" if first[1] is None else f"as {first[0]}-{first[1]}"
         if undecided and not cut and first is not times:  # not the first row of its file
@@ -226,8 +224,8 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
             had_end = end_ms is not None
             try:
                 audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=is_cut)
-                header = files.header
-                cut = "yes" if is_cut and not had_end else cut
+                header, cut = files.header, "yes" if is_cut and not had_end else cut
+                there_ms, fails = _there_ms(header, 0 if is_cut else start_ms), header.fault != ""
                 if look is not None:  # otherwise it is the file of the row before
                     walk.measure(path, audio_path, row[columns.recording_id], replace(fingerprint, header=header))
             except NoAudio as problem:
@@ -237,17 +235,9 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
                 if not is_planned:
                     continue
                 gone = path
-        there_ms = None if header.there_s is None else round(header.there_s * 1000) + (0 if is_cut else start_ms)
-        further: Sequence[str] = [row[place] for place in columns.further] if columns.further else ()
-        names = columns.further_names
-        if cut:
-            further, names = (*further, cut), (*names, CUT)
         yield PlannedRow(
-            row[columns.recording_id], row[columns.chunk_id], path, base, start_ms, end_ms,
-            "" if columns.sha256 is None else row[columns.sha256], cut == "yes",
-            "" if columns.overlap_ms is None else row[columns.overlap_ms],
-            "" if columns.notes is None else row[columns.notes],
-            further, names, there_ms, header.fault != "",
+            row[columns.recording_id], row[columns.chunk_id], path, base, start_ms, end_ms, cut == "yes", cut,
+            row, columns, there_ms, fails,
         )  # fmt: skip
 
 
@@ -256,19 +246,22 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
     for chunk in part.chunks(walk):
         if chunk.audio_path != before:
             before, header = chunk.audio_path, chunk.fingerprint.header
-            there_ms = None if header.there_s is None else round(header.there_s * 1000)
+            there_ms = _there_ms(header)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
                 walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
         if chunk.source_path.isascii() or is_text(chunk.source_path):
             base, path = _split(chunk)
-            further, names = (("yes",), (CUT,)) if chunk.is_cut else ((), ())
             is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
             yield PlannedRow(
-                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, "", is_part, "", "",
-                further, names, there_ms, header.fault != "",
+                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, is_part,
+                "yes" if chunk.is_cut else "", there_ms=there_ms, fails=header.fault != "",
             )  # fmt: skip
         else:
             walk.mistakes.add(0, f"contains a path that is not UTF-8: {chunk.source_path!r}")
+
+
+def _there_ms(header: AudioHeader, start_ms: int = 0) -> int | None:
+    return None if header.there_s is None else round(header.there_s * 1000) + start_ms
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:
