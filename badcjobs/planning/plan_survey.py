@@ -131,11 +131,11 @@ class Survey:
         equal_ms: int | None = None
         equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
-            start_ms, end_ms, there_ms = row.start_ms, row.end_ms, row.there_ms
-            if not row.fails and there_ms is not None and end_ms is not None and there_ms < end_ms:
+            start_ms, end_ms, there_ms, fails = row.start_ms, row.end_ms, row.there_ms, row.fails
+            if not fails and there_ms is not None and end_ms is not None and there_ms < end_ms:
                 end_ms = max(start_ms, there_ms)  # no more will be done
                 self.nothing_there += end_ms == start_ms
-            length_ms = 0 if row.fails else None if end_ms is None else end_ms - start_ms
+            length_ms = 0 if fails else None if end_ms is None else end_ms - start_ms
             if length_ms == equal_ms:
                 equal += 1
             else:
@@ -148,7 +148,7 @@ class Survey:
                 self.longest.sort(key=lambda one: -one[0])  # of equal ones the first stay
                 del self.longest[LONGEST_SHOWN:]
                 shown_ms = self.longest[-1][0] if len(self.longest) == LONGEST_SHOWN else 0
-            if end_ms is not None and not row.fails:
+            if end_ms is not None and not fails:
                 if start_ms < until_ms and row.recording_id == before:
                     self.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
                 before, from_ms, until_ms = row.recording_id, start_ms, end_ms
@@ -169,10 +169,10 @@ class RowFile:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._unwritten: list[str] = []  # a call for each of a million lines takes too long
         self._forget()
 
     def _forget(self) -> None:
+        self._unwritten: list[str] = []  # a call for each of a million lines takes too long
         self._further: list[str] = []  # names of the columns behind those of BADC
         self._kinds: dict[tuple[str, Columns, bool], int] = {}  # base of the path, columns, with CUT → its columns
         self._columns: Columns | None = None  # of the last row, like these
@@ -188,7 +188,7 @@ class RowFile:
         picked = self._pick((self._number, recording_id, chunk_id, path, str(start_ms), end, "", cut, *fields))
         text = ",".join(picked)
         if text.count(",") != self._commas or '"' in text or "\n" in text or "\r" in text:
-            text = _line(picked)  # the csv module takes three times as long: nearly every row of a million is without
+            text = _line(picked)  # not for every row: the csv module takes three times as long
         self._unwritten.append(text)
         if len(self._unwritten) == _LINES_AT_ONCE:
             self._write()
@@ -211,12 +211,11 @@ class RowFile:
         self._pick, self._commas = itemgetter(*range(_EMPTY_AT), *places), _EMPTY_AT + len(places) - 1
 
     def _write(self) -> None:
-        self._file.write("".join(f"{line}\n" for line in self._unwritten))
+        self._file.write("\n".join((*self._unwritten, "")))
         self._unwritten.clear()
 
     def clear(self) -> None:
         """Delete all rows."""
-        self._write()
         self._file.seek(0)
         self._file.truncate()
         self._forget()

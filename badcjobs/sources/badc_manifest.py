@@ -24,7 +24,6 @@ CUT = "badcjobs_cut"
 _AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
-_NO_TIMES: Times = 0, None
 _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
 _LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
@@ -292,8 +291,8 @@ class Manifest:
 
     def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
         """Read every row, and yield those that the walk takes, each with the question about its file."""
-        mistakes, known_mistakes, before, first = walk.mistakes, 0, "", _NO_TIMES
-        has_asked = looks = False
+        mistakes, known_mistakes, before, has_asked, looks = walk.mistakes, 0, "", False, False
+        first: Times = 0, None  # of the rows of one path, in any task
         for line, row, columns in read_rows(self.path, mistakes):
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
@@ -305,7 +304,7 @@ class Manifest:
                 known_mistakes = mistakes.count
                 lost = walk.for_plan and _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8
                 ours = ours and not (wrong or wrong_cut or lost)
-            if path != before:  # another file; its first row may be that of another task
+            if path != before:
                 before, first, has_asked, looks = path, times, False, walk.may_look()
             if ours:
                 question = None

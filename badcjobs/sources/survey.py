@@ -22,7 +22,6 @@ from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
 _MOST_LOOKS = 10_000  # at files of rows with an end, for a plan
 _MOST_FOLDERS = 1000
-_NOT_READ = AudioHeader()
 
 
 class PlannedRow(NamedTuple):
@@ -225,7 +224,9 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
             try:
                 audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=is_cut)
                 header, cut = files.header, "yes" if is_cut and not had_end else cut
-                there_ms, fails = _there_ms(header, 0 if is_cut else start_ms), header.fault != ""
+                fails = header.fault != ""
+                if header.there_s is not None:
+                    there_ms = round(header.there_s * 1000) + (0 if is_cut else start_ms)
                 if look is not None:  # otherwise it is the file of the row before
                     walk.measure(path, audio_path, row[columns.recording_id], replace(fingerprint, header=header))
             except NoAudio as problem:
@@ -242,11 +243,11 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
 
 
 def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
-    before, header, there_ms = "", _NOT_READ, None
+    before, header, there_ms = "", AudioHeader(), None
     for chunk in part.chunks(walk):
         if chunk.audio_path != before:
             before, header = chunk.audio_path, chunk.fingerprint.header
-            there_ms = _there_ms(header)
+            there_ms = None if header.there_s is None else round(header.there_s * 1000)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
                 walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
         if chunk.source_path.isascii() or is_text(chunk.source_path):
@@ -258,10 +259,6 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             )  # fmt: skip
         else:
             walk.mistakes.add(0, f"contains a path that is not UTF-8: {chunk.source_path!r}")
-
-
-def _there_ms(header: AudioHeader, start_ms: int = 0) -> int | None:
-    return None if header.there_s is None else round(header.there_s * 1000) + start_ms
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:

@@ -107,6 +107,21 @@ def test_a_manifest_is_read_as_written_or_its_mistakes_are_named(folder, ids, ti
         assert [((one.recording_id, one.chunk_id), one.start_ms, one.end_ms) for one in planned] == found
 
 
+def test_the_mistakes_of_a_large_manifest_are_named_with_their_lines(tmp_path):
+    note = "\n".join(["windy, and a woodpecker"] * 4000)
+    rows = [f'r,{n},a.wav,{n},{n + 9},"{note if n == 5 else "é"}"\n'.encode() for n in range(5000)]
+    wrong = {4: (b"\xc3", b"\xff", "is not UTF-8"), 6: (b",15,", b",5,", "end_ms 5 is not after start_ms 6")}
+    wrong |= {4800: (b"a.wav", b"a\0.wav", "has a NUL byte"), 4900: (b"\xa9", b"", "is not UTF-8")}
+    for number, (text, instead, _) in wrong.items():
+        rows[number] = rows[number].replace(text, instead)
+    make_wav(tmp_path / "a.wav")
+    (tmp_path / "m.csv").write_bytes(b"".join([",".join(COLUMNS).encode() + b"\n", *rows]))
+    with pytest.raises(BadInput) as refused:
+        list(open_sources([tmp_path / "m.csv"], root=None, cutting=Cutting(False)).chunks(WHOLE))
+    named = [f"line {2 + n + (3999 if n > 5 else 0)}: {text}" for n, (_, _, text) in wrong.items()]
+    assert (refused.value.why or "").splitlines() == named
+
+
 def test_a_million_rows_fit_into_200_megabytes(tmp_path):
     make_wav(tmp_path / "x.wav")
 
