@@ -276,8 +276,8 @@ def probe(
     if html is not None:
         write_whole(html, probe_page(known, end.notes))
     if not json_wanted:
-        again = output.this_command(without=["--again"])
-        output.say_next(*(again if end.exit_code else ("badcjobs", "plan", "SOURCE")))
+        continued = output.this_command(without=["--again"])
+        output.say_next(*(continued if end.exit_code else ("badcjobs", "plan", "SOURCE")))
     return end.exit_code
 
 
