@@ -119,6 +119,7 @@ class LocalFolder:
         self.recorder_snapshot = path / "recorder.snapshot.sqlite"
         self.owner_file = path / "owner.json"
         self.latest_file = path / "latest.json"  # the last reading of each device
+        self.watched_file = path / "watched"  # touched by each reader of that file
         self.scratch = path / "scratch"
 
     @classmethod

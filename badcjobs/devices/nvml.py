@@ -31,6 +31,7 @@ class NvmlReader:
 
     def __init__(self, clock: Clock, dcgm: DcgmActivity | None = None) -> None:
         self.why = "NVML is tried first"
+        self.watched = False
         self._clock = clock
         self._dcgm = dcgm
         self._nvml: Any = None
@@ -61,7 +62,7 @@ class NvmlReader:
         return found
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due: some at each reading, the others every 2 or 5 s."""
+        """Read the metrics that are due: some at each reading, the others every 5 s."""
         device = self._devices.get(uuid)
         if device is None:
             device = self._devices[uuid] = NvmlDevice(uuid)
@@ -72,7 +73,7 @@ class NvmlReader:
             if device.handle is None:
                 device.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
                 self._faults.watch(nvml, uuid, device.handle, is_slice=device.is_slice)
-            reading = device.read(nvml, now_s)
+            reading = device.read(nvml, now_s, watched=self.watched)
         except Exception as error:  # broad: the recorder expects no other exception
             self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
             faults = self._faults.pending[uuid]

@@ -3,8 +3,8 @@
 Cards, drivers, versions of the binding and MIG modes differ in the calls that they support. A refused call is never
 tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
-Hot questions are asked at each reading and cost about 20 µs; warm questions take longer and are asked every 2 s; cold
-questions take much longer or change rarely and are asked every 5 s; expensive calls are rate-limited in addition.
+Hot questions are asked at each reading and cost about 20 µs; warm and cold questions take longer or change slowly and
+are asked every 5 s, warm ones every 2 s while they are watched; expensive calls are rate-limited in addition.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
 
 
 _EXPENSIVE_S = 0.5e-3  # a call that takes this long is skipped once; twice as long, two times
-_MOST_TURNS_OFF = 4
 
 
 class NvmlCallBudget:
     """Rate-limits an expensive NVML call: counts for how many turns the call is skipped."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_turns: int = 4) -> None:
+        self._most_turns = most_turns
         self._turns_off = 0
         self._took_before_s = 0.0
 
@@ -66,7 +66,7 @@ class NvmlCallBudget:
         yield
         took_s = time.perf_counter() - started_s
         # The shorter of the last two: the process may have been interrupted during one of them.
-        self._turns_off = min(_MOST_TURNS_OFF, int(min(took_s, self._took_before_s) / _EXPENSIVE_S))
+        self._turns_off = min(self._most_turns, int(min(took_s, self._took_before_s) / _EXPENSIVE_S))
         self._took_before_s = took_s
 
     def force_full_read(self) -> None:
@@ -240,6 +240,7 @@ class NvmlDevice:
         )
         self._warm_due_s = self._cold_due_s = _NOW
         self._energy_budget, self._process_budget = NvmlCallBudget(), NvmlCallBudget()
+        self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, without a gap
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
         self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
@@ -250,14 +251,14 @@ class NvmlDevice:
         self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
         self._lists_none = False  # the last list of processes was empty
 
-    def read(self, nvml: Any, now_s: float) -> Reading:
+    def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
         builder = self._builder
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
         cold = now_s >= self._cold_due_s
-        if cold or now_s >= self._warm_due_s:
+        if cold or (watched and now_s >= self._warm_due_s):
             self._warm_due_s = now_s + _WARM_S
             builder.ask(self._warm, nvml, self.handle)
             if cold:
@@ -266,7 +267,7 @@ class NvmlDevice:
                 if self._energy_budget.is_due():
                     with self._energy_budget.timed():
                         builder.ask(self._expensive, nvml, self.handle)
-            self._read_activity(nvml, now_s, builder, with_processes=cold)
+            self._read_activity(nvml, now_s, builder, cold=cold, watched=watched)
         elif self._has_gpm is False and not self._shares.calls:  # there is no better source
             builder.use_utilization()
         return builder.finish()
@@ -275,7 +276,7 @@ class NvmlDevice:
         """Read all metrics at the next reading, unless the last one did so a moment ago."""
         if now_s > self._warm_due_s - _WARM_S + _SHORTEST_WINDOW_S:
             self._cold_due_s = _NOW
-            for budget in (self._energy_budget, self._process_budget):
+            for budget in (self._energy_budget, self._process_budget, self._gpm_budget):
                 budget.force_full_read()
 
     def forget(self, nvml: Any | None) -> None:
@@ -288,22 +289,23 @@ class NvmlDevice:
         self._seen_until_us = self._counted = None
         self._percents = {}
 
-    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder, *, with_processes: bool) -> None:
+    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder, *, cold: bool, watched: bool) -> None:
         """Add the activity of the device since the last time."""
-        if self._has_gpm is not False:
-            self._read_gpm(nvml, builder)
+        if self._has_gpm is not False and (watched or self._gpm_budget.is_due()):
+            with self._gpm_budget.timed():
+                self._read_gpm(nvml, builder)
         if self._has_gpm is False and not self.is_slice:
             self._read_pcie(nvml, now_s, builder)
         # Without GPM the shares of the processes are the busy time; with GPM they are skipped if they are expensive.
-        with_shares = not self._has_gpm or (with_processes and self._process_budget.is_due())
+        with_shares = not self._has_gpm or (cold and self._process_budget.is_due())
         with self._process_budget.timed() if with_shares else nullcontext():
             shares = self._shares_since(nvml) if with_shares else {}
-            if with_processes:
+            if cold:
                 self._list_processes(nvml, builder)
         if "busy_percent" in builder.values:
             return
         if self._has_gpm and "busy_percent" not in builder.missing:
-            return  # the first window is not over yet
+            return  # the window is not over yet
         if shares:
             builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
         # In a container the list may be empty because it shows no process of the host: then use the utilization.

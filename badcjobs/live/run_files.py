@@ -193,8 +193,11 @@ def with_latest_readings(task: TaskFacts) -> TaskFacts:
     if task.state != "running" or not folder.name.startswith(f"badcjobs-{task.name}-"):
         return task
     try:
-        with LocalFolder(folder).latest_file.open("rb") as file:
+        local = LocalFolder(folder)
+        with local.latest_file.open("rb") as file:
             latest = json.loads(file.read(_MAX_LATEST_BYTES))
+        with suppress(OSError):  # of another user
+            local.watched_file.touch()
         at_ms, read = int(latest["at_ms"]), {int(key): Reading(**values) for key, values in latest["devices"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return task  # of another machine, or it has just ended

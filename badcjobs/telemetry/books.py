@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.model import METRICS, HostReading, Reading
+from badcjobs.paths import LocalFolder
+from badcjobs.seams import GpuReader
 from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
 
 # The inode of the machine's initial PID namespace; in any other one, the driver's process ids are not those seen here.
@@ -23,7 +25,8 @@ _GONE_MS = 60_000  # after this time, the same process id is another process
 # In the environment of a recorded command. Not the mark of workers: those are ended if their wrapper is killed.
 RECORDING_MARK = "BADCJOBS_RECORDING"
 _COST_EVERY_MS = 10_000
-_LATEST_KEPT_MS = 10_000
+_LATEST_KEPT_MS = 3_000
+_WATCHED_MS = 15_000  # after the last look
 _LATEST_EVERY_MS = 900  # every second, with some tolerance for an early sample
 _WORTH_A_SHARE_S = 10.0  # in a shorter time the start is nearly all of the cost
 
@@ -174,11 +177,11 @@ class SourceBook(Book):
 class LatestBook(Book):
     """Writes the last reading of each device to a small file, every second: monitor and serve on this machine read it.
 
-    A metric that was not read this time keeps its last value for a few seconds.
+    A metric that was not read this time keeps its last value for a few seconds. The reader is told whether they do.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: LocalFolder, reader: GpuReader) -> None:
+        self._path, self._watched_file, self._reader = folder.latest_file, folder.watched_file, reader
         self._known: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
         self._next_ms = 0
 
@@ -192,6 +195,9 @@ class LatestBook(Book):
         if at_ms < self._next_ms:
             return
         self._next_ms = at_ms + _LATEST_EVERY_MS
+        self._reader.watched = False
+        with suppress(OSError):
+            self._reader.watched = at_ms - self._watched_file.stat().st_mtime * 1000 < _WATCHED_MS
         devices = {
             device_id: {metric: value for metric, (was_ms, value) in known.items() if at_ms - was_ms <= _LATEST_KEPT_MS}
             for device_id, known in self._known.items()

@@ -77,7 +77,7 @@ class RecorderProcess:
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert, lookup.describe)
         self._processes = ProcessBook(writer, lookup.look_up)
-        latest = [] if order.shared else [LatestBook(LocalFolder(Path(order.local_folder)).latest_file)]
+        latest = [] if order.shared else [LatestBook(LocalFolder(Path(order.local_folder)), reader)]
         self._cost = CostBook(writer, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
         self._recorder = Recorder(
             self._sampler,

@@ -16,6 +16,7 @@ class Step(NamedTuple):
     seconds: float
     worked_s: float
     last: bool  # force a full reading, as at the end of a run
+    watched: bool  # a monitor shows the readings
     device: str  # "1.0": a slice
     changes: dict[str, str | None]
 
@@ -50,7 +51,8 @@ def _steps(text: str) -> list[Step]:
     many, words = (int(words[0]), words[2:]) if "×" in words else (1, words)
     seconds, _, worked_s = words[0].partition("/")
     device = next((word[1:] for word in words if word.startswith("@")), "0")
-    return [Step(float(seconds), float(worked_s or 0), "last" in words, device, _changes(words))] * many
+    flags = ("last" in words, "watched" in words)
+    return [Step(float(seconds), float(worked_s or 0), *flags, device, _changes(words))] * many
 
 
 def _changes(words: Sequence[str]) -> dict[str, str | None]:

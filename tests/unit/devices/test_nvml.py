@@ -38,6 +38,7 @@ def read(one, now):
     one.stand_in.set(**now.changes)
     if now.last:
         one.reader.force_full_read()
+    one.reader.watched = now.watched
     return one.reader.read(uuid_of(now.device))
 
 

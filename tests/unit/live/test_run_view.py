@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rooms.devices import NoReader
 from rooms.live import (
     DEVICES,
     UiState,
@@ -24,7 +25,7 @@ from rooms.live import (
 )
 from rooms.model import Reading, StandIn, Submitted
 from rooms.report import METRICS, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
-from rooms.root import BadcjobsError, NotHere, SystemClock
+from rooms.root import BadcjobsError, LocalFolder, NotHere, SystemClock
 from rooms.store import (
     MergeOrder,
     Record,
@@ -266,13 +267,22 @@ def test_a_task_of_this_machine_shows_the_latest_readings_of_its_recorder(tmp_pa
     for name, fresh in (("badcjobs-4821_0.r0.gpu1-x1", 77), ("badcjobs-4821_1.r0.gpu1-x1", None), ("other", None)):
         folder = tmp_path / "local" / name
         folder.mkdir(parents=True)
-        book = LatestBook(folder / "latest.json")
+        reader = NoReader("there is no GPU")
+        book = LatestBook(LocalFolder(folder), reader)
+        book.write(NOW_MS - 1000, [(device.device_id, Reading(5, decoder_percent=9))], {})
         book.write(NOW_MS + 1000, [(device.device_id, Reading(10, fan_percent=40))], {})
         book.write(NOW_MS + 3000, [(device.device_id, Reading(77))], {})
+        assert not reader.watched
         sql(tmp_path, "INSERT OR REPLACE INTO meta VALUES ('live_folder', ?)", str(folder))
         (now,) = open_run_view(tmp_path, HandClock(NOW_MS + 4000)).look().devices
-        shown = (now.reading.utilization_percent, now.reading.fan_percent, now.read_at_ms)
-        assert shown == (77, 40, NOW_MS + 3000) if fresh else now == device, name
+        shown = [getattr(now.reading, f"{name}_percent") for name in ("utilization", "fan", "decoder")]
+        assert [*shown, now.read_at_ms] == [77, 40, None, NOW_MS + 3000] if fresh else now == device, name
+        assert (folder / "watched").exists() == bool(fresh)
+        if fresh:
+            os.utime(folder / "watched", (NOW_MS / 1000, NOW_MS / 1000))
+            for after_ms, watched in ((14_000, True), (16_000, False)):
+                book.write(NOW_MS + after_ms, [], {})
+                assert reader.watched == watched
     book.write(NOW_MS + 9000, [], {device.device_id: "GPU is lost"})
     assert json.loads((folder / "latest.json").read_text())["devices"] == {}
 
