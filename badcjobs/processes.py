@@ -2,24 +2,29 @@
 
 ``--engine-prefix`` puts a program before an engine: a profiler, numactl, a container. Such a program may print on its
 stdout, start the engine in a new session or leave helpers running. So the pipes of a worker bypass the prefix, and its
-processes are found by a mark in their environment.
+processes are found by a mark in their environment. Without a prefix, workers can be forked from one process that has
+imported everything.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
@@ -27,7 +32,7 @@ from badcjobs.model import WorkerPlan
 if TYPE_CHECKING:
     import psutil
 
-Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess"
+Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess | ForkedProcess"
 
 # Every process of a worker has this variable: the recorder finds them by it when the wrapper was killed.
 TASK_MARK = "BADCJOBS_TASK"
@@ -44,6 +49,8 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _EXEC_TRIES, _EXEC_S = 20, 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
 _END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
+_ANSWER_S = 60.0  # a fork takes milliseconds
+_POLL_S = 0.01
 _CONNECT_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
 
 
@@ -91,10 +98,11 @@ class Launcher:
         stderr: Path,
         pipes: bool = False,
         receives_term: bool = False,
+        keep: Sequence[int] = (),
     ) -> Process:
         """Start a program; append its stderr (and, without pipes, its stdout) to the file ``stderr``.
 
-        The pipes bypass a prefix; its own output is appended to the same file.
+        The pipes bypass a prefix; its own output is appended to the same file. It keeps the files ``keep`` open.
         """
         marks = {TASK_MARK: self._mark}
 
@@ -108,6 +116,7 @@ class Launcher:
                     env={**env, **marks},
                     cwd=cwd,
                     start_new_session=True,
+                    pass_fds=keep,
                     preexec_fn=partial(bind_to_parent, receives_term=receives_term),  # no locks
                 )
 
@@ -219,6 +228,125 @@ class FifoProcess:
         when()
         while self._kept:
             os.close(self._kept.pop())
+
+
+# --- a parent that forks ----------------------------------------------------------------------------------------------
+
+
+class ParentGone(Exception):
+    """The parent has ended, or cannot fork; the text is the reason."""
+
+
+class ForkParent:
+    """A program that has imported an engine and forks workers, with the same ``start`` as Launcher.
+
+    Its workers end with it, and it ends with us: more exactly, with the thread that has started it, so that it gets a
+    thread of its own.
+
+    Parameters
+    ----------
+    argv: the command line, from the number of the program's end of the socket on which it answers.
+    first_s: how long its first answer may take.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        argv: Callable[[int], Sequence[str]],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        first_s: float,
+    ) -> None:
+        self._env, self._lock = env, threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started: Future[Process] = Future()
+
+        def hold() -> None:
+            keep, nothing = [theirs.fileno()], Path(os.devnull)
+            try:
+                started.set_result(launcher.start(argv(*keep), env=env, cwd=cwd, stderr=nothing, keep=keep))
+            except BaseException as error:
+                started.set_exception(error)
+            else:
+                started.result().wait()
+
+        with theirs:
+            threading.Thread(target=hold, name="fork parent", daemon=True).start()
+            self.pid = started.result().pid
+        self.facts = self._ask(None, limit_s=first_s)
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = True
+    ) -> ForkedProcess:
+        """Fork a worker; the program in ``argv``, the folder and the mark of the task are those of the parent."""
+        (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+        stdin, stdout = os.fdopen(write_in, "wb"), os.fdopen(read_out, "rb")
+        order = {
+            "args": argv[2:],
+            "env": {name: value for name, value in env.items() if self._env.get(name) != value},
+            "unset": [name for name in self._env if name not in env],
+        }
+        try:
+            with stderr.open("ab") as log:
+                answer = self._ask(order, [read_in, write_out, log.fileno()])
+            return ForkedProcess(answer["pid"], stdin, stdout, self)
+        except BaseException:
+            stdin.close()
+            stdout.close()
+            raise
+        finally:
+            os.close(read_in)
+            os.close(write_out)
+
+    def reap(self, pid: int) -> int | None:
+        """Return the exit code of a worker; None: it still runs."""
+        try:
+            code: int | None = self._ask({"reap": pid})["code"]
+            return code
+        except ParentGone:
+            return -signal.SIGKILL  # by the kernel
+
+    def _ask(self, order: object, fds: Sequence[int] = (), *, limit_s: float = _ANSWER_S) -> dict[str, Any]:
+        """Send an order and return the answer; end a parent that gives none."""
+        answer, why = b"", "it has ended"
+        with self._lock:
+            try:
+                self._socket.settimeout(limit_s)
+                if order is not None:
+                    socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
+                answer = self._socket.recv(1 << 16)
+            except OSError as error:
+                why = str(error)
+            if not answer:
+                self._socket.close()
+                with suppress(OSError):
+                    os.killpg(self.pid, signal.SIGKILL)
+        facts: dict[str, Any] = json.loads(answer or json.dumps({"error": why}))
+        if not answer or ("error" in facts and order is not None):
+            raise ParentGone(facts["error"])
+        return facts
+
+
+class ForkedProcess:
+    """A worker that a parent has forked; only the parent can wait for it."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], parent: ForkParent) -> None:
+        self.pid, self._parent = pid, parent
+        self.stdin: IO[bytes] | None = stdin
+        self.stdout: IO[bytes] | None = stdout
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code."""
+        end_s = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while self.returncode is None:
+            self.returncode = self._parent.reap(self.pid)
+            if self.returncode is None:
+                if time.monotonic() > end_s:
+                    raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+                time.sleep(_POLL_S)
+        return self.returncode
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
-from badcjobs.processes import Launcher, fingerprint_of, worker_environment
+from badcjobs.processes import ForkParent, Launcher, ParentGone, fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
@@ -41,6 +43,8 @@ _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
     ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
 )  # fmt: skip
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # Arrow's allocator starts one when it is loaded
+_MOST_PARENTS = 3
 _DEFAULT_THREADS = 3  # the default of HawkEars
 _MOST_OMP_THREADS = 4  # more threads only compete for the cores
 _CORES_TO_SPARE = 3  # with fewer cores per HawkEars thread, OpenMP threads slow each other down
@@ -64,7 +68,10 @@ def choose_engine(
     if settings.engine == "hawkears1":
         return HawkEars1Engine(start, python or "python3", root, allow_cpu=allow_cpu)
     script = shutil.which("hawkears", path=environ.get("PATH"))
-    return HawkEarsEngine(start, python or (script and python_of(Path(script))), root, allow_cpu=allow_cpu)
+    python = python or (script and python_of(Path(script)))
+    return HawkEarsEngine(
+        start, python, root, allow_cpu=allow_cpu, forks=settings.workers_wanted != 1 and not allow_cpu
+    )
 
 
 def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -114,8 +121,13 @@ class HawkEarsEngine:
     _: KW_ONLY
     allow_cpu: bool
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
+    forks: bool = False  # workers are forked from one process that has imported HawkEars, where that is possible
     name: str = field(default="hawkears", init=False)
     release: str | None = field(default=None, init=False)  # found by ``check``
+    _parent: ForkParent | None = field(default=None, init=False)
+    _parents: int = field(default=0, init=False)  # started so far
+    _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what the last one has answered
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def _models(self) -> Path:
@@ -139,7 +151,12 @@ class HawkEarsEngine:
         refuse_arguments(args, _RESERVED_2)
         python = find_python(self.python, self.start)
         argv = [*self.start.launcher.prefix_for("check"), python]
-        self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        plain = WorkerPlan(0, None, None, 1)
+        if (cache := user_cache(self.start.environ)) and not why_not_writable(cache):  # else only ``open`` knows one
+            self._find_parent(hawkears_environment(self.start.environ, plain, args, Path()))
+        self.release, problem = read_answer(self._facts)
+        if not self._facts:
+            self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
         if problem is not None and problem.startswith("Error: "):
             what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
@@ -163,16 +180,62 @@ class HawkEarsEngine:
         args = sized_arguments(self.start.args, plan)
         scratch = scratch.absolute()
         (scratch / "hawkears").mkdir(exist_ok=True)
-        return StreamSession(
+        env = hawkears_environment(self.start.environ, plan, args, scratch)
+        session = partial(
+            StreamSession,
             self.start,
             [find_python(self.python, self.start), str(WORKER), str(scratch / "hawkears"), *args],
-            env=hawkears_environment(self.start.environ, plan, args, scratch),
+            env=env,
             cwd=self.root,
             log_file=scratch / "hawkears.log",
             hang_timeout=self.hang_timeout,
             must_use_cuda=has_real_device(plan) and not self.allow_cpu,
             pin=plan.device.pin if plan.device else None,
         )
+        while (parent := self._find_parent(env)) is not None:
+            try:
+                return session(parent=parent)
+            except ParentGone as error:
+                log.warning("the process that forks workers is of no use any more: %s", error)
+                with self._lock:
+                    self._parent = None if self._parent is parent else self._parent
+        return session()
+
+    def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
+        """Return the process that forks workers, a new one if it has ended; None: start them one by one.
+
+        Libraries count their threads when they are loaded: the parent and its workers all have one.
+        """
+        why = None
+        with self._lock:
+            if not self.forks:
+                return None
+            if self.start.launcher.prefix_for(""):
+                why = "--engine-prefix is set"
+            elif env["OMP_NUM_THREADS"] != "1":
+                why = f"OMP_NUM_THREADS is {env['OMP_NUM_THREADS']}"
+            elif self._parent is not None:
+                return self._parent
+            elif self._parents == _MOST_PARENTS:
+                why = f"{_MOST_PARENTS} processes that forked them have ended"
+            else:
+                self._parents += 1
+                words = [find_python(self.python, self.start), str(WORKER), "--parent"]
+                args = self.start.args
+                try:
+                    parent = self._parent = ForkParent(
+                        self.start.launcher, lambda fd: [*words, str(fd), *args],
+                        env={**env, **_NO_THREADS}, cwd=self.root, first_s=_QUERY_S,
+                    )  # fmt: skip
+                    self._facts, why = parent.facts, parent.facts.get("unfit") or parent.facts.get("error")
+                except (ParentGone, OSError) as error:
+                    why = str(error)
+            if why is None:
+                log.info("workers are forked from process %d, which has imported HawkEars", parent.pid)
+                return parent
+            log.warning("workers are started one by one, not forked: %s", why)
+            self.forks, self._parent = False, None
+            return None
 
 
 class HawkEars1Engine(CommandEngine):
@@ -269,11 +332,15 @@ def query_hawkears(
         if done.returncode >= 0:  # negative: killed by a signal, so try again
             break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    answer: dict[str, Any] = events[0] if events else {}
+    lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+    return read_answer({"error": lines[-1], **(events[0] if events else {})})
+
+
+def read_answer(answer: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the version of HawkEars, or None and its error message, from the first answer of our worker program."""
     if answer.get("event") == "probe":
         return answer["versions"]["hawkears"], None
-    lines = done.stderr.strip().splitlines()
-    return None, answer.get("error") or (lines[-1] if lines else f"it ended with exit code {done.returncode}")
+    return None, answer.get("error")
 
 
 # --- arguments and environment ----------------------------------------------------------------------------------------
@@ -299,13 +366,7 @@ def hawkears_environment(
     folder, or in the task's own folder where compute nodes cannot write to home.
     """
     env = worker_environment(environ, plan)
-    caches, why = user_cache(environ), ""
-    if caches is not None:
-        try:
-            caches.mkdir(parents=True, exist_ok=True)
-            why = "" if os.access(caches, os.W_OK) else "it is read-only here"
-        except OSError as error:
-            why = error.strerror or str(error)
+    why = why_not_writable(caches := user_cache(environ))
     if why and plan.slot == 0:  # once per task
         log.warning("%s cannot be written: %s; every task compiles again; %s", caches, why, ANOTHER_CACHE)
     if caches is None or why:
@@ -316,6 +377,16 @@ def hawkears_environment(
         share = plan.threads // threads_of(extra_args)
         env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
     return env
+
+
+def why_not_writable(folder: Path | None) -> str:
+    """Return why a folder, made if it does not exist, cannot be written; "": it can, or there is none."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        return "" if folder is None or os.access(folder, os.W_OK) else "it is read-only here"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:

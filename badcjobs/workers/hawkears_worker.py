@@ -1,7 +1,8 @@
 """The worker process of the engine ``hawkears``: runs HawkEars 2 in its own Python and loads the models once.
 
 It imports only the standard library and HawkEars. It is started by its path, ``PYTHON hawkears_worker.py OUT
-[OPTION …]``, in HawkEars' working folder. It reads one JSON line per recording and writes one JSON line per event.
+[OPTION …]``, in HawkEars' working folder, or forked by ``PYTHON hawkears_worker.py --parent FD [OPTION …]``, which has
+imported everything. It reads one JSON line per recording and writes one JSON line per event.
 
     in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish the recordings in progress
     out:  ready, started, done, failed, fewer (fewer threads than requested), broken (no recording can work), bye
@@ -12,7 +13,9 @@ code, unless --label changes it); the name is the common name of the species, or
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib
 import inspect
 import json
 import logging
@@ -21,10 +24,13 @@ import platform
 import queue
 import re
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 _LONGEST_ERROR = 2000
@@ -32,6 +38,9 @@ _LONGEST_ERROR = 2000
 _PLACEHOLDERS = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
 # HawkEars only logs this error, then continues without the filter of the region: it would find wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
+_LATE_IMPORTS = ("hawkears.core.analyzer", "timm")  # HawkEars imports these when it loads its first model
+_STARTS_THREADS = "polars"  # when it is imported
+_PR_SET_PDEATHSIG = 1
 
 
 class OrderPipe:
@@ -285,6 +294,87 @@ def fed_analyzer(module: Any, feed: Feed) -> type:
     return FedAnalyzer
 
 
+# --- a parent that forks workers --------------------------------------------------------------------------------------
+
+
+class Postponed(ModuleType):
+    """Stands in for a module until a worker uses it: a process with threads cannot be forked."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def why_unfit() -> str | None:
+    """Return why workers cannot be forked from this process; None: they can."""
+    if sys.modules["torch"].cuda.is_initialized():
+        return "the import of HawkEars has initialised CUDA"
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib has no short way
+    return f"the import of HawkEars has started threads ({threads} run)" if threads > 1 else None
+
+
+def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | None:
+    """Import HawkEars, then fork a worker on each request; in a worker return its arguments, at the end None.
+
+    in:   {"reap": PID}, or {"args": […], "env": {…}, "unset": […]} with the worker's stdin, stdout and stderr
+    out:  probe or broken once, then {"code": …} (null: it still runs) or {"pid": …} for each request
+    """
+
+    def answer(**facts: object) -> None:
+        channel.send(json.dumps(facts).encode())
+
+    try:
+        sys.modules[_STARTS_THREADS] = Postponed(_STARTS_THREADS)
+        read_call(options)
+        for name in _LATE_IMPORTS:
+            with suppress(ImportError):  # a worker will name it
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # a later collection would write to these pages, and so copy them
+        answer(event="probe", versions=versions(), unfit=why_unfit())
+    except BaseException as error:
+        answer(event="broken", error=describe(error))
+        raise
+    me = os.getpid()
+    while True:
+        data, fds, *_ = socket.recv_fds(channel, 1 << 20, 3)
+        if not data:
+            return None
+        order = json.loads(data)
+        try:
+            if "reap" in order:
+                ended, status = os.waitpid(order["reap"], os.WNOHANG)
+                answer(code=os.waitstatus_to_exitcode(status) if ended else None)
+                continue
+            if (pid := os.fork()) == 0:
+                become_worker(me, order, fds)
+                return list(order["args"])
+            with suppress(OSError):  # the worker does this too, perhaps later than the first kill
+                os.setpgid(pid, pid)
+            answer(pid=pid)
+        except OSError as error:
+            answer(error=describe(error))
+        for fd in fds:
+            os.close(fd)
+
+
+def become_worker(parent: int, order: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Take the pipes and the environment of a worker, in a process group of its own; die with the parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.setpgid(0, 0)
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    for name in order["unset"]:
+        os.environ.pop(name, None)
+    os.environ.update(order["env"])  # variables that HawkEars has set itself stay
+
+
 # --- main program -----------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +403,11 @@ def main(args: Sequence[str]) -> None:
     """Process orders until the input ends; with ``--probe`` only report whether this HawkEars has the right API."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all processes; the wrapper decides
+    if args[0] == "--parent":
+        with socket.socket(fileno=int(args[1])) as channel:
+            args = fork_workers(channel, args[2:]) or ()
+        if not args:
+            return
     pipe = OrderPipe()
     try:
         if args[0] == "--probe":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
-from badcjobs.processes import Launcher, last_lines
+from badcjobs.processes import ForkParent, Launcher, last_lines
 from badcjobs.seams import Clock, More, SessionBroken, nothing_more
 from badcjobs.workers import retry
 
@@ -81,6 +81,7 @@ class StreamSession:
     hang_timeout: HangTimeout
     must_use_cuda: bool = False  # refuse a process that does not run on CUDA
     pin: str | None = None  # the only device that the process can see
+    parent: ForkParent | None = None  # forks the process; None: it is started
     _unread: bytes = b""
     _interrupted: bool = False
     _is_ended: bool = False  # we killed it before it reported a started chunk; such a report may still come
@@ -96,7 +97,8 @@ class StreamSession:
         self._oom_kills = read_oom_kills()
         self._lock = threading.Lock()
         self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with its start (None: it waits)
-        self._process = self._launcher.start(self.argv, env=self.env, cwd=self.cwd, stderr=self.log_file, pipes=True)
+        starter = self.parent or self._launcher
+        self._process = starter.start(self.argv, env=self.env, cwd=self.cwd, stderr=self.log_file, pipes=True)
         self.pid: int | None = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

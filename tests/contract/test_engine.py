@@ -37,7 +37,7 @@ ONE, MANY = "{input} {output}", "{inputs} {outputs} many"
 # The class of a chunk that it cannot hear, for each engine; one of them behind another program.
 ENGINES = {
     "demo": "bad_audio", ONE: "exit_code", MANY: "no_output", "hawkears": "bad_audio", "hawkears1": "no_output",
-    "demo behind": "bad_audio",
+    "demo behind": "bad_audio", "hawkears forked": "bad_audio",
 }  # fmt: skip
 DATA = Path(__file__).parents[1] / "data"
 ON_CUDA = {"device": "cuda", "name": "Tesla V100"}
@@ -58,7 +58,7 @@ class Place:
         }  # fmt: skip
         prefix = (str(install_fake_prefix(folder / "bin")), f"{folder}/{{worker}}")
         self.launchers = {"": Launcher(self.mark), " behind": Launcher(self.mark, prefix)}
-        self.sessions = []
+        self.sessions, self.parents = [], {}
         # Threads that outlive what they feed: a process dies with the thread that has started it.
         self.pool = ThreadPoolExecutor(4)
         self.scratch = folder / "scratch" / "worker-0"
@@ -72,8 +72,9 @@ class Place:
         start = EngineStart(args, env, self.launchers[behind], CLOCK)
         if kind == "demo":
             return workers.DemoEngine(start)
-        if kind == "hawkears":
-            return HawkEarsEngine(start, sys.executable, self.root, allow_cpu=cpu, hang_timeout=limit or HangTimeout())
+        if kind.startswith("hawkears") and kind != "hawkears1":
+            how = {"allow_cpu": cpu, "hang_timeout": limit or HangTimeout(), "forks": kind.endswith(" forked")}
+            return HawkEarsEngine(start, sys.executable, self.root, **how)
         if kind == "hawkears1":
             return workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
         return CommandEngine(start, kind if kind[0] == "/" else f"sh {DATA}/listen.sh {kind}", limit)
@@ -109,13 +110,17 @@ class Place:
         return self.file(name, f"#fake {word} {name}\n".encode())
 
     def environs(self):
-        """Return the environments of the workers; one that becomes another program shows none."""
+        """Return the environments of the workers; one that becomes another program shows none.
+
+        A parent that forks them is not among them, and a forked worker shows the environment of its parent.
+        """
         found = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):  # gone meanwhile, or somebody else's
                 environ = process.environ()
+                is_parent = process.ppid() == os.getpid() and "--parent" in process.cmdline()
                 if environ.get(root.TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process] = environ
+                    (self.parents if is_parent else found)[process] = environ
         return found
 
 
@@ -128,6 +133,7 @@ def place(tmp_path):
         session.close()
     place.pool.shutdown()
     assert place.environs() == {}, "something is still running"
+    root.end_leftovers(place.mark)  # a task ends its parents like this
 
 
 def chunk(path, end_ms=None):
@@ -200,7 +206,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place, kind
 
     again = feed(session, [place.good("a", 1), place.good("b", 1)], more)
     # It holds two, and has so many threads; a command does what it was given.
-    asks = {"hawkears": [(3, 1)], "demo": [(0, 0)], "demo behind": [(0, 0)]}.get(kind, [])
+    asks = {"hawkears": [(3, 1)], "hawkears forked": [(3, 1)], "demo": [(0, 0)], "demo behind": [(0, 0)]}.get(kind, [])
     assert (asked[:1], classes(again)) == (asks, dict.fromkeys("abcdefgh" if asks else "ab"))
     assert session.close() == session.close() in (None, 0)
     assert place.environs() == {}
@@ -318,6 +324,59 @@ def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_si
             ]
             assert (event["audio_s"], event["analysed"]) == (3.0, True) and event["took_s"] >= event["predict_s"] >= 0.3
         assert "HawkEars prints what it likes" in said, "not between our lines"
+
+
+FORKED = replace(GPU, threads=1)
+
+
+def test_workers_are_forked_from_one_process_that_has_imported_everything(place, caplog):
+    """Each sees its own device and has a life of its own; with the parent they all end, and the next have another."""
+    caplog.set_level("INFO", logger="badcjobs")
+    imports = place.folder / "imports"
+    engine = place.engine("hawkears forked", slow_s=0.05, HOME=str(place.folder), FAKE_HAWKEARS_IMPORTS=str(imports))
+    engine.check()
+    assert (engine.version or "").startswith("2.3.0, 3 models ")
+    plans = [replace(FORKED, device=replace(GPU.device, uuid=f"GPU-{n}", token=str(n))) for n in range(2)]
+    one, two = (place.open(engine, plan) for plan in plans)
+    assert all(feed(session, [place.good(name, 1)])[name].ok for session, name in ((one, "a"), (two, "b")))
+    assert re.findall("on CUDA (GPU-.) Tesla", caplog.text) == ["GPU-0", "GPU-1"]
+    place.environs()
+    (parent,) = place.parents
+    assert imports.read_text().split() == [str(parent.pid)], "and no worker has imported it again"
+    assert [psutil.Process(session.pid).ppid() for session in (one, two)] == [parent.pid] * 2
+    os.kill(two.pid, signal.SIGKILL)
+    with pytest.raises(SessionBroken, match="ended by SIGKILL"):
+        feed(two, [place.good("b", 1)])
+    assert (feed(one, [place.good("c", 1)])["c"].ok, one.close(), two.close()) == (True, 0, -signal.SIGKILL)
+    three, four = (place.open(engine, plan) for plan in plans)
+    feed(three, [place.good("a", 1)])
+    parent.kill()
+    for session in (three, four):
+        with pytest.raises(SessionBroken, match="ended by SIGKILL"):
+            feed(session, [place.good("a", 1)])
+        wait_for(lambda session=session: not is_running(session.pid), "it has ended with its parent")
+    assert place.process(engine, [place.good("d", 1)], plans[0])["d"].ok
+    assert len(set(imports.read_text().split())) == 2
+    assert caplog.text.count("which has imported HawkEars") == 2
+
+
+def test_where_a_fork_is_not_safe_workers_are_started_and_the_log_says_why(place, caplog):
+    cases = {
+        "the import of HawkEars has initialised CUDA": place.engine("hawkears forked", FAKE_HAWKEARS_UNFIT="cuda"),
+        "the import of HawkEars has started threads (2 run)": place.engine(
+            "hawkears forked", FAKE_HAWKEARS_UNFIT="threads"
+        ),
+        "OMP_NUM_THREADS is 2": place.engine("hawkears forked", OMP_NUM_THREADS="2"),
+        "--engine-prefix is set": place.engine("hawkears forked behind"),
+    }
+    for why, engine in cases.items():
+        caplog.clear()
+        engine.check()
+        session = place.open(engine, FORKED)
+        assert feed(session, [place.good("a", 1)])["a"].ok
+        assert caplog.text.count(f"workers are started one by one, not forked: {why}\n") == 1
+        assert why.startswith("--engine") or psutil.Process(session.pid).ppid() == os.getpid()
+        session.close()
 
 
 def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):

@@ -5,7 +5,8 @@ WORD`` makes it misbehave at that recording. The environment sets the rest, each
 START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1;
 SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file that gets a
 line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its memory;
-ROOM_S, how many seconds of audio times threads do; EARS=loud: it hears what is loud.
+ROOM_S, how many seconds of audio times threads do; EARS=loud: it hears what is loud. IMPORTS, a file that gets a line
+for each import of a slow library; UNFIT=cuda|threads: its import leaves a process that must not be forked.
 """
 
 import argparse

@@ -25,7 +25,8 @@ PROGRAMS = {
 }  # fmt: skip
 # Words that only some may use → the modules that may, besides those of cli; and what only the clock may.
 ONLY_CLI = {
-    r"\bos\.(environb?|getenv)\b|from os import.*env": {"badcjobs.api.python"},  # an entrance without a cli above it
+    # An entrance without a cli above it, and a process that becomes another one.
+    r"\bos\.(environb?|getenv)\b|from os import.*env": {"badcjobs.api.python", "badcjobs.workers.hawkears_worker"},
     r"\bsys\.(argv|stdout|stderr)\b|import argparse|logging\.basicConfig|^ *print\((?!.*file=)": PROGRAMS,
     r"os\.putenv|\b(?<![.\w])(sys\.)?(exit|quit)\(|SystemExit|os\._exit|import (getopt|optparse|click|typer|rich)$|"
     r"from sys import.*(exit|argv|std)|logging\.(StreamHandler|FileHandler|config|handlers)|\.(addHandler|setLevel)\b"

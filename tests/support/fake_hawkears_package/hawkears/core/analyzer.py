@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import polars
 import torch
 from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, length_s, listen
 
@@ -47,7 +48,10 @@ class Predictor:
     """Models in memory."""
 
     def __init__(self, cfg):
+        import timm  # noqa: F401 - as late as the real one imports it
+
         self.cfg, self.audio, number = cfg, Audio(), 1
+        assert polars.thread_pool_size() == 1, "a thread did not live through a fork"
         if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
             with _LOADING, Path(loads).open("a+") as file:  # the third of three threads finds no room, not all of them
                 file.write(f"{os.getpid()}\n")
