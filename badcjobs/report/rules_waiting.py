@@ -26,7 +26,8 @@ _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its 
 _SECOND = 0.2  # of the loss: a second cause is worth a line
 _FULL = 0.85  # of a device's memory
 _GOOD_TASK_S = 1800.0
-_TOOK_BACK = re.compile(r"per device changed the rate by \S+ against \d+$")  # as in workers/autoscale.py
+# As in workers/autoscale.py.
+_TOOK_BACK = re.compile(r"per device changed the rate by \S+ against \d+$|fewer are not slower")
 _NO_MEMORY = re.compile(r"main memory .*the job has|the job has .* of main memory")
 _CAUSES = {
     "start_up": "start-up",
@@ -261,7 +262,7 @@ def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers:
     at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
     if cpu / (workers * at_work) < _AT_WORK:
         return "waiting_for_audio"
-    if _ramp_reasons(facts, re.compile("no cores for more")):
+    if _ramp_reasons(facts, re.compile("no cores for more|one per core")):
         return "cpu_bound"
     return "low_busy" if _ramp_reasons(facts, _TOOK_BACK) else "too_few_workers"
 

@@ -228,6 +228,11 @@ class TaskWriter:
         """Count the chunks by status."""
         return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
+    def longest_pending_s(self) -> float | None:
+        """Return the length of the longest pending chunk; None: no length is known."""
+        longest_ms = self._value("SELECT max(end_ms - start_ms) FROM chunk WHERE status = 'pending'")
+        return None if longest_ms is None else float(longest_ms / 1000)
+
     def count_retrying(self) -> int:
         """Count the pending chunks that have failed, or were lost, at least once."""
         return int(self._value("SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"))

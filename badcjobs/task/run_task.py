@@ -5,7 +5,7 @@
     list_work        write one row for each chunk of our part
     skip_done        mark the chunks that earlier tasks have already done
     freeze_run       write run.toml: all tasks of a run have the same settings
-    plan_workers     one worker (an engine process) per device, or as many as are useful
+    plan_workers     one worker (an engine process) per core of a device, or as many as the memory holds
     start_recorder   start a second process that samples the devices
     run_workers      give chunks to the workers until the work or the time is over
     decide_verdict   choose the exit code
@@ -31,7 +31,7 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.devices.allocation import own_memory_bytes
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
-from badcjobs.model import Device, TaskKey
+from badcjobs.model import Device, TaskKey, WorkerPlan
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.processes import end_leftovers
 from badcjobs.report.words import count
@@ -51,6 +51,7 @@ from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart,
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.command import CommandEngine
+from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.feed import EngineSetup
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.retry import RetryPolicy
@@ -234,6 +235,7 @@ def plan_workers(task: Task) -> Autoscaler:
     writer.add_devices(grant.devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
     pending = writer.count_by_status().get("pending", 0)
+    name, one_core = task.resolved.engine.name, WorkerPlan(0, None, None, 1)
     workers = Autoscaler(
         [(writer.device_id(device), device) for device in task.devices if pending],
         task.learned,
@@ -243,6 +245,8 @@ def plan_workers(task: Task) -> Autoscaler:
         per_gpu=settings.workers_wanted,
         cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
         granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
+        chunk_s=writer.longest_pending_s(),
+        cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,
     )
     writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
     return workers

@@ -23,11 +23,10 @@ log = logging.getLogger(__name__)
 
 # Rarely, a child that ends between the reading of its parent and its own reading is counted twice.
 _MORE_THAN_ALL_CORES = 1.1
-_EVERY_S = 10.0
-_LATER_EVERY_S = 30.0
-_LATER_S = 3600.0
 _SHORTEST_S = 1.0
-_SHARE_OF_A_CORE = 0.005  # for reading: the kernel walks all pages of a process to count its memory
+# From this age of a task: seconds between readings, and the share of a core for reading, because the kernel walks all
+# pages of a process to count its memory. At first the number of workers depends on it.
+_PACES = {0.0: (4.0, 0.05), 120.0: (10.0, 0.005), 3600.0: (30.0, 0.005)}
 _FINISH_TIMEOUT_S = 1.0
 _MOST_WAITING = 1000
 
@@ -75,8 +74,8 @@ class UsageWatch:
 
 def pause_s(age_s: float, cost_s: float) -> float:
     """Return how long to wait after a reading: short at first, for short tasks; longer if reading is slow."""
-    wanted_s = _LATER_EVERY_S if age_s >= _LATER_S else min(_EVERY_S, max(_SHORTEST_S, age_s))
-    return max(wanted_s, cost_s / _SHARE_OF_A_CORE)
+    every_s, share = next(pace for since_s, pace in reversed(_PACES.items()) if age_s >= since_s)
+    return max(min(every_s, max(_SHORTEST_S, age_s)), cost_s / share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` adds workers while that helps.
+"""The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` measures and corrects it.
 
-All devices of a task get one more worker at the same time, because they share the cores, which run out first, and the
-main memory. The estimate for one more worker is (n + 1) / n of the memory in use.
+The first guess is one worker per core, as many as the memory holds. All devices of a task change at the same time,
+because they share the cores, which run out first, and the main memory. The estimate for n workers is n times the mean
+of those at work.
 """
 
 from __future__ import annotations
@@ -18,21 +19,27 @@ from badcjobs.workers.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
-_CORES_EACH = 4  # with this many cores for each worker, one more has always been faster
-_MEMORY_EACH = 4 * 2**30  # device memory of HawkEars with its usual threads, plus half
-_MOST = 16
+_UNKNOWN_CORES = 4  # for each worker of an engine that is not ours, at the start
+_DEVICE_BYTES = 2 * 2**30  # device memory of HawkEars with one thread, plus a quarter
+_MOST = 48  # clients of CUDA MPS on one device
 _PAYS = 1.05  # a smaller gain is not worth the memory
 _FULL = 0.9  # of the device memory (more raises an alert), and of the main memory (a job that uses all is killed)
+_TIGHT = 0.95
 _WINDOW_S = 5.0
-_WINDOW_CHUNKS = 20  # per worker: with fewer, one chunk changes the rate by more than 5 %
+_WINDOW_CHUNKS = 4  # per worker
 _WORTH_S = 60.0  # with less work left than this, starting a worker costs more than it gains
-_STEADY, _APART_S = 1.05, 5.0  # growth between two readings, and their distance: the memory of a new worker grows
-_EACH_BYTES = 4 * 2**30  # assumed main memory of an engine process until it is measured
+_WORTH_FEWER_S = 300.0  # and fewer are not tried
+_STEADY, _APART_S = 1.05, 4.0  # growth between two readings, and their distance: the memory of a new worker grows
 _EVERY_S = 1.0
 _DYING_S = 30.0  # the workers of a lost device do not all end at the same moment
-_LIKE = 0.25  # cores per device may differ by this share from an earlier run
+_TRY, _STAY, _BEST = "try", "stay", "best"
 
 Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, value, reason
+
+
+def guess_worker_bytes(chunk_s: float | None) -> int:
+    """Return the main memory that a HawkEars worker may need with chunks of this length; it is measured later."""
+    return 3 * 2**30 if chunk_s is None else round(1.75 * 2**30 + 0.8 * 2**20 * chunk_s)
 
 
 def plan_workers(
@@ -62,46 +69,63 @@ class Autoscaler:
     per_gpu: int | None  # workers on each device; None: auto
     cpu_workers: int = 0  # workers where there is no device
     granted_bytes: int | None = None  # main memory of the task; None: no known limit
-    _settled: bool = True  # no other number is tried (any more)
+    chunk_s: float | None = None  # the longest chunk; None: not known
+    cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
+    _settled: bool = False  # no other number is tried any more
+    _before: int | None = None  # the number before the one that is tried
     _rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
     _window: tuple[float, float, int] | None = None  # when it began, work and chunks done by then
     _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since the window began
-    _worker_bytes: int = 0  # peak main memory of a worker; 0: not read
     _next_s: float = 0.0
+    _retired_s: float = 0.0  # when a retired worker was last seen
+    _worker_bytes: int = 0  # main memory of a worker; 0: not read
+    _device_bytes: int = 0  # the same on its device
     _short_since_s: float | None = None  # since when there are fewer workers than planned
 
     def __post_init__(self) -> None:
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
-        self._most = min(self._cores, _MOST)
+        self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
+        length = "unknown length" if self.chunk_s is None else f"{round(self.chunk_s, -1):.0f} s"
+        self._subject = f"{self._model}, {self._cores} cores, chunks of {length}"  # of what is learned
         self._workers = self.per_gpu or 1  # per device, now
         if self.per_gpu is None and self.devices:
             self._choose_start()
         elif self.per_gpu is None and self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
-        self.plans = plan_workers(self.devices, per_gpu=self._workers, cpu_workers=self.cpu_workers, cpus=self.cpus)
+        cpus = self.cpus if self.per_gpu or not self.devices else self._threads * self._workers * len(self.devices)
+        self.plans = plan_workers(self.devices, per_gpu=self._workers, cpu_workers=self.cpu_workers, cpus=cpus)
         self._slots = len(self.plans)
+
+    @property
+    def _threads(self) -> int:
+        """The cores of each worker: what it keeps busy or, if that is not known, an equal share."""
+        return self.cores_each or max(1, self.cpus // (self._workers * len(self.devices)))
 
     def _choose_start(self) -> None:
         """Choose the number to start with by cores, memory and earlier runs, and whether others are tried."""
-        cores, lesson = self._cores, self.learned.about(self._model)
+        cores, lesson = self._cores, self.learned.about(self._subject)
         memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
         memory = f"{min(memories) / 2**30:.0f} GiB of GPU memory" if memories else "unknown GPU memory"
         reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
-        room = max(1, int(_FULL * min(memories) / _MEMORY_EACH)) if memories else _MOST
-        self._workers, self._settled = min(max(1, cores // _CORES_EACH), room), False
-        is_alike = lesson.cores is not None and abs(lesson.cores - cores) <= _LIKE * cores
-        if is_alike and lesson.workers is not None:
+        self._workers = self._most if self.cores_each else max(1, self._most // _UNKNOWN_CORES)
+        if lesson.workers is not None and (lesson.settled or not self.cores_each):
             self._workers, self._settled = min(lesson.workers, self._most), lesson.settled
             reason = f"an earlier run found {lesson.workers} to be best ({reason})"
-        if self.granted_bytes is not None:
-            each_bytes = lesson.worker_bytes or _EACH_BYTES
-            fitting = max(1, int(_FULL * self.granted_bytes / (len(self.devices) * each_bytes)))
-            if fitting < self._workers:
-                granted, each = format_bytes(self.granted_bytes), format_bytes(each_bytes)
-                reason += f"; the job has {granted} of main memory, and a worker may need {each}"
-                self._workers, self._settled = fitting, False
-        self._record(self._workers, f"start: {reason}")
+        each_bytes = lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
+        device_bytes = lesson.device_bytes or _DEVICE_BYTES
+        if memories and (room := max(1, int(_FULL * min(memories) / device_bytes))) < self._workers:
+            reason += f"; a worker may need {format_bytes(device_bytes)} of a device's memory"
+            self._workers, self._settled = room, False
+        granted = self.granted_bytes
+        if granted is not None:
+            room = max(1, int(_FULL * granted / (len(self.devices) * each_bytes)))
+            if room < self._workers:
+                reason += f"; the job has {format_bytes(granted)} of main memory"
+                reason += f", and a worker may need {format_bytes(each_bytes)}"
+                self._workers, self._settled = room, False
+        one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
+        self._record(self._workers, f"start: {one_per_core}{reason}")
 
     def update(
         self,
@@ -113,19 +137,29 @@ class Autoscaler:
     ) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
         now_s = self.clock.monotonic_s()
-        if self._settled or supervisor.draining or now_s < self._next_s:
+        if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        at_work = supervisor.slots_at_work
+        if supervisor.is_retiring:  # they still use cores and memory
+            self._retired_s, self._window = now_s, None
+            return
+        at_work, held, granted = supervisor.slots_at_work, memory_held(), self.granted_bytes
+        is_fresh = held is not None and held.at_s > self._retired_s
+        if held and granted and is_fresh and held.memory_bytes > _TIGHT * granted and self._workers > 1:
+            self._worker_bytes = held.memory_bytes // max(1, len(at_work))
+            in_use = f"main memory gets tight: {format_bytes(held.memory_bytes)} in use"
+            self._apply(supervisor, self._workers - 1, f"{in_use}; the job has {format_bytes(granted)}", _STAY)
+        if self._settled:
+            return
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
         if on_device and min(on_device.values()) < self._workers:
             self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
             if now_s - self._short_since_s >= _DYING_S and self._workers > 1:
                 self._rates.clear()  # the rates no longer apply
-                self._apply(supervisor, self._workers - 1, "a worker has ended", is_best=False)
+                self._apply(supervisor, self._workers - 1, "a worker has ended", _STAY)
             return
         self._short_since_s = None
-        if not all(supervisor.finished.get(slot) for slot in at_work):
+        if not at_work or not all(supervisor.finished.get(slot) for slot in at_work):
             return
         chunks_done = supervisor.tally.done
         work_done = supervisor.audio_done_s or float(chunks_done)
@@ -134,12 +168,11 @@ class Autoscaler:
             self._held.clear()  # older readings are from fewer workers, or from workers that were starting
             return
         started_s, work_before, chunks_before = self._window
-        held = memory_held()
         if held is not None and held.at_s >= started_s and held not in self._held[-1:]:  # it may be the same reading
             self._held.append(held)
-            self._worker_bytes = max(self._worker_bytes, held.memory_bytes // max(1, len(at_work)))
         took_s, chunks = now_s - started_s, chunks_done - chunks_before
-        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * self._workers * len(self.devices):
+        awaits_memory = self.granted_bytes is not None and held is not None and not self._held
+        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * len(at_work) or awaits_memory:
             return
         self._rates[self._workers] = (work_done - work_before) / took_s
         used = memory_peaks(30.0)
@@ -148,34 +181,58 @@ class Autoscaler:
             for device_id, device in self.devices
             if device_id in used and device.memory_total_bytes
         ]
-        number, reason, is_best = self._choose(max(shares, default=None), left * took_s / chunks)
-        if number <= self._workers or held is None or self._is_steady:
-            self._apply(supervisor, number, reason, is_best=is_best)
+        self._device_bytes = max(used.values(), default=0) // self._workers
+        self._worker_bytes = max((one.memory_bytes for one in self._held), default=0) // len(at_work)
+        number, reason, how = self._choose(max(shares, default=0.0), left * took_s / chunks)
+        if how != _TRY or number < self._workers or self._is_steady:
+            self._apply(supervisor, number, reason, how)
 
-    def _choose(self, memory_share: float | None, left_s: float) -> tuple[int, str, bool]:
-        """Return the next number of workers, the reason, and whether it is the best on any such device.
+    def _choose(self, device_share: float, left_s: float) -> tuple[int, str, str]:
+        """Return the next number of workers, the reason, and whether to try it, to stay with it, or that it is best.
 
-        ``memory_share``: of the fullest device; ``left_s``: the time that the rest of the work takes.
+        ``device_share``: of the fullest device's memory; ``left_s``: the time that the rest of the work takes.
         """
-        now, rate, granted = self._workers, self._rates[self._workers], self.granted_bytes
-        held = max((one.memory_bytes for one in self._held), default=0)
-        gain = ""
-        if before := self._rates.get(now - 1):
-            gain = f"{now} per device changed the rate by {rate / before - 1:+.0%} against {now - 1}"
-            if rate <= _PAYS * before:
-                return now - 1, gain, True
+        now, before, rate, gain = self._workers, self._before, self._rates[self._workers], ""
+        room, why = self._find_room(device_share)
+        end = _BEST if room >= self._most else _STAY  # another device, or another job, may have more memory
+        if before is not None:
+            change = f"{rate / self._rates[before] - 1:+.0%}"
+            if now > before:
+                gain = f"{now} per device changed the rate by {change} against {before}"
+                if rate <= _PAYS * self._rates[before]:
+                    return before, gain, _BEST
+            else:
+                if rate < self._rates[before]:
+                    gain = f"fewer are slower: {change} with {now} per device"
+                    return before, f"{gain}; {why}" if before >= room else gain, end
+                gain = f"fewer are not slower: {change} with {now} per device"
             gain += "; "
-        if now >= self._most:
-            return now, f"{gain}there are no cores for more", True
-        if granted is not None and (then := held * (now + 1) / now) > _FULL * granted:
-            more = f"one more might raise the main memory in use from {format_bytes(held)} to {format_bytes(then)}"
-            return now, f"{gain}{more}; the job has {format_bytes(granted)}", False  # another job may have more memory
-        if memory_share is not None and (share := memory_share * (now + 1) / now) > _FULL:
-            # Not final: other processes may fill the device this time.
-            return now, f"{gain}one more might fill {share:.0%} of a device's memory", False
-        if left_s < _WORTH_S:
-            return now, f"{gain}only {left_s:.0f} s of work left", False
-        return now + 1, f"{gain}trying one more", False
+        more = room - now if self.cores_each else min(room - now, 1)
+        if more > 0 and (before is None or now > before):
+            if left_s < _WORTH_S:
+                return now, f"{gain}only {left_s:.0f} s of work left", _STAY
+            return now + more, f"{gain}trying {'one' if more == 1 else more} more", _TRY
+        fewer = now - max(1, now // 4)
+        if self.cores_each and fewer > 0 and fewer not in self._rates:
+            if left_s >= _WORTH_FEWER_S:
+                return fewer, f"{gain}trying {fewer}", _TRY
+            end = _STAY  # a longer run may try it
+        return now, f"{gain}{why}", end
+
+    def _find_room(self, device_share: float) -> tuple[int, str]:
+        """Return how many workers per device the cores and the memory hold, and why not more."""
+        now, room, why = self._workers, self._most, "there are no cores for more"
+        if device_share and (fits := max(now, int(_FULL * now / device_share))) < room:
+            room, why = fits, f"one more might fill {device_share * (fits + 1) / now:.0%} of a device's memory"
+        if (granted := self.granted_bytes) is None:
+            return room, why
+        if not self._held:
+            return now, f"the main memory in use is not known; the job has {format_bytes(granted)}"
+        held = max(one.memory_bytes for one in self._held)
+        if (fits := max(now, int(_FULL * granted * now / held))) < room:
+            more = f"from {format_bytes(held)} to {format_bytes(held * (fits + 1) / now)}"
+            room, why = fits, f"one more might raise the main memory in use {more}; the job has {format_bytes(granted)}"
+        return room, why
 
     @property
     def _is_steady(self) -> bool:
@@ -185,23 +242,25 @@ class Autoscaler:
         earlier = [one.memory_bytes for one in self._held if one.at_s <= self._held[-1].at_s - _APART_S]
         return bool(earlier) and self._held[-1].memory_bytes <= _STEADY * earlier[-1]
 
-    def _apply(self, supervisor: Supervisor, workers: int, reason: str, *, is_best: bool) -> None:
-        """Change the number of workers; the search is over unless this tries one more."""
-        self._settled = workers <= self._workers
-        self._workers, self._window = workers, None
+    def _apply(self, supervisor: Supervisor, workers: int, reason: str, how: str) -> None:
+        """Change the number of workers; the search is over unless this is a try."""
+        new, self._before, self._window = workers - self._workers, self._workers if how == _TRY else None, None
+        self._workers, self._settled = workers, how != _TRY
         self._record(workers, reason)
         at_work = supervisor.slots_at_work
         for device_id, device in self.devices:
             slots = sorted(slot for slot, place in at_work.items() if place == device_id)
             for slot in slots[workers:]:
                 supervisor.retire(slot)
-            if slots and len(slots) < workers and not is_best:
-                threads = max(1, self.cpus // (workers * len(self.devices)))
-                supervisor.add_worker(WorkerPlan(self._slots, device, device_id, threads))
+            for _ in range(new if slots else 0):
+                supervisor.add_worker(WorkerPlan(self._slots, device, device_id, self._threads))
                 self._slots += 1
-        if self._settled and workers in self._rates:
-            memory = {"worker_bytes": self._worker_bytes} if self._worker_bytes else {}
-            self.learned.note(self._model, workers=workers, cores=self._cores, settled=is_best, **memory)
+        facts = {"worker_bytes": self._worker_bytes, "device_bytes": self._device_bytes}
+        facts = {name: value for name, value in facts.items() if value}
+        if workers in self._rates:
+            facts |= {"workers": workers, "settled": how == _BEST}
+        if self._settled and facts:
+            self.learned.note(self._subject, **facts)
 
     def _record(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)

@@ -57,13 +57,13 @@ Noun = TypeVar("Noun", ProbeKey, ProbeResult, Trial)
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The facts about one engine on one device model."""
+    """The facts about one engine on one device model; those about workers also depend on cores and chunk length."""
 
     workers: int | None = None  # per device; the best number found
-    cores: int | None = None  # per device, in that run
-    settled: bool = False  # the search was finished; False: there was no time to try more
+    settled: bool = False  # the search was finished; False: there was no time or no memory to try more
     limit: MemoryLimit = field(default=MemoryLimit())
     worker_bytes: int | None = None  # main memory of one worker
+    device_bytes: int | None = None  # memory of one worker on its device
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Learned:
     _refused: set[Path] = field(default_factory=set, compare=False)  # files that cannot be written
 
     def about(self, model: str) -> Lesson:
-        """Return the facts about a device model, each from the first file that has it."""
+        """Return the facts about a device model (and perhaps more), each from the first file that has it."""
         facts: dict[str, Any] = {}
         try:
             for file in self.files:

@@ -122,6 +122,11 @@ class Supervisor:
         }
 
     @property
+    def is_retiring(self) -> bool:
+        """Whether a retired worker has not ended yet."""
+        return any(thread.retired and thread.is_alive() for thread in self._threads)
+
+    @property
     def lost_devices(self) -> set[int | None]:
         """The devices that no worker can use any more."""
         return self._retired_from - set(self.slots_at_work.values())

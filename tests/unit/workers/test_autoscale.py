@@ -28,7 +28,9 @@ DATA = Path(__file__).parents[2] / "data"
 class Task:
     """A task whose workers stand still while the test says how much they have done; time passes by half seconds."""
 
-    def __init__(self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=()):
+    def __init__(
+        self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=(), chunk=30, each=1
+    ):
         folder.mkdir(exist_ok=True)
         self.clock, self.go_on, self.lost = HandClock(), threading.Event(), lost
         self.learned = Learned("demo", [folder / "learned.json"])
@@ -36,6 +38,8 @@ class Task:
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
+        counts |= {"chunk_s": chunk, "cores_each": each}
+        self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
         self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
@@ -48,7 +52,8 @@ class Task:
         if session.plan.slot in self.lost:
             raise SessionBroken("gpu_lost", "GPU is lost")
         yield ChunkStarted(batch[0], 0)
-        assert self.go_on.wait(60)
+        while not self.go_on.wait(0.01) and session.plan.slot in self.supervisor.slots_at_work:
+            pass
 
     @property
     def opened(self):
@@ -79,13 +84,14 @@ class Task:
             self.scaler.update(supervisor, left=left - int(done), **memory)
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
+                wait_for(lambda: not supervisor.is_retiring, "every retired worker has ended")
         threads = sorted({thread.plan.threads for thread in self.bench.engine.sessions})
         at_work = sorted(supervisor.slots_at_work.values(), key=str)
         supervisor.drain()
         self.go_on.set()
         self.bench.run()
-        learned = self.learned.about("V100")
-        facts = f"{learned.workers} of {learned.cores} cores, settled={learned.settled}, {learned.worker_bytes} bytes"
+        learned = self.learned.about(self.subject)
+        facts = f"{learned.workers}, settled={learned.settled}, each {learned.worker_bytes} and {learned.device_bytes}"
         return "\n".join([*self.lines, f"  at work on {at_work}, threads {threads}", f"  learned: {facts}", ""])
 
 
@@ -93,12 +99,14 @@ def memory_held(how, now_s, workers):
     """Return what was read of the main memory: so many GiB of each worker, more and more, or long ago."""
     if how == "growing":
         return MemoryHeld(round(GIB * (1.0 + 0.1 * min(now_s % 1000, 60.0))), now_s)
+    if how == "swelling":  # late, when the number of workers stands
+        return MemoryHeld(round(GIB * workers * (1 if now_s % 1000 < 50 else 2)), now_s)
     if how == "read before":
         return MemoryHeld(GIB, 0.0)
-    return how and MemoryHeld(round(how * GIB * workers), now_s // 10 * 10)  # as a watch reads it, every 10 s
+    return how and MemoryHeld(round(how * GIB * workers), now_s // 4 * 4)  # as a watch reads it, every 4 s
 
 
-def test_workers_are_added_while_that_pays_and_there_is_room(tmp_path, pages):
+def test_workers_are_added_and_retired_while_that_pays_and_there_is_room(tmp_path, pages):
     """A lost device says nothing about the others, and a lost worker is not replaced."""
     said = []
     for story in (DATA / "autoscale_stories.txt").read_text().splitlines()[1:]:
@@ -117,7 +125,8 @@ def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages)
     for number, start in enumerate((DATA / "autoscale_starts.txt").read_text().splitlines()[1:]):
         how, known = map(json.loads, start.split("|"))
         folder = tmp_path / str(number)
-        Learned("demo", [folder / "learned.json"]).note("V100", **known)
+        facts = {name: value for name, value in known.items() if name != "about"}
+        Learned("demo", [folder / "learned.json"]).note(known.get("about", "V100, 16 cores, chunks of 30 s"), **facts)
         task = Task(folder, **how)
         plans = [(plan.slot, plan.device_id, plan.threads) for plan in task.scaler.plans]
         lines += [f"{how} {known or ''}", *task.lines, f"  {len(plans)} workers, the last: {plans[-1:]}"]
@@ -128,12 +137,12 @@ def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(
     environ = {"HOME": str(tmp_path / "home")}
     here, elsewhere = (workers.known_files("learned.json", tmp_path / name, environ) for name in ("one", "two"))
     assert here == [tmp_path / "one" / "learned.json", tmp_path / "home" / ".cache" / "badcjobs" / "learned.json"]
-    Learned("hawkears", here).note("V100", workers=3, cores=6, settled=True)
+    Learned("hawkears", here).note("V100", workers=3, settled=True)
     Learned("hawkears", here).note("V100", alone_s=900.0)
-    lesson = Lesson(workers=3, cores=6, settled=True, limit=MemoryLimit(None, 900.0))
+    lesson = Lesson(workers=3, settled=True, limit=MemoryLimit(None, 900.0))
     assert Learned("hawkears", here).about("V100") == Learned("hawkears", elsewhere).about("V100") == lesson
     Learned("hawkears", elsewhere[:1]).note("V100", workers=5, crowded_s=600.0, worker_bytes=7)
-    assert Learned("hawkears", elsewhere).about("V100") == Lesson(5, 6, True, MemoryLimit(600.0, 900.0), 7)
+    assert Learned("hawkears", elsewhere).about("V100") == Lesson(5, True, MemoryLimit(600.0, 900.0), 7)
     assert Learned("hawkears", elsewhere).about("H200") == Learned("demo", here).about("V100") == Lesson()
 
 
@@ -146,7 +155,7 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
         assert Learned("demo", [good]).about("GPU") == Lesson()
         learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
         learned.note("GPU", workers=4)
-        learned.note("GPU", cores=2)
+        learned.note("GPU", worker_bytes=2)
         assert caplog.text.count(f"cannot be kept in {tmp_path / 'folder.json'}: Is a directory; try: export") == 1
         caplog.clear()
         assert (learned.about("GPU").workers, json.loads(good.read_text())["version"]) == (4, 1)
