@@ -38,7 +38,11 @@ _LONGEST_ERROR = 2000
 _PLACEHOLDERS = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
 # HawkEars only logs this error, then continues without the filter of the region: it would find wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
-_LATE_IMPORTS = ("hawkears.core.analyzer", "timm")  # HawkEars imports these when it loads its first model
+# HawkEars imports these for its first model and its first recording.
+_LATE_IMPORTS = (
+    "hawkears.core.analyzer", "britekit.models.timm_model", "timm", "britekit.core.audio", "torchaudio",
+    "librosa.core.audio", "av", "omegaconf",
+)  # fmt: skip
 _STARTS_THREADS = "polars"  # when it is imported
 _PR_SET_PDEATHSIG = 1
 

@@ -5,13 +5,15 @@
 
 import csv
 import os
+import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rooms.model import Chunk, ChunkResult, Detection, Device, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
 from rooms.root import BadInput, Launcher, SessionBroken, SystemClock
 from rooms.workers import EngineStart, HawkEarsEngine, parse_detections, python_of
 from support.audio import make_wav
@@ -34,9 +36,9 @@ class Installation:
         self.program, self.root, self.folder = Path(program), Path(root), folder
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
-    def engine(self, *args, root=None):
+    def engine(self, *args, root=None, forks=False):
         start = EngineStart(args, self.environ, Launcher("test"), SystemClock())
-        return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False)
+        return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False, forks=forks)
 
     def analyze_alone(self, audio, *options):
         """Run ``hawkears analyze`` itself on a folder and return its table."""
@@ -80,21 +82,39 @@ def results_of(session, batch, *, interrupt=False):
     return results
 
 
-def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears):
-    """One process: bad files among good ones cost only themselves, and the next batch needs no new models."""
+def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears, caplog):
+    """One process: bad files among good ones cost only themselves, and the next batch needs no new models.
+
+    It is forked from one that has imported everything, as is the one that replaces it after a crash, within seconds.
+    """
+    caplog.set_level("INFO", logger="badcjobs")
     audio, other = hawkears.folder / "audio", hawkears.folder / "other"
     good = [sound(audio / f"site{n}_2023061{n}_040000.wav", 3 + n, 1500 + 700 * n) for n in range(4)]
     crumb, long = sound(other / "crumb.wav", 0.3), [sound(other / f"long{n}.wav", 6) for n in range(9)]
     broken = [Chunk(name, name, name, str(other / name)) for name in ("bad.wav", "empty.wav")]
     (other / "bad.wav").write_bytes(b"this is not audio" * 50)
     (other / "empty.wav").write_bytes(b"")
-    engine = hawkears.engine("--threads", "2", *OPTIONS)
+    engine = hawkears.engine("--threads", "2", *OPTIONS, forks=True)
     with ThreadPoolExecutor() as pool:
         alone = pool.submit(hawkears.analyze_alone, audio, "--threads", "1", *OPTIONS)
+        engine.check()
         session = engine.open(CPU, hawkears.folder)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
         stopped = results_of(session, long, interrupt=True)
         exit_code = session.close()
+        alone.result()
+    crashed = engine.open(CPU, hawkears.folder)
+    started = next(crashed.process(good))
+    os.kill(crashed.pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    with pytest.raises(SessionBroken, match="SIGKILL"):
+        results_of(crashed, good)
+    again = engine.open(CPU, hawkears.folder)
+    assert isinstance(next(again.process([started.chunk])), ChunkStarted)
+    assert time.monotonic() - began_s < 3
+    again.kill()
+    assert (crashed.close(), again.close()) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert "not forked" not in caplog.text and "which has imported HawkEars" in caplog.text
     found = {one.chunk_id: fed[one.chunk_id].detections for one in good}
     assert {name: {replace(d, label_name=None) for d in each} for name, each in found.items()} == alone.result()
     named = {d for each in found.values() for d in each if d.label_name}
