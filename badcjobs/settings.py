@@ -148,7 +148,7 @@ class RunSettings:
     )
     max_gpus: int | None = _setting(None, "count", "Use at most N GPUs [all granted].", _GPUS, example=2, least=1)
     workers_per_gpu: str = _setting(
-        "1", "text", "Engine processes per GPU [1; submit: auto].", _GPUS, metavar="N|auto", check=_check_workers
+        AUTO, "text", "Engine processes per GPU [auto].", _GPUS, metavar="N|auto", check=_check_workers
     )
     cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, least=0)
     simulate: str | None = _setting(

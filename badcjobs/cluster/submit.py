@@ -25,7 +25,7 @@ from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, SETTINGS, RunSettings, SubmitSettings
+from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings
 from badcjobs.sources.open import open_sources
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
@@ -122,8 +122,7 @@ def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[i
 
 def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Path) -> tuple[str, ...]:
     """Return the arguments of each task's badcjobs; paths are absolute, so that tasks may start in any folder."""
-    usual = {} if project.get("run", "workers_per_gpu") else {"workers_per_gpu": AUTO}
-    given = {**usual, **{key: value for key, value in flags.items() if value is not None}}
+    given = {key: value for key, value in flags.items() if value is not None}
     sources = given.get("source") or project.get("run", "source") or ()
     return ("run", *(str(cwd / path) for path in sources), f"--out={out}", *project.run_words(given, cwd))
 

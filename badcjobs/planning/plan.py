@@ -39,7 +39,7 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, say
 from badcjobs.report.words import count, data_size, duration, number
-from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
+from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 from badcjobs.sources.open import open_sources
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
@@ -80,8 +80,6 @@ def plan_sources(
     wish = PlanWish.of(order.submit, order.plan)
     check_wish(wish, site)
     settings = order.project.make(RunSettings, order.flags, "plan")
-    if "workers_per_gpu" not in {*order.flags, *order.project.values.get("run", ())}:
-        settings = replace(settings, workers_per_gpu=AUTO)  # as in the scripts
     fill = _script_filler(order, site, cwd)
     if order.out is not None:  # as a test, to find mistakes before a long reading
         numbers = dict.fromkeys(("gpus-per-node", "cpus-per-task"), 1)
@@ -165,8 +163,7 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
     keys = {key: value for key, value in order.project.keys.items() if key.startswith(tables)}
     others = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     given = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
-    workers = order.project.get("run", "workers_per_gpu")  # the templates have auto before it; the last one counts
-    words = list(replace(order.project, keys=others).run_words({"workers_per_gpu": workers, **given}, cwd))
+    words = list(replace(order.project, keys=others).run_words(given, cwd))
 
     def fill(values: Mapping[str, object], root: str | None) -> str:
         arguments = [*words, *([] if root is None else [f"--root={root}"])]

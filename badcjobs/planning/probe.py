@@ -21,7 +21,7 @@ from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_ste
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Engine
-from badcjobs.settings import AUTO, ProbeSettings, RunSettings
+from badcjobs.settings import ProbeSettings, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.store.live_files import read_memory_peaks
@@ -72,7 +72,9 @@ class ProbeEnd:
 
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     """Find how long a chunk may be on each model of device here."""
-    settings, cutter = replace(order.settings, keep_raw=False), AudioCutter(world.environ.get("PATH"))
+    workers = str(order.settings.workers_wanted or 1)
+    settings = replace(order.settings, keep_raw=False, workers_per_gpu=workers)
+    cutter = AudioCutter(world.environ.get("PATH"))
     allocation = read_allocation(world)
     with make_work_folder(allocation) as folder:
         work_folder = Path(folder)
@@ -152,13 +154,7 @@ def make_searches(
 ) -> Iterator[ModelSearch]:
     """Yield one search for each model of device, in the order in which they are granted."""
     settings = order.settings
-    if settings.workers_per_gpu == AUTO:
-        raise BadInput(
-            "--workers-per-gpu auto cannot be probed",
-            why="how long a chunk may be depends on how many workers share the device",
-            fix="badcjobs probe … -- --workers-per-gpu 1",
-        )
-    workers = int(settings.workers_per_gpu) if grant.devices else settings.cpu_workers
+    workers = (settings.workers_wanted or 1) if grant.devices else settings.cpu_workers
     models: dict[tuple[str, int | None], list[Device | None]] = {}
     for device in grant.devices or (None,):
         name = model_of(WorkerPlan(0, device, None, 1))

@@ -86,7 +86,7 @@ class Autoscaler:
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
         self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
-        length = "unknown length" if self.chunk_s is None else f"{round(self.chunk_s, -1):.0f} s"
+        length = "unknown length" if self.chunk_s is None else f"{max(10, round(self.chunk_s, -1)):.0f} s"
         self._subject = f"{self._model}, {self._cores} cores, chunks of {length}"  # of what is learned
         self._workers = self.per_gpu or 1  # per device, now
         if self.per_gpu is None and self.devices:

@@ -28,7 +28,8 @@ def fed_worker_s(folder: Path, chunks: int) -> float:
     audio, manifest = make_wav(folder / "chunk.wav", 0.01, 1000, loud=[]), folder / f"{chunks}.csv"
     manifest.write_text(rows(*(f"rec,c{n},{audio},{n * 10},{n * 10 + 10},0,," for n in range(chunks))))
     out = tempfile.mkdtemp(dir=folder)
-    return measure("run", manifest, f"--out={out}", "--simulate=1", "--engine=demo", cwd=folder).seconds
+    one = ("--simulate=1", "--workers-per-gpu=1", "--engine=demo")
+    return measure("run", manifest, f"--out={out}", *one, cwd=folder).seconds
 
 
 def xargs_s(folder: Path, chunks: int) -> float:

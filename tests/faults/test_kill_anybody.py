@@ -35,11 +35,12 @@ SCIENCE = (
 )
 
 
-# Engines → chunks that a worker has begun at the same time, mode of the live files, seconds per chunk, share of --count
+# Engines → chunks that a worker has begun at the same time, its fellows on a device and itself, mode of the live files,
+# seconds per chunk, share of --count
 VARIANTS = {
-    "demo": (1, "local", 0.08, 1.0),
-    "hawkears": (2, "local", 0.15, 0.3),  # the stand-in package, fed by our worker
-    "command": (1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
+    "demo": (1, 1, "local", 0.08, 1.0),
+    "hawkears": (2, 2, "local", 0.3, 0.4),  # the stand-in package, fed by our workers, which a parent forks
+    "command": (1, 1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
 }
 
 
@@ -77,7 +78,7 @@ class Campaign:
 
     def __init__(self, site, name, kills, seed):
         self.site, self.name, self.wanted, self.chance = site, name, kills, random.Random(seed)
-        self.lanes, self.mode, self.chunk_s, _ = VARIANTS[name]
+        self.lanes, self.per_gpu, self.mode, self.chunk_s, _ = VARIANTS[name]
         self.chunks = 30 + kills * CHUNKS_PER_KILL
         self.kills, self.wrappers = Counter(), []
         self.seen = {table: set() for table in PRECIOUS}  # at the kills
@@ -88,7 +89,8 @@ class Campaign:
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.mode}")
-        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES)
+        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES,
+                 f"--workers-per-gpu={self.per_gpu}")  # fmt: skip
         options = (*quick, *engine(self.site, self.name, chunk_s))
         self.program = self.site.start("run", "manifest.csv", "--out", out, *options,
                                        env={**stand_in, "HOME": "/nonexistent"})  # fmt: skip
@@ -108,7 +110,7 @@ class Campaign:
     def strike(self):
         """Kill one of those who are there, each kind as likely as any other."""
         while True:
-            left_s = (self.chunks - len(self.seen["chunk"])) * self.chunk_s / DEVICES
+            left_s = (self.chunks - len(self.seen["chunk"])) * self.chunk_s / DEVICES / self.per_gpu
             share_s = left_s / self.lanes / (self.wanted - self.kills.total() + 1)  # of this kill
             time.sleep(self.chance.uniform(0, min(LONGEST_PAUSE_S, 1.5 * share_s)))  # the moment is what is tried here
             assert not self.is_over(), f"the work is over after {self.kills.total()} kills: it needs more chunks"
@@ -128,7 +130,10 @@ class Campaign:
             return "wrapper"
         if any("recorder_process" in word for word in process.cmdline()):
             return "recorder" if process.ppid() in self.wrappers else "recorder of a dead wrapper"
-        return "worker" if process.ppid() in self.wrappers else "child of a worker"
+        is_child = process.ppid() in self.wrappers
+        if "--parent" in process.cmdline():  # a forked worker has the command line of its parent
+            return "parent of workers" if is_child else "worker"
+        return "worker" if is_child else "child of a worker"
 
     def _kill(self, kind, victim):
         self.kills[kind] += 1
@@ -137,7 +142,8 @@ class Campaign:
                 self.seen[table] |= set(committed(live, sql))
         victim.kill()
         if "recorder" not in kind:
-            self.at_most_in_flight += self.lanes * (DEVICES if kind == "wrapper" else 1)
+            all_at_once = kind in ("wrapper", "parent of workers")
+            self.at_most_in_flight += self.lanes * (DEVICES * self.per_gpu if all_at_once else 1)
 
     def check_account(self, job):
         """Compare what was finished and begun with what is in the job database."""
@@ -169,7 +175,7 @@ def everybody_standing_still(site):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(site, name, pytestconfig):
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
-    kills = max(1, round(VARIANTS[name][3] * pytestconfig.getoption("--count")))
+    kills = max(1, round(VARIANTS[name][4] * pytestconfig.getoption("--count")))
     print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
     campaign, calm = Campaign(site, name, kills, seed), site.folder / "undisturbed"
     assert campaign.start(calm, 0).wait().exit_code == 0

@@ -1,6 +1,7 @@
 """kill -9 of the wrapper, of a worker or of the recorder, at a chosen moment: what it costs, and what is written."""
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -8,9 +9,10 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from rooms.root import SystemClock
 from rooms.workers import query_hawkears
 from support.badcjobs_program import NOT_LATE, array_task, rows
-from support.fake_hawkears import fake_package_environ, make_fake_root
+from support.fake_hawkears import fake_package_environ, hawkears_options, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
 from support.stand_ins import install
 from support.waiting import wait_for
@@ -284,3 +286,40 @@ def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
     version, problem = query_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
     assert (version, killed.exists()) == ("2.3.0", True), problem
+
+
+def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_at_once(site):
+    """Who is killed costs no more than the chunks in hand: a worker, and the parent, with which all workers end."""
+    slow = {"FAKE_HAWKEARS_S": "0.2", "FAKE_HAWKEARS_IMPORT_S": "4", **fake_package_environ()}
+    granted = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_NODE": "4096"}
+    options = ("--simulate", 1, "--config", "run.backoff_s=0.05", "--config", "run.publish_every_s=600")
+    words = (site.manifest(90), "--out", site.out, *hawkears_options(site.folder), *options)
+    task = site.start("run", *words, env={**array_task(0, (0,)), **granted, **slow})
+
+    def workers(forked_from):
+        return [one for one in site.processes("--parent") if one.ppid() == int(forked_from)]
+
+    def parents():
+        return re.findall(r"forked from process (\d+), which has imported HawkEars", task.stderr)
+
+    wait_for(lambda: site.count_now("chunk", "status = 'done'") > 4, "both are at work")
+    (first,) = parents()
+    killed, kept = workers(first)
+    killed.kill()
+    died_ms = SystemClock().now_ms()
+    new = "SELECT a.started_at_ms FROM attempt a JOIN worker w USING (worker_id) WHERE w.started_at_ms >= ?"
+    ((works_ms,), *_) = wait_for(lambda: site.now(new, died_ms), "another worker")
+    assert works_ms - died_ms < 3000, "it imports nothing"
+    assert kept in workers(first) and len(workers(first)) == 2
+    psutil.Process(int(first)).kill()
+    wait_for(lambda: len(parents()) == 2, "another parent")
+    assert workers(first) == []
+    done = task.wait()
+    assert done.exit_code == 0, done.stderr
+    assert site.rows(STATES) == [("done", 90)]
+    assert site.count("attempt", "outcome = 'done'") == 90, "and none twice"
+    ((workers, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' LIMIT 1")
+    assert (workers, why) == (
+        2, "start: 4 cores and 16 GiB of GPU memory per device; the job has 4.0 GiB of main memory, and a worker"
+        " may need 1.8 GiB"
+    )  # fmt: skip

@@ -252,7 +252,6 @@ plan manifest.csv --rate 400 --chunk-length 9
 plan manifest.csv --rate 400 --site odd.toml
 probe empty.wav notes.wav pipe.wav missing.wav . -- --engine demo --simulate 1
 probe empty.wav --config probe.margin_percent=99 --config probe.lengths_s=[0,10] -- --engine demo --simulate 1
-probe good.wav -- --engine demo --simulate 1 --workers-per-gpu auto
 probe good.wav --out notes.wav/probe.toml -- --engine demo --simulate 1
 probe good.wav --html nowhere/probe.html -- --engine demo --simulate 1
 check --site atlantis

@@ -240,14 +240,14 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     assert decisions[0][1].startswith("start: 2 cores and 16 GiB of GPU memory per device")
     assert "2 per device changed the rate by +" in decisions[2][1]
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
-    lesson = {"workers": 2, "cores": 2, "settled": True}
+    lesson = {"workers": 2, "settled": True}
     for file in (site.out / "learned.json", Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "learned.json"):
         lessons = json.loads(file.read_text())["lessons"]
-        assert lessons == {f"command {command}": {"Simulated GPU": lesson}}
-    little = {"SLURM_MEM_PER_NODE": "6144", "SLURM_RESTART_COUNT": "1"}
+        assert lessons == {f"command {command}": {"Simulated GPU, 2 cores, chunks of 10 s": lesson}}
+    little = {"SLURM_MEM_PER_NODE": "3072", "SLURM_RESTART_COUNT": "1"}
     task = site.start_run(manifest, *work, env={**TWO_CORES, **little})
     wait_for(lambda: "workers: 1, engine command" in task.stderr, "the next run")
     task.send(signal.SIGINT)
     assert task.wait().exit_code == 130
     known = "start: an earlier run found 2 to be best (2 cores and 16 GiB of GPU memory per device)"
-    assert f"{known}; the job has 6.0 GiB of main memory, and a worker may need 4.0 GiB" in task.stderr
+    assert f"{known}; the job has 3.0 GiB of main memory, and a worker may need 1.8 GiB" in task.stderr

@@ -27,7 +27,9 @@ from support.waiting import processes, wait_for
 MARK = "BADCJOBS_TEST_SITE"
 MANIFEST_HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 CHUNK_S = 0.6
-QUICK = ("--interval", "0.1", "--config", "run.publish_every_s=0.1", "--config", "run.backoff_s=0.05")
+QUICK = (
+    "--interval", "0.1", "--config", "run.publish_every_s=0.1", "--config", "run.backoff_s=0.05", "--workers-per-gpu=1",
+)  # fmt: skip
 ON_CPU = ("--engine", "demo", "--cpu-workers", "1", "--no-emit-gpu-telemetry")  # the quickest way through a task
 # As a recorder is on a machine too busy for ten readings a second.
 NOT_LATE = "reason NOT LIKE 'the recorder was late%' AND reason <> 'the recorder was slow to start'"

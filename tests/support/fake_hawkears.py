@@ -6,7 +6,7 @@ START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU t
 SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file that gets a
 line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its memory;
 ROOM_S, how many seconds of audio times threads do; EARS=loud: it hears what is loud. IMPORTS, a file that gets a line
-for each import of a slow library; UNFIT=cuda|threads: its import leaves a process that must not be forked.
+for each import of a slow library, which takes IMPORT_S; UNFIT=cuda|threads: after its import a fork is not safe.
 """
 
 import argparse

@@ -161,8 +161,7 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
         "setup=export STAGE=one", "setup=export STAGE=$STAGE-two",
     )  # fmt: skip
     assert run(told.text, BADCJOBS_ARGS="--retries 3").stdout.splitlines() == [
-        "run", "s", "--out", "o", "--workers-per-gpu", "auto", "--max-gpus", "2", "--engine-arg", "--region=a b",
-        "--retries", "3", "one-two",
+        "run", "s", "--out", "o", "--max-gpus", "2", "--engine-arg", "--region=a b", "--retries", "3", "one-two",
     ]  # fmt: skip
     twice = filled("sockeye-array", "setup=module load gcc cuda").text
     assert twice.count("module load gcc cuda") == 1, "it has the line already"
