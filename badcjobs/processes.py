@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -240,8 +240,7 @@ class ParentGone(Exception):
 class ForkParent:
     """A program that has imported an engine and forks workers, with the same ``start`` as Launcher.
 
-    Its workers end with it, and it ends with us: more exactly, with the thread that has started it, so that it gets a
-    thread of its own.
+    Its workers end with it. It ends with the thread that has started it, so it gets a thread of its own.
 
     Parameters
     ----------
@@ -253,9 +252,8 @@ class ForkParent:
         self,
         launcher: Launcher,
         argv: Callable[[int], Sequence[str]],
-        *,
         env: Mapping[str, str],
-        cwd: Path | None,
+        cwd: Path,
         first_s: float,
     ) -> None:
         self._env, self._lock = env, threading.Lock()
@@ -277,27 +275,22 @@ class ForkParent:
         self.facts = self._ask(None, limit_s=first_s)
 
     def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool = True
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool
     ) -> ForkedProcess:
         """Fork a worker; the program in ``argv``, the folder and the mark of the task are those of the parent."""
-        (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
-        stdin, stdout = os.fdopen(write_in, "wb"), os.fdopen(read_out, "rb")
         order = {
             "args": argv[2:],
             "env": {name: value for name, value in env.items() if self._env.get(name) != value},
             "unset": [name for name in self._env if name not in env],
         }
-        try:
-            with stderr.open("ab") as log:
-                answer = self._ask(order, [read_in, write_out, log.fileno()])
-            return ForkedProcess(answer["pid"], stdin, stdout, self)
-        except BaseException:
-            stdin.close()
-            stdout.close()
-            raise
-        finally:
-            os.close(read_in)
-            os.close(write_out)
+        with ExitStack() as theirs:
+            read_in, write_in = os.pipe()
+            read_out, write_out = os.pipe()
+            for fd in (read_in, write_out):
+                theirs.callback(os.close, fd)
+            stdin, stdout = os.fdopen(write_in, "wb"), os.fdopen(read_out, "rb")
+            log = theirs.enter_context(stderr.open("ab"))
+            return ForkedProcess(self._ask(order, [read_in, write_out, log.fileno()])["pid"], stdin, stdout, self)
 
     def reap(self, pid: int) -> int | None:
         """Return the exit code of a worker; None: it still runs."""
@@ -322,9 +315,9 @@ class ForkParent:
                 self._socket.close()
                 with suppress(OSError):
                     os.killpg(self.pid, signal.SIGKILL)
-        facts: dict[str, Any] = json.loads(answer or json.dumps({"error": why}))
-        if not answer or ("error" in facts and order is not None):
-            raise ParentGone(facts["error"])
+        facts: dict[str, Any] = json.loads(answer or "{}")
+        if not answer or (order is not None and "error" in facts):
+            raise ParentGone(facts.get("error", why))
         return facts
 
 

@@ -151,9 +151,9 @@ class HawkEarsEngine:
         refuse_arguments(args, _RESERVED_2)
         python = find_python(self.python, self.start)
         argv = [*self.start.launcher.prefix_for("check"), python]
-        plain = WorkerPlan(0, None, None, 1)
-        if (cache := user_cache(self.start.environ)) and not why_not_writable(cache):  # else only ``open`` knows one
-            self._find_parent(hawkears_environment(self.start.environ, plain, args, Path()))
+        cache = user_cache(self.start.environ)
+        if self.forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
+            self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
         self.release, problem = read_answer(self._facts)
         if not self._facts:
             self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
@@ -220,18 +220,16 @@ class HawkEarsEngine:
                 why = f"{_MOST_PARENTS} processes that forked them have ended"
             else:
                 self._parents += 1
-                words = [find_python(self.python, self.start), str(WORKER), "--parent"]
-                args = self.start.args
+                words, args = [find_python(self.python, self.start), str(WORKER), "--parent"], self.start.args
+                env, launcher = {**env, **_NO_THREADS}, self.start.launcher
                 try:
-                    parent = self._parent = ForkParent(
-                        self.start.launcher, lambda fd: [*words, str(fd), *args],
-                        env={**env, **_NO_THREADS}, cwd=self.root, first_s=_QUERY_S,
-                    )  # fmt: skip
+                    parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root, _QUERY_S)
                     self._facts, why = parent.facts, parent.facts.get("unfit") or parent.facts.get("error")
                 except (ParentGone, OSError) as error:
                     why = str(error)
             if why is None:
                 log.info("workers are forked from process %d, which has imported HawkEars", parent.pid)
+                self._parent = parent
                 return parent
             log.warning("workers are started one by one, not forked: %s", why)
             self.forks, self._parent = False, None

@@ -96,7 +96,11 @@ def count_fsyncs(folder: Path, mode: str, seconds: float) -> Counter[str]:
     manifest.write_text(rows(*(f"r{number},c,{audio},0,600,0,," for number in range(4 * round(seconds / 2)))))
     calls = FileCalls(folder, folder / "calls")
     words = ["run", manifest, "--out", folder / "run", "--engine", "demo", "--engine-arg=--burn-s=2", "--simulate", 4]
-    words += [f"--config=run.live_mode={mode}", f"--config=run.publish_every_s={BASE_INTERVAL_S}"]
+    words += [
+        "--workers-per-gpu=1",
+        f"--config=run.live_mode={mode}",
+        f"--config=run.publish_every_s={BASE_INTERVAL_S}",
+    ]
     measure(*words, cwd=folder, TMPDIR=str(folder / "tmp"), **calls.environ)
     found: Counter[str] = Counter()
     for (call, path), many in calls.count().items():
