@@ -241,11 +241,7 @@ class ForkParent:
     """A program that has imported an engine and forks workers, with the same ``start`` as Launcher.
 
     Its workers end with it. It ends with the thread that has started it, so it gets a thread of its own.
-
-    Parameters
-    ----------
-    argv: the command line, from the number of the program's end of the socket on which it answers.
-    first_s: how long its first answer may take.
+    ``argv`` makes its command line, with the number of its end of the socket; ``first_s`` limits the first answer.
     """
 
     def __init__(

@@ -112,17 +112,12 @@ class Autoscaler:
         if lesson.workers is not None and (lesson.settled or not self.cores_each):
             self._workers, self._settled = min(lesson.workers, self._most), lesson.settled
             reason = f"an earlier run found {lesson.workers} to be best ({reason})"
-        each_bytes = lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
-        device_bytes = lesson.device_bytes or _DEVICE_BYTES
-        if memories and (room := max(1, int(_FULL * min(memories) / device_bytes))) < self._workers:
-            reason += f"; a worker may need {format_bytes(device_bytes)} of a device's memory"
-            self._workers, self._settled = room, False
-        granted = self.granted_bytes
-        if granted is not None:
-            room = max(1, int(_FULL * granted / (len(self.devices) * each_bytes)))
-            if room < self._workers:
-                reason += f"; the job has {format_bytes(granted)} of main memory"
-                reason += f", and a worker may need {format_bytes(each_bytes)}"
+        need, each = lesson.device_bytes or _DEVICE_BYTES, lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
+        device = ("a device has", min(memories, default=None), "", need, 1)
+        job = ("the job has", self.granted_bytes, " of main memory", each, len(self.devices))
+        for who, total, what, need, sharing in (device, job):
+            if total is not None and (room := max(1, int(_FULL * total / (sharing * need)))) < self._workers:
+                reason += f"; {who} {format_bytes(total)}{what}, and a worker may need {format_bytes(need)}"
                 self._workers, self._settled = room, False
         one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
         self._record(self._workers, f"start: {one_per_core}{reason}")

@@ -127,6 +127,7 @@ class HawkEarsEngine:
     _parent: ForkParent | None = field(default=None, init=False)
     _parents: int = field(default=0, init=False)  # started so far
     _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what the last one has answered
+    _news: str = field(default="", init=False)  # how workers start, for the log
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -192,14 +193,18 @@ class HawkEarsEngine:
             must_use_cuda=has_real_device(plan) and not self.allow_cpu,
             pin=plan.device.pin if plan.device else None,
         )
-        while (parent := self._find_parent(env)) is not None:
+        while True:
+            parent = self._find_parent(env)
+            with self._lock:  # said here, not by ``check``, which runs before the task has its log
+                said, self._news = self._news, ""
+            if said:
+                log.info("%s", said)
             try:
                 return session(parent=parent)
             except ParentGone as error:
                 log.warning("the process that forks workers is of no use any more: %s", error)
                 with self._lock:
                     self._parent = None if self._parent is parent else self._parent
-        return session()
 
     def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
         """Return the process that forks workers, a new one if it has ended; None: start them one by one.
@@ -225,15 +230,14 @@ class HawkEarsEngine:
                 try:
                     parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root, _QUERY_S)
                     self._facts, why = parent.facts, parent.facts.get("unfit") or parent.facts.get("error")
+                    self._parent = parent
+                    self._news = f"workers are forked from process {parent.pid}, which has imported HawkEars"
                 except (ParentGone, OSError) as error:
                     why = str(error)
-            if why is None:
-                log.info("workers are forked from process %d, which has imported HawkEars", parent.pid)
-                self._parent = parent
-                return parent
-            log.warning("workers are started one by one, not forked: %s", why)
-            self.forks, self._parent = False, None
-            return None
+            if why is not None:
+                self.forks, self._parent = False, None
+                self._news = f"workers are started one by one, not forked: {why}"
+            return self._parent
 
 
 class HawkEars1Engine(CommandEngine):

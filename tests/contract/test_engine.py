@@ -369,6 +369,7 @@ def test_where_a_fork_is_not_safe_workers_are_started_and_the_log_says_why(place
         "OMP_NUM_THREADS is 2": place.engine("hawkears forked", OMP_NUM_THREADS="2"),
         "--engine-prefix is set": place.engine("hawkears forked behind"),
     }
+    caplog.set_level("INFO", logger="badcjobs")
     for why, engine in cases.items():
         caplog.clear()
         engine.check()
