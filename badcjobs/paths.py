@@ -121,6 +121,7 @@ class LocalFolder:
         self.latest_file = path / "latest.json"  # the last reading of each device
         self.watched_file = path / "watched"  # touched by each reader of that file
         self.scratch = path / "scratch"
+        self.mps = path / "mps"  # a link to the folder of the MPS daemons, whose path must be short
 
     @classmethod
     def create(cls, parent: Path, prefix: str) -> LocalFolder:
@@ -136,6 +137,7 @@ class LocalFolder:
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
+        shutil.rmtree(self.mps.resolve(), ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -38,6 +38,7 @@ Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess | ForkedProcess"
 TASK_MARK = "BADCJOBS_TASK"
 _PREFIX_MARK = "BADCJOBS_PREFIX"  # every process started by one prefix has this one
 
+MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _CONTAINERS = ("", "APPTAINERENV_", "SINGULARITYENV_")  # the container removes the prefix inside
 _ROCR = "ROCR_VISIBLE_DEVICES"
 # Their numbers count only the devices that ROCR shows, so they would be wrong with one device.
@@ -157,6 +158,7 @@ def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str
         lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices; ROCR obeys an empty list.
         lists |= {} if device else {_ROCR: ""}
+        lists |= {MPS_PIPE: plan.pipe} if plan.pipe else {}
     env |= {prefix + name: value for name, value in lists.items() for prefix in _CONTAINERS}
     env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
     env.setdefault("OMP_NUM_THREADS", str(plan.threads))

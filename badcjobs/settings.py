@@ -151,6 +151,10 @@ class RunSettings:
         AUTO, "text", "Engine processes per GPU [auto].", _GPUS, metavar="N|auto", check=_check_workers
     )
     cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, least=0)
+    mps: str = _setting(
+        AUTO, "text", "NVIDIA MPS for workers on one GPU [auto].", _GPUS, metavar="auto|on|off", among=(AUTO, "on",
+        "off"),
+    )  # fmt: skip
     simulate: str | None = _setting(
         None, "text", "Use simulated GPUs: N, or as FILE describes.", _GPUS, example=2, metavar="N|FILE", path=True,
         check=_check_simulate,

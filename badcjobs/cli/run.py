@@ -42,7 +42,7 @@ _SHORTEST_NAME = 12  # a shorter part of a chunk's name is useless
 def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted = False, **settings: Any) -> int:
     """Run one array task, inside sbatch or outside.
 
-    It runs the engine on each of its GPUs and writes to DIR/tasks/. It continues where an earlier run stopped.
+    It continues a run that stopped.
 
     Example:
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT

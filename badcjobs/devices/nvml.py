@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, code_of
@@ -200,6 +201,35 @@ def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
     except (nvml.NVMLError, AttributeError, TypeError):
         return total, 0
     return total, or_none("memory_total_bytes", reserved) or 0
+
+
+# --- MPS --------------------------------------------------------------------------------------------------------------
+
+_VOLTA = (7, 0)
+_MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of a name
+
+
+def find_mps_obstacle(uuid: str) -> str | None:
+    """Return why MPS cannot be used on a card: its age, its compute mode, or another daemon; None: nothing is known."""
+    import pynvml as nvml
+
+    try_call(nvml.nvmlInit)
+    handle = try_call(nvml.nvmlDeviceGetHandleByUUID, uuid)
+    capability = try_call(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    mode = try_call(nvml.nvmlDeviceGetComputeMode, handle)
+    names = {
+        one.pid: try_call(Path(f"/proc/{one.pid}/comm").read_text) or ""  # it may not be visible from here
+        for one in try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
+    }
+    try_call(nvml.nvmlShutdown)
+    if handle is None:
+        return "NVML does not find the device"
+    if capability is not None and tuple(capability) < _VOLTA:
+        return f"the device is older than Volta (compute capability {capability[0]}.{capability[1]})"
+    if mode is not None and mode != nvml.NVML_COMPUTEMODE_DEFAULT:
+        return "the compute mode of the device is not Default: a chunk could not be tried without MPS (nvidia-smi -c 0)"
+    server = next((pid for pid, name in names.items() if name.startswith(_MPS_SERVER)), None)
+    return f"another MPS daemon uses the device (its server is process {server})" if server else None
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

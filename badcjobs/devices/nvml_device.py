@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -219,6 +219,10 @@ _GRAPHICS: tuple[Call, ...] = (
     lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle),
     lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
 )
+_MPS: tuple[Call, ...] = (  # the clients of an MPS server; it is a compute process itself
+    lambda nvml, handle: nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle),
+    lambda nvml, handle: nvml.nvmlDeviceGetMPSComputeRunningProcesses_v2(handle),
+)
 
 
 class NvmlDevice:
@@ -245,7 +249,9 @@ class NvmlDevice:
         self._has_gpm: bool | None = None  # None: not known yet
         self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
         self._counted: tuple[float, list[int]] | None = None  # time, and the counters at that time
-        self._compute, self._graphics = (Question((), *calls, is_refusal=refusal) for calls in (_COMPUTE, _GRAPHICS))
+        self._compute, *self._others = (
+            Question((), *calls, is_refusal=refusal) for calls in (_COMPUTE, _GRAPHICS, _MPS)
+        )
         self._shares = Question((), self._samples_of_processes, is_refusal=refusal)
         self._seen_until_us: int | None = None  # last sample of processes, by the driver's clock; None: not read yet
         self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
@@ -357,11 +363,10 @@ class NvmlDevice:
         except NoAnswer as reason:
             builder.add_missing(["processes"], str(reason))
             return
-        try:
-            # A process that uses compute and graphics is in both lists, each with all its memory.
-            listed = [*self._graphics.ask(nvml, self.handle), *listed]
-        except NoAnswer:
-            pass  # many cards and all slices list only compute processes
+        for question in self._others:
+            with suppress(NoAnswer):  # many cards and all slices list only compute processes
+                # A process that uses compute and graphics is in both lists, each with all its memory.
+                listed = [*question.ask(nvml, self.handle), *listed]
         memory = {one.pid: or_none("memory_used_bytes", one.usedGpuMemory) for one in listed}
         builder.processes = tuple(
             ProcessReading(pid, memory.get(pid), round(shares[pid]) if pid in shares else None)

@@ -133,6 +133,7 @@ class WorkerPlan:
     device_id: int | None
     threads: int
     lean: bool = False  # uses as little device memory as the engine can: one thread, one chunk
+    pipe: str | None = None  # the folder of the MPS daemon through which it shares its device; None: no daemon of ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,13 +152,13 @@ def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, host
         if not (other and other.job_id == key.job_id and other.array_index != key.array_index):
             places.add(path)
     for folder in (LocalFolder(path) for path in sorted(places - {mine.path})):
-        with _locked(folder) as owner:
+        with locked(folder) as owner:
             if owner is not None and Path(owner.publish_to).parent == out.tasks and owner.is_of(hostname):
                 _publish_for(folder, owner)
 
 
 @contextmanager
-def _locked(folder: LocalFolder) -> Iterator[Owner | None]:
+def locked(folder: LocalFolder) -> Iterator[Owner | None]:
     """Lock a folder and yield its owner; None: the owner still runs, or is not known."""
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

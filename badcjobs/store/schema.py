@@ -254,9 +254,9 @@ _OWN = (
         "An automatic decision of the wrapper, and why.",
         _TASK_ID,
         Column("at_ms", "INTEGER NOT NULL", "when"),
-        Column("kind", "TEXT NOT NULL", "workers_per_gpu, memory_limit, staging, short_audio or left_out"),
+        Column("kind", "TEXT NOT NULL", "workers_per_gpu, mps, memory_limit, staging, short_audio or left_out"),
         Column("subject", "TEXT", "its subject: the model of the device, the chunk, or an ending; NULL: the task"),
-        Column("value", "REAL", "workers, seconds of audio, or files left out; NULL: no number"),
+        Column("value", "REAL", "workers, seconds of audio, files left out, or 1: yes, 0: no; NULL: no number"),
         Column("reason", "TEXT NOT NULL", "why, with the figures behind it"),
     ),
     define_table(

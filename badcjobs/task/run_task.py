@@ -23,7 +23,7 @@ import signal
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -54,6 +54,7 @@ from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.feed import EngineSetup
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
+from badcjobs.workers.mps import MpsDaemons
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.supervise import Supervisor, Tally
 
@@ -98,6 +99,7 @@ class Task:
     records: Records  # the task database, its publication, and the recorder
     time: TimeBudget  # the time until Slurm ends the job
     learned: Learned  # limits that earlier tasks found for these devices
+    mps: MpsDaemons  # started for devices that several workers share
 
     @property
     def writer(self) -> TaskWriter:
@@ -138,7 +140,8 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.writer.write_meta(announce(world.environ, key, database))
             time = TimeBudget(resolved.end, world.clock)
             learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
-            yield Task(settings, world, resolved, out, key, claim, records, time, learned)
+            with closing(MpsDaemons()) as mps:
+                yield Task(settings, world, resolved, out, key, claim, records, time, learned, mps)
     except (BadcjobsError, sqlite3.Error) as error:
         if records is not None and not database.exists():  # after a publication, the live files may have more rows
             records.local.remove()
@@ -249,6 +252,10 @@ def plan_workers(task: Task) -> Autoscaler:
         cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,
     )
     writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
+    task.mps.start(
+        settings.mps, workers.devices, most=workers.most_per_device, environ=task.world.environ,
+        mark=task.records.mark, local=task.records.local, hostname=task.world.hostname,
+    )  # fmt: skip
     return workers
 
 
@@ -278,6 +285,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         scratch=task.records.local.scratch,
         timetable=task.time.fit_test,
         audio=setup.audio,
+        mps=task.mps,
         device_state=task.records.device_state,
         is_taken_over=lambda: not task.claim.check(),
     )
@@ -301,7 +309,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             workers.update(
                 supervisor, left=left, memory_peaks=task.records.memory_peaks, memory_held=task.records.memory_held
             )
-            for decision in setup.decisions():
+            task.mps.check(supervisor.end_shared)
+            for decision in (*setup.decisions(), *task.mps.decisions()):
                 task.add_decision(*decision)
             if task.world.clock.monotonic_s() >= heartbeat_s:
                 heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
@@ -312,13 +321,14 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 lost &= {task.writer.device_id(device) for device in task.devices}
                 log.info("%s", heartbeat_line(progress, pulse, len(task.devices), len(lost)))
             task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
-        for decision in setup.decisions():
+        for decision in (*setup.decisions(), *task.mps.decisions()):
             task.add_decision(*decision)
     except BaseException:
         supervisor.kill()
         raise
     finally:
         setup.stop_staging()
+        task.mps.close()
     return supervisor.tally
 
 

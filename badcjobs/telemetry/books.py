@@ -99,6 +99,8 @@ class ProcessLookup:
         while pid != self._wrapper_pid and pid > 1:
             pid = int(status.get("PPid", 0))
             status = self._status(pid)
+            if self._is_marked(pid):  # a daemon of ours may give its server another environment
+                return True
         return pid == self._wrapper_pid
 
 

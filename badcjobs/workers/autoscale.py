@@ -257,6 +257,11 @@ class Autoscaler:
         if self._settled and facts:
             self.learned.note(self._subject, **facts)
 
+    @property
+    def most_per_device(self) -> int:
+        """The most workers that a device may get."""
+        return self.per_gpu or self._most
+
     def _record(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)
         self.note("workers_per_gpu", self._model, workers, reason)

@@ -66,8 +66,10 @@ _MACHINE = (
     (
         GPU_ERROR,
         r"device-side assert|CUDA error: (?:unspecified launch failure|an illegal memory access|misaligned address"
-        r"|unknown error|uncorrectable ECC|the launch timed out|an illegal instruction|all CUDA-capable devices are)"
-        r"|CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
+        r"|unknown error|uncorrectable ECC|the launch timed out|an illegal instruction|all CUDA-capable devices are"
+        r"|CUDA-capable device\(s\) is/are|(?:the )?(?:MPS |remote procedural call|hardware resources required))"
+        r"|(?:CUDNN|CUBLAS)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|CUFFT_(?:EXEC_FAILED|INTERNAL_ERROR)"
+        r"|CUDA (?:error|failure):? (?:70[02]|71[0-9]|80[5-9]|810)\b",
     ),
     (NO_SPACE, r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b|database or disk is full"),
     (NODE_FAULT, "|".join(map(os.strerror, _OF_NODE))),

@@ -19,11 +19,15 @@ from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import is_truncated
 from badcjobs.workers.feed import AudioSteps
+from badcjobs.workers.mps import MpsDaemons
 from badcjobs.workers.retry import Retries, RetryPolicy
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Timetable, WorkerThread
 
 log = logging.getLogger(__name__)
+
+
+_ONE_FAULT_MS = 5000  # workers of a device that end within this time end by the same fault
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Supervisor:
     scratch: Path
     timetable: Timetable | None = None
     audio: AudioSteps | None = None
+    mps: MpsDaemons = field(default_factory=MpsDaemons)
     chunks: Sequence[Chunk] | None = None  # None: all pending chunks of the journal
     listen: Callable[[Event], None] = lambda event: None
     # (device_id, at_ms) → the last reading of a device before that moment, as text
@@ -72,6 +77,7 @@ class Supervisor:
         self._paused_until_s = -math.inf
         self._paused_at_ms = -1
         self._retired_from: set[int | None] = set()  # devices
+        self._faults_ms: dict[int | None, int] = {}  # device → its last fault under MPS
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
@@ -86,6 +92,7 @@ class Supervisor:
             openings=self.policy.retries + 1,
             timetable=self.timetable,
             audio=self.audio,
+            mps=self.mps,
         )
 
     # --- called by the task ---------------------------------------------------------------------------------------
@@ -162,6 +169,12 @@ class Supervisor:
         self.drain()
         for thread in self._threads:
             thread.kill()
+
+    def end_shared(self, device_id: int | None) -> None:
+        """End the workers that share a device through MPS; their chunks are not charged with it."""
+        for thread in self._threads:
+            if thread.plan.device_id == device_id:
+                thread.end_shared()
 
     # --- in the task's thread -------------------------------------------------------------------------------------
 
@@ -265,6 +278,8 @@ class Supervisor:
         if event.broken is not None and event.broken.at_start:
             log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
             delay_s = self.policy.delay_s(event.failed_openings)
+        if event.shared and event.broken is not None and event.broken.error_class == retry.GPU_ERROR:
+            self._on_shared_fault(plan, event.at_ms)
         for result in self._blame_chunks(plan, event):
             del left[result.chunk.key]
             if result.charged:
@@ -272,12 +287,23 @@ class Supervisor:
             else:
                 self._settle(plan, result)
                 suspects.append(result.chunk)
-        # One of these broke the session for the others; trying halves finds it in a few rounds.
-        for half in (suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]):
-            if half:
-                self._queue.put_back(half, alone=True)
+        # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
+        # more of them, in other sessions.
+        middle = len(suspects) // 2
+        for group in [[chunk] for chunk in suspects] if event.shared else (suspects[:middle], suspects[middle:]):
+            if group:
+                self._queue.put_back(group, alone=True)
         if left:
             self._queue.put_back(list(left.values()), delay_s=delay_s)
+
+    def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
+        """End all workers that share a faulty context: each gets the same error, and none can start before all end."""
+        before_ms, self._faults_ms[plan.device_id] = self._faults_ms.get(plan.device_id), at_ms
+        if before_ms is None or at_ms - before_ms > _ONE_FAULT_MS:
+            why = "a fault on the device ended its workers under MPS; their chunks are tried one by one, without MPS"
+            log.warning("%s", why)
+            self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
+        self.end_shared(plan.device_id)
 
     def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
         """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""
@@ -310,9 +336,11 @@ class Supervisor:
         blamed = [] if broken.at_start else in_progress or event.unanswered[:1]
         if broken.error_class == retry.TERMINATED:
             blamed = [chunk for chunk in blamed if not self._retries.is_excused(chunk, retry.TERMINATED)]
-        if len(blamed) == 1:
+        of_others = event.shared and broken.error_class in retry.DEATHS
+        if len(blamed) == 1 and not of_others:
             return [_failed_result(blamed[0], broken, event)]
-        why = f"lost with {len(blamed)} chunks in progress ({broken.error_class}): {_last_line(str(broken))}"
+        with_whom = "other workers under MPS" if of_others else f"{len(blamed)} chunks in progress"
+        why = f"lost with {with_whom} ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
         return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in blamed]
 

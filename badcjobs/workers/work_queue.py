@@ -21,6 +21,7 @@ class Batch:
     chunks: list[Chunk]
     alone: bool = False  # suspects: no other chunk may be in the engine with them
     lean: bool = False  # alone, and the engine uses as little memory as possible
+    apart: bool = False  # may break the engine: it must not share its device through MPS
 
 
 Fits = Callable[[Chunk], bool]  # whether one more chunk can be finished in time; if so, its time is reserved
@@ -141,12 +142,15 @@ class WorkQueue:
     def put_back(self, chunks: list[Chunk], *, delay_s: float = 0.0, alone: bool = False, lean: bool = False) -> None:
         """Return chunks in flight to the queue, to be tried again after a delay.
 
-        ``alone``: these chunks together, without others; ``lean``: the same, with as little memory as possible.
+        ``alone``: these chunks together, without others, and without MPS; ``lean``: without others, with as little
+        memory as possible.
         """
         with self._changed:
             self._in_flight -= len(chunks)
             due_s = self._clock.monotonic_s() + delay_s
-            heapq.heappush(self._delayed, (due_s, next(self._sequence), Batch(chunks, alone or lean, lean)))
+            heapq.heappush(
+                self._delayed, (due_s, next(self._sequence), Batch(chunks, alone or lean, lean, alone and not lean))
+            )
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:

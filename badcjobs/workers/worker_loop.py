@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.errors import BadcjobsError
@@ -17,10 +17,12 @@ from badcjobs.store.live_folder import check_room
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import ChunkKey, model_of
+from badcjobs.workers.mps import MpsDaemons
 from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
 _KILLED_START_FACTOR = 5  # an engine that another program kills while it starts gets this many times more starts
 _GPU_ERRORS = 3  # after this many in a row, with no chunk done in between, the device is at fault and not the chunks
+_FAILURES_SHARED = 3  # after this many sessions under MPS without a result, a worker does without MPS
 
 # (device_id, chunks in hand with their start in ms, chunks processed at the same time) → Fits
 Timetable = Callable[[int | None, Sequence[tuple[Chunk, int | None]], int], Fits]
@@ -53,6 +55,7 @@ class BatchOver:
     at_ms: int
     retires: bool = False  # the worker stops
     failed_openings: int = 0  # in a row, this one included
+    shared: bool = False  # under MPS, where the fault of a worker ends all workers of its device
 
 
 # An exception is a bug in this thread; the supervisor raises it again in the main thread.
@@ -73,10 +76,15 @@ class WorkerThread(threading.Thread):
     openings: int  # how often in a row the engine may fail to start
     timetable: Timetable | None = None
     audio: AudioSteps | None = None  # None: the engine gets every chunk unchanged
+    mps: MpsDaemons = field(default_factory=MpsDaemons)
     retired: bool = False  # set by the supervisor: stop after the chunks in hand
     _parallel: int = 1  # the most chunks that were in progress at the same time
     _feed: Session | None = None  # the open session, with the audio steps before it
     _is_lean: bool = False  # whether the open session is lean
+    _pipe: str | None = None  # of the daemon through which the open session shares its device; None: it does not
+    _gave_result: bool = False  # the open session
+    _apart: bool = False  # the next batch runs without MPS: the server recovers when all its clients have ended
+    _failures_shared: int = 0  # sessions under MPS in a row without a result
     _interrupted: bool = False
     _killed: bool = False
     _gpu_errors: int = 0  # in a row
@@ -99,6 +107,11 @@ class WorkerThread(threading.Thread):
         """Kill the engine immediately."""
         self._killed = True
         if (feed := self._feed) is not None:
+            feed.kill()
+
+    def end_shared(self) -> None:
+        """Kill the engine if it shares its device; one that starts a program for each chunk fails by itself."""
+        if self._pipe is not None and (feed := self._feed) is not None and feed.pid is not None:
             feed.kill()
 
     # --- in the thread --------------------------------------------------------------------------------------------
@@ -147,14 +160,17 @@ class WorkerThread(threading.Thread):
             return False
         return self.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
-    def _session(self, lean: bool) -> Session:
-        """Return a lean or a usual session; keep the open one where possible, because a start is slow."""
-        if self._feed is not None and self._is_lean == lean:
+    def _session(self, lean: bool, apart: bool) -> Session:
+        """Return a lean or a usual session, under MPS or apart; keep the open one if possible: a start is slow."""
+        tries = not apart and self._failures_shared < _FAILURES_SHARED
+        pipe = self.mps.pipe_of(self.plan.device_id) if tries else None
+        # If the daemon has ended, its server and its clients may still work.
+        if self._feed is not None and self._is_lean == lean and (self._pipe == pipe or (tries and pipe is None)):
             return self._feed
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._is_lean = lean
-        plan = replace(self.plan, lean=lean)
+        self._is_lean, self._pipe, self._gave_result = lean, pipe, False
+        plan = replace(self.plan, lean=lean, pipe=pipe)
         feed = self.engine.open(plan, self._folder)
         if self.audio is not None:
             feed = SessionFeed(feed, plan, self.audio, clock=self.clock, folder=self._folder / "pieces")
@@ -172,7 +188,8 @@ class WorkerThread(threading.Thread):
         started: dict[ChunkKey, ChunkStarted] = {}
         lost: list[ChunkResult] = []
         broken: SessionBroken | None = None
-        alone = batch.alone
+        apart, self._apart = batch.apart or self._apart, False
+        alone = batch.alone or apart
 
         def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
             nonlocal alone
@@ -185,7 +202,7 @@ class WorkerThread(threading.Thread):
             return fresh
 
         try:
-            for event in self._session(batch.lean or self._must_be_lean).process(batch.chunks, more):
+            for event in self._session(batch.lean or self._must_be_lean, apart).process(batch.chunks, more):
                 if isinstance(event, ChunkStarted):
                     started[event.chunk.key] = event
                 else:
@@ -194,6 +211,7 @@ class WorkerThread(threading.Thread):
                     started.pop(event.chunk.key, None)
                     if event.ok:
                         self._gpu_errors = 0
+                        self._look_for_mps()
                     if not event.charged and event.error_class not in retry.OF_NODE:
                         lost.append(event)
                 self.report(self.plan, event)
@@ -211,7 +229,8 @@ class WorkerThread(threading.Thread):
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
         left, now_ms = list(unanswered.values()), self.clock.now_ms()
-        over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings)
+        shared = self._pipe is not None
+        over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings, shared)
         self.report(self.plan, over)
         return over
 
@@ -219,7 +238,15 @@ class WorkerThread(threading.Thread):
         """Return a result that is not charged to the chunk if the node is at fault."""
         if result.error_class in retry.MAY_BE_NODE and result.charged and (fault := self._find_fault()) is not None:
             result = replace(result, error_class=fault[0], error=f"{result.error}\n{fault[1]}")
-        return replace(result, charged=False) if result.error_class in retry.OF_NODE else result
+        of_others = self._pipe is not None and result.error_class in retry.DEATHS
+        return replace(result, charged=False) if of_others or result.error_class in retry.OF_NODE else result
+
+    def _look_for_mps(self) -> None:
+        """Check once per session that its engine is a client of MPS: the first result shows that it uses the device."""
+        if self._pipe is not None and not self._gave_result and self._feed is not None:
+            self.mps.look_for(self.plan.device_id, self._feed.pid)
+            self._failures_shared = 0
+        self._gave_result = True
 
     def _find_fault(self) -> tuple[str, str] | None:
         """Return the class and the text of a fault of the node, from a test file in our folder; None: there is none."""
@@ -244,12 +271,16 @@ class WorkerThread(threading.Thread):
         """Return the error and whether the worker stops because of it; repeated GPU errors mean a lost GPU."""
         if broken is None or broken.error_class in retry.OF_NODE:
             return broken, False
+        self._apart = self._pipe is not None
+        self._failures_shared += self._apart and not self._gave_result
         if self._gpu_errors >= _GPU_ERRORS:
             why = f"{_GPU_ERRORS} errors in a row on this device; last error: {broken}"
             return SessionBroken(retry.GPU_LOST, why), True
         if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # other processes fill the device
             self._must_be_lean = True
             return broken, self._failed_openings > 1
+        if self._apart and broken.at_start:  # MPS may be the cause
+            return broken, False
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
         limit = self.openings * (_KILLED_START_FACTOR if is_killed else 1)
         return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)

@@ -14,6 +14,8 @@ import pytest
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
+from support.fake_mps import install_fake_mps
+from support.fake_nvml import fake_nvml_environ
 from support.live_files import committed, halves, live_folders
 from support.waiting import wait_for
 
@@ -21,6 +23,7 @@ DEVICES = 2
 CHUNKS_PER_KILL = 9
 CHUNK_S, WINDOWS = 1.2, 12
 LONGEST_PAUSE_S = 1.0  # between two kills
+OF_MPS = {"mps-control -d": "MPS daemon", "mps-control": "question to it", "mps-server": "MPS server"}
 ALONE_SHARE = 0.05  # of the moments at which a wrapper has nobody beside it
 # What must not be lost once it is committed.
 PRECIOUS = {
@@ -40,6 +43,7 @@ SCIENCE = (
 VARIANTS = {
     "demo": (1, 1, "local", 0.08, 1.0),
     "hawkears": (2, 2, "local", 0.3, 0.4),  # the stand-in package, fed by our workers, which a parent forks
+    "mps": (1, 2, "local", 0.15, 0.5),  # the same, on cards that they share through a daemon
     "command": (1, 1, "shared", 0.1, 0.2),  # a program per chunk with a child of its own: it fails when that dies
 }
 
@@ -49,6 +53,8 @@ def engine(site, name, chunk_s):
         return "--engine", "demo", f"--engine-arg=--burn-s={chunk_s}"
     if name == "hawkears":
         return hawkears_options(site.folder, "--threads=2")
+    if name == "mps":
+        return hawkears_options(site.folder, "--threads=1")
     heard = 'label=$(cksum < "$1" | cut -d" " -f1)\nprintf "start_time,end_time,label,score\\n0,1,$label,0.5\\n" > "$2"'
     script = site.script("slow.sh", f"set -e\nsleep $3\n{heard}")
     return "--command", f"{script} {{input}} {{output}} {chunk_s}"
@@ -89,8 +95,11 @@ class Campaign:
         paths = [fake_package_environ()["PYTHONPATH"], os.environ.get("PYTHONPATH")]
         stand_in = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FAKE_HAWKEARS_S": str(chunk_s)}
         config = ("publish_every_s=0.5", "backoff_s=0.05", f"live_mode={self.mode}")
-        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), "--simulate", DEVICES,
-                 f"--workers-per-gpu={self.per_gpu}")  # fmt: skip
+        quick = ("--interval", 0.1, *(f"--config=run.{one}" for one in config), f"--workers-per-gpu={self.per_gpu}")
+        if self.name == "mps":
+            stand_in |= {**fake_nvml_environ(DEVICES), **install_fake_mps(self.site.folder / "bin")}
+        else:
+            quick += ("--simulate", DEVICES)
         options = (*quick, *engine(self.site, self.name, chunk_s))
         self.program = self.site.start("run", "manifest.csv", "--out", out, *options,
                                        env={**stand_in, "HOME": "/nonexistent"})  # fmt: skip
@@ -120,12 +129,16 @@ class Campaign:
                     with suppress(psutil.Error):
                         kinds.setdefault(self._kind(process), []).append(process)
                 # A wrapper that has started nobody yet is let live most of the time, or there would never be others.
-                if len(kinds) > 1 or (kinds and self.chance.random() < ALONE_SHARE):
+                is_up = len(kinds) > 1 if self.name != "mps" else "worker" in kinds  # the daemons come before workers
+                if is_up or (kinds and self.chance.random() < ALONE_SHARE):
                     kind = self.chance.choice(sorted(kinds))
                     self._kill(kind, self.chance.choice(sorted(kinds[kind], key=lambda process: process.pid)))
                     return
 
     def _kind(self, process):
+        for words, kind in OF_MPS.items():
+            if words in " ".join(process.cmdline()):
+                return kind
         if process.pid in self.wrappers:
             return "wrapper"
         if any("recorder_process" in word for word in process.cmdline()):
@@ -142,8 +155,8 @@ class Campaign:
                 self.seen[table] |= set(committed(live, sql))
         victim.kill()
         if "recorder" not in kind:
-            all_at_once = kind in ("wrapper", "parent of workers")
-            self.at_most_in_flight += self.lanes * (DEVICES * self.per_gpu if all_at_once else 1)
+            devices = DEVICES if kind in ("wrapper", "parent of workers") else int(kind in OF_MPS.values())
+            self.at_most_in_flight += self.lanes * (devices * self.per_gpu or 1)
 
     def check_account(self, job):
         """Compare what was finished and begun with what is in the job database."""

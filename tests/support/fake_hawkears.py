@@ -21,6 +21,8 @@ import zlib
 from array import array
 from pathlib import Path
 
+from support.fake_mps import use_device
+
 KNOWN_REGIONS = {"CA-NT", "CA-AB", "CA-BC"}
 NAMES = {"ROPT": "Rock Ptarmigan", "RUGR": "Ruffed Grouse", "SPGR": "Spruce Grouse", "STGR": "Sharp-tailed Grouse"}
 CODES = (*NAMES, "WIPT")  # one has a code alone
@@ -85,7 +87,9 @@ def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float,
     """Take the time that a recording takes, do what it asks for, and return detections (start, end, code, score)."""
     content = path.read_bytes()
     word = content[6:].split()[0].decode() if content.startswith(b"#fake ") else ""
+    use_device(faulty=word == "fault")
     time.sleep(float(os.environ.get("FAKE_HAWKEARS_S", "0.01")))
+    use_device()
     if word in ERRORS:
         raise ERRORS[word]
     if word == "hang":

@@ -20,7 +20,9 @@
  *   FAKE_NVML_WORKED_S=3.2         for how long every device has worked until now; unset: (50+i) % of the time
  *   FAKE_NVML_PROCESSES=0:4711:512:30+50:cg,1:99:-:-
  *                                  DEVICE:pid:MiB:SM %:kinds; "-": not available; "30+50": two samples, 1 s apart;
- *                                  kinds: c compute (if left out), g graphics
+ *                                  kinds: c compute (if left out), g graphics, m client of MPS; a path: what is in it
+ *   FAKE_NVML_CAPABILITY=6.1       the compute capability of every device; unset: 9.0
+ *   FAKE_NVML_COMPUTE_MODE=3       of every device (3: exclusive); unset: 0, default
  *   FAKE_NVML_XID=0:79,1.0:31      DEVICE:Xid, to be reported once each to a listening event set
  *   FAKE_NVML_ECC=3                uncorrected errors of every device; unset: 0
  *   FAKE_NVML_SENT_BYTES=5         what the counter of PCIe out says; unset: by the time
@@ -28,8 +30,8 @@
  *
  * CALLS: uuid name limit pci threshold mig_mode utilization memory memory_v2 temperature temperature_v power energy
  *        clock throttle throttle_old fan encoder decoder ecc processes processes_v2 graphics graphics_v2
- *        process_utilization fields pcie (the values within fields) gpm gpm_sample gpm_metrics gpm_occupancy (that
- *        metric alone) events wait
+ *        mps mps_v2 capability compute_mode process_utilization fields pcie (the values within fields) gpm gpm_sample
+ *        gpm_metrics gpm_occupancy (that metric alone) events wait
  *
  * Device i is GPU-fa4e0000-0000-4000-8000-00000000000i: 50+i % busy, 16 GiB with 1+i used (and 0.5 reserved, which
  * version 1 of the memory call counts as used), 40+i °C (slows down at 87), 100+10i W of 300, energy = power × time,
@@ -386,6 +388,20 @@ int nvmlDeviceGetTotalEccErrors(device_t device, int corrected_or_not, int count
     return OK;
 }
 
+int nvmlDeviceGetCudaComputeCapability(device_t device, int *major, int *minor) {
+    double capability = number_or("FAKE_NVML_CAPABILITY", 9.0);
+    STOP_ON_TROUBLE("capability", device);
+    *major = (int)capability;
+    *minor = (int)(10 * capability) % 10;
+    return OK;
+}
+
+int nvmlDeviceGetComputeMode(device_t device, int *mode) {
+    STOP_ON_TROUBLE("compute_mode", device);
+    *mode = (int)number_or("FAKE_NVML_COMPUTE_MODE", 0);
+    return OK;
+}
+
 /* ---- field values ---------------------------------------------------------------------------------------------- */
 
 struct field { uint32_t id, scope; int64_t at_us, latency_us; unsigned type; int code; unsigned long long value; };
@@ -416,6 +432,12 @@ static unsigned processes_of(device_t device, char kind, struct process *found) 
     char list[1024], where[16];
     unsigned count = 0;
     snprintf(list, sizeof list, "%s", getenv("FAKE_NVML_PROCESSES") ? getenv("FAKE_NVML_PROCESSES") : "");
+    if (list[0] == '/') {
+        FILE *file = fopen(list, "r");
+        if (!file) return 0;
+        if (!fgets(list, sizeof list, file)) list[0] = 0;
+        fclose(file);
+    }
     for (char *rest = list, *item; (item = strsep(&rest, ",")) && count < MOST_PROCESSES;) {
         struct process *one = &found[count];
         strcpy(one->kinds, "c");
@@ -451,6 +473,8 @@ LIST_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "processes", 'c')
 LIST_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "processes_v2", 'c')
 LIST_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics", 'g')
 LIST_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics_v2", 'g')
+LIST_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps", 'm')
+LIST_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps_v2", 'm')
 
 struct process_sample { unsigned pid; unsigned long long at_us; unsigned sm, memory, encoder, decoder; };
 

@@ -48,6 +48,9 @@ def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
         assert str(who.ours) == ours, owner
         is_hidden = where == "container" and not who.ours
         assert (who.name, who.user is None) == (None if is_hidden else "python", is_hidden)
+    (proc / "7/environ").write_text(MARK)
+    (proc / "42/environ").write_text("A=1")
+    assert lookup(9, proc=proc).look_up(42).ours is True, "the child of a process of ours, with another environment"
     me = lookup(os.getppid()).look_up(os.getpid())
     assert me == ProcessOwner(Path("/proc/self/comm").read_text().strip(), getpass.getuser(), True)
     assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None), "it does not exist here"

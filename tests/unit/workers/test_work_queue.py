@@ -125,7 +125,10 @@ def take_apart(queue, over=lambda: False):
 NEWS = {
     "comes back": (lambda queue, first: queue.put_back(first), Batch(chunks(1))),
     "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), Batch(chunks(1))),
-    "comes back alone": (lambda queue, first: queue.put_back(first, alone=True), Batch(chunks(1), alone=True)),
+    "comes back alone": (
+        lambda queue, first: queue.put_back(first, alone=True),
+        Batch(chunks(1), alone=True, apart=True),
+    ),
     "fresh": (lambda queue, first: queue.add(chunks(1, first=5), complete=True), Batch(chunks(1, first=5))),
     "settled": (lambda queue, first: queue.finish(), None),
     "drained": (lambda queue, first: queue.drain(), None),

@@ -1,0 +1,256 @@
+"""CUDA MPS for workers that share a device: a daemon for each device, of this task alone, with a folder on the node.
+
+Without MPS the driver gives a device to one process after the other. A program that cannot reach its daemon silently
+runs without it, so each worker is looked up in the list of clients after its first result. A fault of one client ends
+all clients of its server: the workers of other devices have other servers, and a chunk that may be the cause of a fault
+never runs under MPS (``supervise``). Every process here has the mark of the task, by which leftovers are found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from badcjobs.devices.nvml import find_mps_obstacle
+from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import Device
+from badcjobs.paths import LocalFolder
+from badcjobs.processes import MPS_PIPE, TASK_MARK, bind_to_parent, end_leftovers, last_lines
+from badcjobs.store.live_folder import Owner, hold, locked
+from badcjobs.workers.feed import Decision
+
+log = logging.getLogger(__name__)
+
+_CONTROL = "nvidia-cuda-mps-control"
+_PID_FILE = f"{_CONTROL}.pid"  # in the folder of the pipes
+_USUAL_PIPE = Path("/tmp/nvidia-mps")  # where CUDA programs look without the variable
+_ALONE = "one worker per device"
+_MOST_CLIENTS = 48  # of a device, since Volta
+_PLACE, _NAME = Path("/tmp"), "badcjobs-mps-"  # on the node, and short: a socket's path has at most 107 characters
+_ANSWER_S = 10.0
+_END_S, _NAP_S = 5.0, 0.05
+
+
+def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str | None:
+    """Return why ``most`` workers do not share this device through MPS; None: they can."""
+    if most < 2:
+        return _ALONE
+    if device.uuid is None or device.backend != "nvml":
+        return f"the device is not read through NVML ({device.vendor}, {device.backend})"
+    if device.uuid.startswith("MIG-"):
+        return "the device is a MIG slice"
+    if most > _MOST_CLIENTS:
+        return f"{most} workers per device; the most is {_MOST_CLIENTS}"
+    if environ.get(MPS_PIPE):
+        return f"{MPS_PIPE} is set: the workers use the daemon of this site, in {environ[MPS_PIPE]}"
+    with suppress(OSError, ValueError):
+        if psutil.pid_exists(int((_USUAL_PIPE / _PID_FILE).read_text())):
+            return f"the workers use the daemon of this machine, in {_USUAL_PIPE}"
+    if shutil.which(_CONTROL, path=environ.get("PATH")) is None:
+        return f"{_CONTROL} is not on PATH"
+    return find_mps_obstacle(device.uuid)
+
+
+# --- one device -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class MpsDaemon:
+    """The control daemon of one device, and the server that it starts for its clients."""
+
+    device: Device
+    folder: Path
+    env: Mapping[str, str]
+    server: psutil.Process | None = None  # None: not seen yet
+    is_used: bool | None = None  # whether the last worker that was looked for is a client; None: no worker yet
+
+    def __post_init__(self) -> None:
+        self.pipe, self._logs = self.folder / "pipe", self.folder / "log"
+        places = {MPS_PIPE: str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._logs)}
+        self.env = {**self.env, **places, "CUDA_VISIBLE_DEVICES": self.device.pin}
+        self.control: psutil.Process | None = None
+
+    def start(self) -> str | None:
+        """Start the daemon and its server, which Slurm's signals must not end; return None, or why it failed."""
+        said = self._logs / "start.log"
+        try:
+            for place in (self.pipe, self._logs):
+                place.mkdir(parents=True)
+            with said.open("wb") as output:  # a pipe would stay open in the daemon
+                subprocess.run(
+                    [_CONTROL, "-d"], env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True,
+                    timeout=_ANSWER_S, start_new_session=True, preexec_fn=bind_to_parent,
+                )  # fmt: skip
+            wait_until((self.pipe / _PID_FILE).exists)
+            self.control = psutil.Process(int((self.pipe / _PID_FILE).read_text()))
+        except (OSError, ValueError, subprocess.SubprocessError, psutil.Error) as error:
+            return f"{_CONTROL} does not start: {last_lines(said, 200) or error}"
+        self._ask(f"start_server -uid {os.geteuid()}")
+        return None
+
+    def _ask(self, command: str) -> list[int]:
+        """Send the daemon a command; return the process ids in its answer."""
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.check_output(
+                [_CONTROL], input=f"{command}\n", env=self.env, text=True, timeout=_ANSWER_S, stderr=subprocess.DEVNULL
+            )
+            return [int(word) for word in answer.split() if word.isdecimal()]
+        return []
+
+    def has_client(self, pid: int | None) -> bool:
+        """Return whether a worker is a client; the program of a prefix is its child, others (None) have ended."""
+        servers = self._ask("get_server_list")
+        with suppress(psutil.Error, IndexError):
+            self.server = psutil.Process(servers[-1])
+        family = {pid}
+        with suppress(psutil.Error):
+            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)} if pid else set()
+        if family & {client for server in servers for client in self._ask(f"get_client_list {server}")}:
+            return True
+        try:
+            said = (self._logs / "server.log").read_text(errors="replace")
+        except OSError:
+            return False
+        return any(("PID: " if one is None else f"PID: {one},") in said for one in family)
+
+    def stop(self) -> None:
+        """Ask the daemon to end, wait a little for it, and kill what is left."""
+        if is_alive(self.control):
+            self._ask("quit")
+            wait_until(lambda: not (is_alive(self.control) or is_alive(self.server)))
+        for process in (self.control, self.server):
+            with suppress(psutil.Error):
+                if process is not None and is_alive(process):
+                    process.kill()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait a little for something that is going to happen."""
+    end_s = time.monotonic() + _END_S
+    while not is_so() and time.monotonic() < end_s:
+        time.sleep(_NAP_S)
+
+
+def is_alive(process: psutil.Process | None) -> bool:
+    """Return whether a process runs; one that has ended may stay visible if its parent does not wait for it."""
+    with suppress(psutil.Error):
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+# --- all devices of a task --------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class MpsDaemons:
+    """The daemons of a task by device_id; without ``start`` there are none. The first two methods are thread-safe."""
+
+    _daemons: dict[int | None, MpsDaemon] = field(default_factory=dict)
+    _folder: LocalFolder | None = None
+    _mark: str = ""
+
+    def __post_init__(self) -> None:
+        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+
+    def pipe_of(self, device_id: int | None) -> str | None:
+        """Return the folder through which new workers of a device reach its daemon; None: there is none."""
+        daemon = self._daemons.get(device_id)
+        return None if daemon is None or not is_alive(daemon.control) else str(daemon.pipe)
+
+    def look_for(self, device_id: int | None, pid: int | None) -> None:
+        """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
+        daemon = self._daemons.get(device_id)
+        if daemon is None or not is_alive(daemon.control) or (found := daemon.has_client(pid)) == daemon.is_used:
+            return
+        daemon.is_used = found
+        how = "connected to its server" if found else "not connected, and runs without it: its server does not list it"
+        self._decide(daemon.device, found, f"{f'worker {pid}' if pid else 'a worker'} is {how}")
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield the decisions since the last call."""
+        while not self._decisions.empty():
+            yield self._decisions.get()
+
+    def start(
+        self, wanted: str, devices: Sequence[tuple[int, Device]], *, most: int, environ: Mapping[str, str], mark: str,
+        local: LocalFolder, hostname: str,
+    ) -> None:  # fmt: skip
+        """Start a daemon for each device that can have one; ``wanted`` is auto, on (fail otherwise) or off.
+
+        ``most``: the most workers that a device may get.
+        """
+        end_left_behind(hostname)
+        self._mark, reasons = mark, dict[tuple[str | None, str | None], Device]()
+        for device_id, device in devices:
+            why = "--mps off" if wanted == "off" else find_obstacle(device, most, environ)
+            try:
+                if why is None and self._folder is None:
+                    self._folder = LocalFolder.create(_PLACE, _NAME)
+                    hold(self._folder, Owner.of(Path(), mark, shared=False, hostname=hostname))
+                    local.mps.symlink_to(self._folder.path)  # whoever removes that folder removes this one
+            except (BadInput, OSError) as error:
+                why = str(error)
+            if why is None and self._folder is not None:
+                daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: mark})
+                if (why := daemon.start()) is None:
+                    self._daemons[device_id] = daemon
+            if why is not None and wanted == "on":
+                name = device.name or device.token
+                raise NotHere(f"--mps on: MPS cannot be used on {name}", why=why, fix="badcjobs run … --mps auto")
+            reasons.setdefault((device.name, why), device)  # devices of one model have one row
+        for (_, why), device in reasons.items():
+            self._decide(device, why is None, why or f"up to {most} workers share the device through a daemon of ours")
+
+    def check(self, end_workers: Callable[[int | None], object]) -> None:
+        """Note daemons that have ended, and end the workers of a server that has: they could hang."""
+        for device_id, daemon in list(self._daemons.items()):
+            if daemon.server is not None and not is_alive(daemon.server):
+                daemon.server = daemon.is_used = None
+                end_workers(device_id)
+                self._decide(daemon.device, False, "its server has ended; its workers start again")
+            if not is_alive(daemon.control) and daemon.is_used is not False:
+                daemon.is_used = False
+                self._decide(daemon.device, False, "the daemon has ended: new workers run without it")
+
+    def close(self) -> None:
+        """End all daemons and remove their folder; call it after the workers have ended."""
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        for daemon in self._daemons.values():
+            daemon.stop()
+        self._daemons.clear()
+        end_all(self._mark)
+        folder.remove()
+
+    def _decide(self, device: Device, is_used: bool, reason: str) -> None:
+        log.log(logging.DEBUG if reason == _ALONE else logging.INFO, "MPS: %s: %s", device.name, reason)
+        self._decisions.put(("mps", device.name, float(is_used), reason))
+
+
+# --- what killed tasks leave ------------------------------------------------------------------------------------------
+
+
+def end_left_behind(hostname: str) -> None:
+    """End the daemons of tasks that were killed on this node together with their recorder."""
+    for folder in map(LocalFolder, _PLACE.glob(f"{_NAME}*")):
+        with locked(folder) as owner:
+            if owner is not None and owner.is_of(hostname):
+                log.warning("an earlier task was killed: ending its MPS daemons in %s", folder.path)
+                end_all(owner.mark)
+                folder.remove()
+
+
+def end_all(mark: str) -> None:
+    """Kill every process with a mark, and wait until they are gone."""
+    wait_until(lambda: not end_leftovers(mark))

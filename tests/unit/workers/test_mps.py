@@ -1,0 +1,317 @@
+"""MPS: on which devices it is used, whether workers are its clients, who is blamed under it, and that nothing stays."""
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from rooms.devices import find_mps_obstacle
+from rooms.model import ChunkStarted, Device, WorkerPlan
+from rooms.root import LocalFolder, NotHere, SessionBroken
+from rooms.workers import MpsDaemons, end_left_behind, find_obstacle
+from support.fake_mps import ILLEGAL_ADDRESS, install_fake_mps
+from support.fake_nvml import FakeNvml, fake_slice_uuid, fake_uuid
+from support.supervised import OK, Bench, acting, done
+from support.waiting import processes, wait_for
+
+GPU = Device("0", "test", index=0, uuid=fake_uuid(0), name="Stand-in GPU", backend="nvml")
+DEVICE_ID = 100
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Two cards, and the daemon's program on PATH; return what steers the cards."""
+    monkeypatch.setenv("PATH", install_fake_mps(tmp_path / "bin")["PATH"])
+    return FakeNvml(monkeypatch, 2)
+
+
+class Task:
+    """A task that was given some devices; its marked processes are its daemons alone."""
+
+    def __init__(self, folder):
+        self.folder, self.mark, self.mps = folder, f"test-{folder.name}-{os.getpid()}", MpsDaemons()
+
+    def start(self, wanted="auto", devices=((DEVICE_ID, GPU),), most=2, **environ):
+        local = LocalFolder(self.folder)
+        self.mps.start(wanted, devices, most=most, environ={**os.environ, **environ}, mark=self.mark, local=local,
+                       hostname="here")  # fmt: skip
+        return [(value, reason) for kind, _, value, reason in self.mps.decisions() if kind == "mps"]
+
+    def processes(self):
+        return processes(lambda one: one.environ().get("BADCJOBS_TASK") == self.mark)
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "live").mkdir()
+    task = Task(tmp_path / "live")
+    yield task
+    task.mps.close()
+    assert task.processes() == []
+    assert not task.folder.joinpath("mps").exists(), "the folder of the daemons is gone"
+
+
+def worker_of(pipe, code="use_device()"):
+    """Start a process that uses CUDA, then waits for its stdin to close."""
+    tests = Path(__file__).parents[2]
+    program = f"import sys; sys.path.insert(0, {str(tests)!r}); from support.fake_mps import use_device; {code};"
+    program += " print('up', flush=True); sys.stdin.read()"
+    env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipe} if pipe else dict(os.environ)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    worker = subprocess.Popen(["python3", "-c", program], env=env, **pipes)
+    assert worker.stdout.readline() == b"up\n"
+    return worker
+
+
+REASONS = {
+    "one worker per device": ({"most": 1}, {}),
+    "is not read through NVML (amd, amdsmi)": ({"vendor": "amd", "backend": "amdsmi"}, {}),
+    "is not read through NVML (nvidia, simulated)": ({"backend": "simulated"}, {}),
+    "is not read through NVML (nvidia, none)": ({"uuid": None}, {}),
+    "is a MIG slice": ({"uuid": fake_slice_uuid(0, 1)}, {}),
+    "49 workers per device; the most is 48": ({"most": 49}, {}),
+    "older than Volta (compute capability 6.1)": ({}, {"capability": "6.1"}),
+    "compute mode": ({}, {"compute_mode": 3}),
+    "NVML does not find the device": ({"uuid": fake_uuid(7)}, {}),
+    "nvidia-cuda-mps-control is not on PATH": ({"PATH": "/nowhere"}, {}),
+    "use the daemon of this site, in /site/mps": ({"CUDA_MPS_PIPE_DIRECTORY": "/site/mps"}, {}),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, task, reason):
+    facts, settings = REASONS[reason]
+    machine.set(**settings)
+    environ, most = {name: facts[name] for name in facts if name.isupper()}, facts.get("most", 2)
+    known = {"token": "0", "why": "test", "uuid": GPU.uuid, "name": GPU.name, "backend": "nvml"}
+    device = Device(**known | {name: facts[name] for name in facts if name not in (*environ, "most")})
+    device = device if device.uuid else Device("0", "test")
+    ((used, why),) = task.start(devices=[(DEVICE_ID, device)], most=most, **environ)
+    assert (used, reason in why, task.processes()) == (0.0, True, []), why
+    with pytest.raises(NotHere) as refused:
+        task.start("on", [(DEVICE_ID, device)], most, **environ)
+    assert (refused.value.why, "--mps auto" in refused.value.fix) == (why, True)
+    assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(0.0, "--mps off")]
+
+
+def test_a_card_with_the_server_of_another_daemon_is_left_to_it(machine, tmp_path):
+    server = subprocess.Popen(["nvidia-cuda-mps-server"])
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        machine.set(processes=f"0:{other.pid}:99:-,0:{server.pid}:66:-")
+        wait_for(lambda: find_mps_obstacle(fake_uuid(0)), "it has its name")
+        assert f"process {server.pid}" in find_obstacle(GPU, 2, os.environ)
+        assert find_mps_obstacle(fake_uuid(1)) is None
+    finally:
+        for process in (server, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_daemon_that_does_not_start_is_done_without_and_says_why(machine, task):
+    assert task.start(FAKE_MPS="refuses") == [
+        (0.0, "nvidia-cuda-mps-control does not start: The user does not have the permission to start it")
+    ]
+    assert task.mps.pipe_of(DEVICE_ID) is None
+    with pytest.raises(NotHere, match="--mps on"):
+        task.start("on", FAKE_MPS="refuses")
+
+
+def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its_clients(machine, task):
+    second = Device("1", "test", index=1, uuid=fake_uuid(1), name="Other GPU", backend="nvml")
+    assert [used for used, _ in task.start(devices=[(100, GPU), (101, second)], most=6)] == [1.0, 1.0]
+    pipes = [task.mps.pipe_of(device_id) for device_id in (100, 101)]
+    assert len({*pipes}) == 2 and all(len(f"{pipe}/control_privileged") < 100 for pipe in pipes)
+    environs = [one.environ() for one in task.processes()]
+    assert sorted(one["CUDA_VISIBLE_DEVICES"] for one in environs) == [GPU.pin] * 2 + [second.pin] * 2
+    ignored = [int(Path(f"/proc/{one.pid}/status").read_text().split("SigIgn:")[1].split()[0], 16)
+               for one in task.processes()]  # fmt: skip
+    assert all(mask >> 14 & 1 for mask in ignored), "a TERM of Slurm does not end it while workers finish their chunks"
+    client, stranger = worker_of(pipes[0]), worker_of(None)
+    try:
+        task.mps.look_for(100, client.pid)
+        task.mps.look_for(101, client.pid)
+        task.mps.look_for(100, client.pid)  # no news
+        task.mps.look_for(100, stranger.pid)
+        task.mps.look_for(None, client.pid)
+    finally:
+        for worker in (client, stranger):
+            worker.communicate()
+    task.mps.look_for(100, client.pid)  # it has ended, but the log knows it
+    unknown = "is not connected, and runs without it: its server does not list it"
+    assert [(model, value, reason) for _, model, value, reason in task.mps.decisions()] == [
+        ("Stand-in GPU", 1.0, f"worker {client.pid} is connected to its server"),
+        ("Other GPU", 0.0, f"worker {client.pid} {unknown}"),
+        ("Stand-in GPU", 0.0, f"worker {stranger.pid} {unknown}"),
+        ("Stand-in GPU", 1.0, f"worker {client.pid} is connected to its server"),
+    ]  # fmt: skip
+
+
+def test_a_prefix_is_a_client_if_its_child_is_and_a_program_for_each_chunk_is_known_by_the_log(machine, task):
+    task.start()
+    pipe = task.mps.pipe_of(DEVICE_ID)
+    task.mps.look_for(DEVICE_ID, None)
+    child = "use_device(), os.write(ends[1], b'x'), sys.stdin.read(), os._exit(0)"
+    parent = worker_of(pipe, f"import os; ends = os.pipe(); os.fork() or ({child}); os.read(ends[0], 1)")
+    try:
+        task.mps.look_for(DEVICE_ID, parent.pid)
+    finally:
+        parent.communicate()
+    task.mps.look_for(DEVICE_ID, 1 << 30)
+    task.mps.look_for(DEVICE_ID, None)
+    values = [value for *_, value, _ in task.mps.decisions()]
+    assert values == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_server_that_does_not_end_with_its_daemon_is_killed_even_if_it_does_not_look_like_ours(machine, task):
+    task.start(FAKE_MPS="stubborn")
+    worker = worker_of(task.mps.pipe_of(DEVICE_ID))
+    task.mps.look_for(DEVICE_ID, worker.pid)
+    (control,) = task.processes()
+    (server,) = control.children()
+    worker.communicate()
+    task.mps.close()
+    assert processes(lambda one: one.pid == server.pid) == []
+
+
+@pytest.mark.parametrize("victim", ["control", "server"])
+def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_that_device_only(machine, task, victim):
+    task.start()
+    pipe, ended = task.mps.pipe_of(DEVICE_ID), []
+    worker = worker_of(pipe)
+    task.mps.look_for(DEVICE_ID, worker.pid)
+    task.mps.check(ended.append)
+    assert ended == []
+    control, server = sorted(task.processes(), key=lambda one: one.create_time())
+    {"control": control, "server": server}[victim].kill()
+    wait_for(lambda: len(task.processes()) == 1, "it is dead")
+    task.mps.check(ended.append)
+    task.mps.check(ended.append)  # once is enough
+    worker.communicate()
+    *_, (_, _, value, reason) = task.mps.decisions()
+    if victim == "control":
+        assert (ended, task.mps.pipe_of(DEVICE_ID), value) == ([], None, 0.0)
+        assert "the daemon has ended" in reason
+    else:
+        assert (ended, task.mps.pipe_of(DEVICE_ID), "its server has ended" in reason) == ([DEVICE_ID], pipe, True)
+        again = worker_of(pipe)
+        task.mps.look_for(DEVICE_ID, again.pid)
+        again.communicate()
+        assert [value for *_, value, _ in task.mps.decisions()] == [1.0], "the daemon has started another one"
+
+
+def test_what_a_killed_task_left_is_ended_by_the_next_one_and_what_lives_is_not(machine, task, tmp_path):
+    """The owner is a process of its own: its lock ends with it."""
+    (tmp_path / "other").mkdir()
+    other, (told, tell) = Task(tmp_path / "other"), os.pipe()
+    if (owner := os.fork()) == 0:
+        try:
+            other.start()
+            os.write(tell, b"up")
+            signal.pause()
+        finally:
+            os._exit(1)
+    assert os.read(told, 2) == b"up"
+    folder = (tmp_path / "other" / "mps").resolve()
+    end_left_behind("here")
+    assert (len(other.processes()), folder.is_dir()) == (2, True), "its owner lives"
+    os.kill(owner, signal.SIGKILL)
+    os.waitpid(owner, 0)
+    task.start()  # or a run of another test that comes first
+    assert (other.processes(), folder.exists()) == ([], False)
+    assert len(task.processes()) == 2
+
+
+# --- who is blamed ----------------------------------------------------------------------------------------------------
+
+
+def on_one_device(many):
+    return [WorkerPlan(slot, GPU, DEVICE_ID, 1) for slot in range(many)]
+
+
+def test_a_fault_ends_all_workers_of_the_device_blames_nobody_and_the_guilty_one_alone_is_poison(
+    machine, task, tmp_path
+):
+    """All three have a chunk in progress when one faults; one of the others does not notice by itself."""
+    task.start(most=3)
+    together, act, begun = threading.Barrier(3), acting({"c1": ["!gpu_error"] * 9}), []
+
+    def script(session, batch):
+        shared = session.plan.pipe is not None
+        if batch[0].chunk_id not in begun and len(begun) < 3:
+            begun.append(batch[0].chunk_id)
+            yield ChunkStarted(batch[0], 0)
+            together.wait(60)
+            if batch[0].chunk_id == "c2":
+                assert session.killed.wait(60), "it would work on, and keep the server from its recovery"
+                raise SessionBroken("worker_died", "killed")
+            raise SessionBroken("gpu_error", ILLEGAL_ADDRESS)
+        assert not (shared and batch[0].chunk_id in ("c0", "c1", "c2")), "a suspect never runs under MPS"
+        yield from act(session, batch)
+
+    bench = Bench(tmp_path, script, chunks=40, workers=on_one_device(3), mps=task.mps).run()
+    assert bench.statuses == {"done": 39, "poison": 1}
+    tries = bench.tries
+    assert [tries[f"c{n}"] for n in (0, 2)] == [[("batch_lost", "lost"), OK]] * 2
+    assert tries["c1"] == [("batch_lost", "lost"), ("gpu_error", "failed"), ("gpu_error", "failed")]
+    assert all(tries[f"c{n}"] == [OK] for n in range(3, 40))
+    shared = [session.plan.pipe is not None for session in bench.engine.sessions]
+    assert shared[:3] == [True] * 3 and True in shared[6:], "afterwards MPS is used again"
+    (event,) = bench.rows("SELECT value, reason FROM decision WHERE kind = 'mps' AND reason LIKE 'a fault%'")
+    assert (event[0], bench.tally.retired) == (0.0, []), "one event, and nobody retires"
+
+
+# What happens at each try → its tries; the first one is under MPS.
+DEATHS = {
+    "!hang": (["!hang"], [("batch_lost", "lost"), OK]),
+    "!engine_crash": (["!engine_crash"] * 9, [("batch_lost", "lost"), *[("engine_crash", "failed")] * 2]),
+    "!worker_died": (["!worker_died"], [("batch_lost", "lost"), OK]),
+    "a program for each chunk": (["gpu_error"] * 9, [("gpu_error", "lost"), *[("gpu_error", "failed")] * 2]),
+    "no death": (["bad_audio"], [("bad_audio", "failed"), OK]),
+}
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_death_under_mps_is_tried_again_without_it_before_a_chunk_is_blamed(machine, task, tmp_path, name):
+    task.start()
+    (acts, tries), shared = DEATHS[name], []
+    act = acting({"c0": acts})
+
+    def script(session, batch):
+        shared.append((batch[0].chunk_id, session.plan.pipe is not None))
+        yield from act(session, batch)
+
+    bench = Bench(tmp_path, script, chunks=9, workers=on_one_device(1), mps=task.mps).run()
+    assert bench.tries == {"c0": tries, **{f"c{n}": [OK] for n in range(1, 9)}}
+    without = [False] * (len(tries) - 1) if name != "no death" else [True]
+    assert [is_shared for chunk_id, is_shared in shared if chunk_id == "c0"] == [True, *without]
+    assert shared[-1][1] is True, "then MPS is used again"
+
+
+@pytest.mark.parametrize("why", ["it never starts under MPS", "faults in a row under MPS"])
+def test_a_worker_for_which_mps_does_not_work_works_without_it(machine, task, tmp_path, why):
+    task.start()
+
+    def refuse(plan):
+        if plan.pipe and "starts" in why:
+            raise SessionBroken("ran_on_cpu", "CUDA does not work", at_start=True)
+
+    def script(session, batch):
+        if session.plan.pipe:
+            yield ChunkStarted(batch[0], 0)
+            raise SessionBroken("gpu_error", ILLEGAL_ADDRESS)
+        yield from (done(chunk) for chunk in batch)
+
+    bench = Bench(tmp_path, script, chunks=30, workers=on_one_device(1), retries=0, on_open=refuse, mps=task.mps).run()
+    assert (bench.statuses, bench.tally.retired) == ({"done": 30}, [])
+    shared = sum(session.plan.pipe is not None for session in bench.engine.sessions)
+    assert shared == (0 if "starts" in why else 3)
+
+
+def test_a_device_that_is_really_broken_is_given_up_under_mps_too(machine, task, tmp_path):
+    task.start()
+    bench = Bench(tmp_path, acting({}, "!gpu_error"), chunks=60, workers=on_one_device(1), mps=task.mps).run()
+    assert "errors in a row on this device" in bench.tally.retired[0]
+    assert bench.statuses["pending"] > 40
