@@ -1,10 +1,14 @@
 """Prepare a data folder for HawkEars with random models: everything is real but what they hear.
 
-PYTHON_OF_HAWKEARS random_models.py FOLDER
+PYTHON_OF_HAWKEARS random_models.py FOLDER [--real-size]
+
+With ``--real-size`` there are as many models as HawkEars has, of the same shape: they take as long. Without, they are
+few and small.
 """
 
 import csv
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -16,21 +20,25 @@ from britekit.core.config_loader import get_config  # type: ignore[import-not-fo
 from britekit.models.model_loader import load_new_model  # type: ignore[import-not-found]
 from hawkears.core.initializer import initialize  # type: ignore[import-not-found]
 
-ROOT = Path(sys.argv[1])
+ROOT, REAL = Path(sys.argv[1]), "--real-size" in sys.argv
 GROUSE = [("Other", "Other"), ("Ruffed Grouse", "RUGR"), ("Speech", "Speech"), ("Spruce Grouse", "SPGR")]
-SHAPE = {"model_type": "vovnet.1", "head_type": "temporal_sed", "hidden_channels": 64}
+HEARD = 12  # kinds of birds
 
 
 def write_models(_url: str, folder: Path) -> None:
     """Write models where HawkEars would download its own."""
     low = "low-band" in folder.name
+    shape = {"model_type": "bknet.5t" if REAL and not low else "vovnet.1", "head_type": "temporal_sed",
+             "hidden_channels": 256 if REAL else 64}  # fmt: skip
     settings = yaml.safe_load((ROOT / "yaml" / ("low_band.yaml" if low else "default.yaml")).read_text())
     config = get_config()
-    for section, values in ((config.audio, settings["audio"]), (config.train, {**SHAPE, "sed_fps": 4})):
+    for section, values in ((config.audio, settings["audio"]), (config.train, {**shape, "sed_fps": 4})):
         for name, value in values.items():
             setattr(section, name, value)
     with (ROOT / "data" / "classes.csv").open() as table:
         kinds = GROUSE if low else [(row["Name"], row["Code"]) for row in csv.DictReader(table)]
+    unwanted = (ROOT / "data" / "exclude.txt").read_text().splitlines()
+    wanted = [number for number, (name, _) in enumerate(kinds) if name not in unwanted]
     birds = {
         "train_class_names": [name for name, _ in kinds],
         "train_class_codes": [code for _, code in kinds],
@@ -39,28 +47,34 @@ def write_models(_url: str, folder: Path) -> None:
         "num_train_specs": 1000,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(2 if low else 3):
+    for number in range(2 if low else 6 if REAL else 3):
         torch.manual_seed(number)
-        model = load_new_model(**birds)
-        make_sure(model, torch.rand(8, 1, config.audio.spec_height, config.audio.spec_width))
+        model = load_new_model(**birds).cpu()
+        heard = [] if low else random.Random(7).sample(wanted, HEARD)
+        make_sure(model, torch.rand(8, 1, config.audio.spec_height, config.audio.spec_width), heard)
         checkpoint = {
             "epoch": 0,
             "state_dict": model.state_dict(),
-            "hyper_parameters": {**SHAPE, **birds, "multi_label": True},
+            "hyper_parameters": {**shape, **birds, "multi_label": True},
         }
         model.on_save_checkpoint(checkpoint)
         torch.save(checkpoint, folder / f"random-{number}.ckpt")
 
 
-def make_sure(model: torch.nn.Module, noise: torch.Tensor) -> None:
-    """Let a model tell sounds apart: untrained, it is equally unsure of all."""
+def make_sure(model: torch.nn.Module, noise: torch.Tensor, heard: list[int]) -> None:
+    """Let a model hear some birds now and then, and never any other: untrained, it is equally unsure of all."""
     for part in model.modules():
         if isinstance(part, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)):
             part.momentum = 1.0
     with torch.no_grad():
         model.train()(noise)
-        model.head.frame_head.weight.mul_(8)
-        model.head.frame_head.bias.sub_(10)
+        _, frames = model.eval()(noise)  # recording, bird, moment
+        mean, spread = torch.full((frames.shape[1],), -7.0), torch.full((frames.shape[1],), 0.5)
+        mean[heard], spread[heard] = -0.5, 1.2
+        factor = spread / frames.std((0, 2)).clamp_min(1e-6)
+        last = model.head.frame_head
+        last.weight.mul_(factor[:, None, None])
+        last.bias.mul_(factor).add_(mean - frames.mean((0, 2)) * factor)
 
 
 initialize(ROOT, downloader=write_models)

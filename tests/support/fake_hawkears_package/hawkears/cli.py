@@ -14,7 +14,7 @@ def analyze(
     num_threads=None, max_models=None, label=None, quiet=False, *, recording_callback=None, cancellation_callback=None,
     recording_paths=(), raise_errors=False,
 ):  # fmt: skip
-    """Analyse a fixed list; what goes wrong is logged and forgotten unless ``raise_errors``."""
+    """Analyse a fixed list, or a folder; what goes wrong is logged and forgotten unless ``raise_errors``."""
     if os.environ.get("FAKE_HAWKEARS_NO_TORCH"):
         raise ModuleNotFoundError("No module named 'torch'")
     from hawkears.core import analyzer
@@ -32,11 +32,29 @@ def analyze(
         if not models:
             text = "Model checkpoint files not found. Run 'hawkears init' to initialize environment."
             raise analyzer.InferenceError(text)
-        analyzer.Analyzer(cfg).run(output_path, recording_callback, cancellation_callback, recording_paths)
+        callback = recording_callback or writer(Path(output_path))
+        paths = recording_paths or sorted(Path(input_path).iterdir())
+        analyzer.Analyzer(cfg).run(output_path, callback, cancellation_callback, paths)
     except (analyzer.InferenceError, ValueError) as error:
         if raise_errors:
             raise
         logging.error(error)
+
+
+def writer(folder):
+    """Return a callback that writes the files of a recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scores.csv").write_text("recording,name,start_time,end_time,score\n")
+
+    def write(result):
+        stem, found = result.recording_path.stem, result.detections
+        labels = [f"{d.start_time:.2f}\t{d.end_time:.2f}\t{d.species};{d.score:.3f}\n" for d in found]
+        (folder / f"{stem}_scores.txt").write_text("".join(labels))
+        lines = [f"{stem},{d.species},{d.start_time:.3f},{d.end_time:.3f},{d.score:.3f}\n" for d in found]
+        with (folder / "scores.csv").open("a") as table:
+            table.write("".join(lines))
+
+    return write
 
 
 if os.environ.get("FAKE_HAWKEARS_SHAPE") == "none":
@@ -47,13 +65,14 @@ if os.environ.get("FAKE_HAWKEARS_SHAPE") == "none":
 
 @click.pass_context
 def analyze_cmd(context, **options):
-    if context.args:
-        raise click.UsageError(f"No such option: {context.args[0]}")  # in the same words in every version of click
+    if wrong := [word for word in (options["input_path"], *context.args) if word and word.startswith("-")]:
+        raise click.UsageError(f"No such option: {wrong[0]}")  # in the same words in every version of click
     analyze(**options, cancellation_callback=lambda: False)
 
 
-OPTIONS = {"region": str, "date": str, "label": str, "lat": float, "lon": float, "min_score": float,
-           "threads num_threads": int, "models max_models": int}  # fmt: skip
-options = [click.Option([f"--{names.split()[0]}", names.split()[-1]], type=kind) for names, kind in OPTIONS.items()]
+OPTIONS = {"output output_path": str, "rtype": str, "region": str, "date": str, "label": str, "lat": float,
+           "lon": float, "min_score": float, "threads num_threads": int, "models max_models": int}  # fmt: skip
+parameters = [click.Argument(["input_path"], required=False)]
+parameters += [click.Option([f"--{names.split()[0]}", names.split()[-1]], type=kind) for names, kind in OPTIONS.items()]
 lax = {"ignore_unknown_options": True, "allow_extra_args": True}
-cli = click.Group(commands={"analyze": click.Command("analyze", lax, analyze_cmd, options)})
+cli = click.Group(commands={"analyze": click.Command("analyze", lax, analyze_cmd, parameters)})
