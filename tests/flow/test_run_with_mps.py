@@ -45,7 +45,8 @@ class Machine:
         return self.site.processes("nvidia-cuda-mps-server")
 
     def workers(self):
-        return [one for one in self.site.processes("hawkears_worker.py") if "--probe" not in one.cmdline()]
+        found = [one for one in self.site.processes("hawkears_worker.py") if "--probe" not in one.cmdline()]
+        return [one for one in found if "--parent" not in one.cmdline() or one.ppid() in [other.pid for other in found]]
 
     def wait_for_clients(self, many=3):
         wait_for(lambda: self.servers() and len(self.workers()) == many, "all are at work")
@@ -66,7 +67,7 @@ def machine(site):
 
 
 def test_workers_of_one_card_are_clients_of_a_daemon_that_ends_with_the_task(site, machine):
-    program = machine.start(600)
+    program = machine.start(600, OMP_NUM_THREADS="2")  # each has an environment of its own to look at
     machine.wait_for_clients()
     (daemon,), (server,), workers = machine.daemons(), machine.servers(), machine.workers()
     pipe = daemon.environ()[PIPE]
