@@ -232,9 +232,9 @@ class SubmitSettings:
     tasks: int | None = _setting(None, "count", "Array tasks that share SOURCE [1].", _ARRAY, example=20, least=1)
     parallel: int | None = _setting(None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, least=1)
     gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, least=0)
-    cpus: int | None = _setting(None, "count", "CPU cores [2 per GPU].", _TASK, example=2, least=1)
+    cpus: int | None = _setting(None, "count", "CPU cores [one per worker].", _TASK, example=2, least=1)
     mem: str | None = _setting(
-        None, "text", "Memory [4G per GPU].", _TASK, example="4G", metavar="SIZE", check=_check_memory
+        None, "text", "Memory [what the workers need].", _TASK, example="4G", metavar="SIZE", check=_check_memory
     )
     time: str | None = _setting(
         None, "text", "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
@@ -265,6 +265,9 @@ class SubmitSettings:
 class PlanSettings:
     """The table [plan]."""
 
+    prefer: str = _setting(
+        "cheapest", "text", "cheapest: the lowest bill; fastest: one worker per core", among=("cheapest", "fastest")
+    )
     margin: float | None = _setting(
         None, "number", "assume tasks up to this many times slower than the mean; default: as measured, else 1.5",
         example=1.5, least=1.0,

@@ -52,7 +52,7 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
-    from badcjobs.cli.submit import with_merge_account
+    from badcjobs.cli.submit import complete
     from badcjobs.cluster.job_script import is_job_script
     from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
@@ -72,10 +72,13 @@ def check(
         # A check without SOURCE looks at everything else; the settings would be refused without one.
         of_run = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
         of_run = replace(of_run, source=sources)
-        submit = with_merge_account(project.make(SubmitSettings, settings, "check"), project.site)
+        own = project.make(SubmitSettings, settings, "check")
+        submit = complete(own, project, flags, site)
+        submit = submit if sources else replace(own, merge_account=submit.merge_account)
     order = CheckOrder(
         of_run, environ(), SystemClock(), Path.cwd(), submit, site or project.site, script, run_words, quick,
         Pace("chunks checked"), make_parser(context.find_root().command),
+        project.make(PlanSettings, {}, "check").prefer,
     )  # fmt: skip
     found = check_all(order)
     answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +29,8 @@ from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
+    from badcjobs.model import Billing
+    from badcjobs.project import Project
     from badcjobs.report.job import FinishedJob
 
 ROWS = "rows of the source read"
@@ -61,9 +64,10 @@ def merge(
 
     log_to_stderr(quiet=True)
     counter = Pace("task databases merged")
-    given = inputs or [find_run(None, read_project(context), "merge")]
+    project = read_project(context)
+    given = inputs or [find_run(None, project, "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
-    how = {"remove_merged": remove_merged, "readings": json_wanted}
+    how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": _billing(project)}
     job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=QueueReader(SystemClock()), **how)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
@@ -74,6 +78,15 @@ def merge(
         say(summary_text(job.summary, title, colour=colour_wanted(), more=more), painted=True)
     # A second copy of a task is no loss.
     return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
+
+
+def _billing(project: Project) -> Billing | None:
+    """Return the weights of the project's site; None: there is no such site, or it has none."""
+    from badcjobs.planning.site import find_site
+
+    with suppress(BadInput):
+        return find_site(project.site or "", Path.cwd()).billing
+    return None
 
 
 def files_text(job: FinishedJob) -> str:
@@ -107,7 +120,8 @@ def report(
     from badcjobs.report.job import report_job
 
     log_to_stderr(quiet=True)
-    job = find_run(job, read_project(context), "report")
+    project = read_project(context)
+    job = find_run(job, project, "report")
     targets = (
         ("--html", html, "report.html"),
         ("--markdown", markdown, "report.md"),
@@ -122,7 +136,8 @@ def report(
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
-    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings) as found:
+    billing = _billing(project)
+    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as found:
         metrics = partial(found.to_prometheus, "" if prometheus is None or is_stdout(prometheus) else prometheus.stem)
         for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, metrics)):
             if path is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -281,6 +282,7 @@ def template(
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
+    from badcjobs.cli.submit import complete as complete_options
     from badcjobs.cluster.templates import fill_template, list_templates, write_new
 
     if name is None:
@@ -293,7 +295,9 @@ def template(
         answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
-    filled = fill_template(name, settings or [], read_project(context), complete=complete)
+    project = read_project(context)
+    request = partial(complete_options, project=project, flags={})
+    filled = fill_template(name, settings or [], project, complete=complete, request=request)
     if out is not None:
         refuse_data([("--out", out, "job.sbatch")])
         write_new(out, filled.text)

@@ -39,7 +39,8 @@ from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
 from badcjobs.report.words import count, plain
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, SubmitSettings, refuse
+from badcjobs.settings import AUTO, SETTINGS, PlanSettings, RunSettings, SubmitSettings, refuse
+from badcjobs.store.submission_record import read_intent, read_record
 
 # Variables of a job that another job must not inherit, besides those of Slurm.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
@@ -79,8 +80,10 @@ def submit(
     output.log_to_stderr(quiet=True)
     project = read_project(context)
     mistakes: list[str] = []
-    options = with_merge_account(project.make(SubmitSettings, settings, "submit", mistakes), project.site)
     flags = run_options(context, source=source, out=out, root=root)
+    place = None if again else flags.get("out") or project.get("run", "out")
+    options = project.make(SubmitSettings, settings, "submit", mistakes)
+    options = complete(options, project, flags, place=place and Path.cwd() / place)
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     sources = flags.get("source") or project.get("run", "source") or ()
     requeues = project.get("submit", "requeues") or 0  # a script; an order has its own number
@@ -100,16 +103,32 @@ def submit(
     return _submit_to_slurm((flags, project), options, how, mistakes)
 
 
-def with_merge_account(options: SubmitSettings, site: str | None) -> SubmitSettings:
-    """Return the options with the account of the merge job: that of the array without the site's ending for GPUs."""
-    if options.merge_account is not None or options.account is None or site is None:
-        return options
-    from badcjobs.planning.site import find_site
+def complete(
+    options: SubmitSettings, project: Project, flags: Mapping[str, Any], site: str | None = None,
+    place: Path | None = None,
+) -> SubmitSettings:  # fmt: skip
+    """Return the options with what is not given: the account of the merge job, cores and memory for the workers.
 
-    ending = find_site(site, Path.cwd()).account_ends_with
-    if not ending or not options.account.endswith(ending):
+    The merge is paid by the account without the site's ending for GPUs. ``place``: a run folder, whose job keeps what
+    it was submitted with, whatever was learned since.
+    """
+    from badcjobs.planning.bill import usual_request
+    from badcjobs.planning.site import Site, find_site
+
+    name, account = site or project.site, options.account or ""
+    rules = Site("") if name is None else find_site(name, Path.cwd())
+    if rules.account_ends_with and options.merge_account is None and account.endswith(rules.account_ends_with):
+        options = replace(options, merge_account=account.removesuffix(rules.account_ends_with))
+    known = None if place is None else (read_intent(place) or (None, read_record(place)))[1]
+    if known is not None and known.asked is not None:
+        return replace(options, cpus=options.cpus or known.asked["--cpus"], mem=options.mem or known.asked["--mem"])
+    if options.gpus_per_task == 0 or options.cluster == "local":
         return options
-    return replace(options, merge_account=options.account.removesuffix(ending))
+    usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
+    settings = project.make(RunSettings, {**usual, **flags}, "submit", [])  # mistakes are found later
+    prefer = project.make(PlanSettings, {}, "submit").prefer
+    choice = usual_request(options, prefer, settings, rules, os.environ, Path.cwd())
+    return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from badcjobs import paths as resources
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.errors import BadInput
 from badcjobs.project import Project
+from badcjobs.settings import SubmitSettings
 from badcjobs.store.atomic_write import cannot_write
 
 _ENDING = ".sbatch"
@@ -67,10 +68,13 @@ _OF_SUBMIT = {
 }  # fmt: skip
 
 
-def fill_template(name: str, settings: Sequence[str], project: Project, *, complete: bool) -> Template:
+def fill_template(
+    name: str, settings: Sequence[str], project: Project, *, complete: bool,
+    request: Callable[[SubmitSettings], SubmitSettings] = lambda options: options,
+) -> Template:  # fmt: skip
     """Return a template filled in with ``KEY=VALUE`` texts and, for other keys, from the project file.
 
-    ``complete``: refuse missing required values.
+    ``complete``: refuse missing required values. ``request``: adds cores and memory to these options.
     """
     texts = {one.name: one.text for one in list_templates()}
     name = name.removesuffix(_ENDING)
@@ -78,8 +82,14 @@ def fill_template(name: str, settings: Sequence[str], project: Project, *, compl
         why = f"templates are {', '.join(texts)}"
         raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
     known, said = {key.name for key in keys_of(texts[name])}, {one.partition("=")[0].strip() for one in settings}
-    more = [word for key, word in _from_project(project) if key in known and key not in said]
-    given = parse_settings(texts[name], [*more, *settings], name, complete=complete)
+    words = [word for key, word in _from_project(project) if key in known and key not in said]
+    given = parse_settings(texts[name], [*words, *settings], name, complete=complete)
+    if {"gpus-per-node", "cpus-per-task", "mem"} <= known:
+        gpus = given.get("gpus-per-node") or [key.value for key in keys_of(texts[name]) if key.name == "gpus-per-node"]
+        cpus = int(given.get("cpus-per-task", ["0"])[0]) or None
+        options = request(SubmitSettings(gpus_per_task=sbatch.count_gpus({"gpus-per-node": gpus[0]}), cpus=cpus))
+        more = [("cpus-per-task", options.cpus), ("mem", options.mem)]
+        given = {key: [str(value)] for key, value in more if value is not None} | given
     return Template(name, fill(texts[name], given))
 
 

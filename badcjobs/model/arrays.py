@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
-    "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "CutShort", "JobStates", "Progress", "Queue", "Submitted",
-    "TaskKey", "default_cpus", "default_mem", "expected_end_ms", "is_silent", "not_asked", "parse_stop_after",
+    "USUAL_CHUNK_S", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
+    "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "advised_gb", "default_cpus", "default_mem",
+    "expected_end_ms", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked", "parse_stop_after",
     "publish_interval_s", "silent_after_s", "stable_id"
 ]  # fmt: skip
 
@@ -114,17 +117,49 @@ class Allocation:
         return TaskKey(self.job_id, self.array_index or 0, self.restart, self.node, procid, self.started_at_ms)
 
 
+_GIB = 2**30
+USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
+USUAL_CHUNK_S = 300.0
+
+
+def guess_worker_bytes(chunk_s: float | None) -> int:
+    """Return the main memory that a HawkEars worker may need with chunks of this length, until it is measured."""
+    return 3 * _GIB if chunk_s is None else round(1.75 * _GIB + 0.8 * 2**20 * chunk_s)
+
+
+def guessed_gb(workers: int, chunk_s: float | None) -> int:
+    """Return the memory to request for so many workers in all, until it is measured; a run leaves a tenth free."""
+    return ceil(workers * guess_worker_bytes(chunk_s) / 0.9 / _GIB)
+
+
+def advised_gb(peak_bytes: float) -> int:
+    """Return the memory to request for a measured peak of all processes of a task: 15 % more and 0.5 GiB."""
+    return ceil(1.15 * peak_bytes / _GIB + 0.5)
+
+
 def default_cpus(gpus: int) -> int:
-    """Return the default number of cores of an array task."""
-    return 2 * max(gpus, 1)
+    """Return the default number of cores of an array task: one per worker."""
+    return USUAL_WORKERS * max(gpus, 1)
 
 
 def default_mem(gpus: int) -> str:
-    """Return the default memory of an array task.
+    """Return the default memory of an array task: what its workers may need."""
+    return f"{guessed_gb(default_cpus(gpus), USUAL_CHUNK_S)}G"
 
-    Memory is billed, on some sites higher than GPUs: this is enough for one or two engine processes.
-    """
-    return f"{4 * max(gpus, 1)}G"
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """The weights by which a site bills an hour of a task."""
+
+    gpu: float
+    memory_gb: float = 0.0
+    cpu: float = 0.0
+    rule: Literal["max", "sum"] = "sum"
+
+    def per_hour(self, gpus: float, mem_gb: float, cpus: float) -> float:
+        """Return the billed units of an hour: the largest of the three parts counts, or their sum."""
+        parts = (gpus * self.gpu, mem_gb * self.memory_gb, cpus * self.cpu)
+        return max(parts) if self.rule == "max" else sum(parts)
 
 
 @dataclass(frozen=True, slots=True)

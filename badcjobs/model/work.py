@@ -181,6 +181,7 @@ class Trial:
     times_real_time: float | None = None
     peak_bytes: int | None = None  # peak device memory in use; None: not readable, or it ran out
     host_peak_bytes: int | None = None  # peak main memory of our processes
+    start_up_s: float | None = None  # until the first chunk was begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
+from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.findings import Remark, apply_rules, fine, problem, warning, worst_first
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
@@ -61,6 +62,7 @@ class CheckOrder:
     quick: bool = False
     progress: Callable[[int], None] = lambda rows: None
     parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly  # parses the words after badcjobs
+    prefer: str = "cheapest"  # of [plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,11 @@ def _collect_facts(
     modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
     logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
     temporary, cache = order.environ.get("TMPDIR"), user_cache(order.environ)
+    own = SubmitSettings(gpus_per_task=asked.gpus_per_node or asked.gpus_per_task)
+    mem = f"{asked.memory_gb_per_node * 1024:.0f}M" if asked.memory_gb_per_node else None
+    # A run starts as many workers as its cores and its memory hold.
+    requests = ((own, order.prefer), (replace(own, cpus=asked.cpus_per_node, mem=mem), FASTEST))
+    needed, had = (usual_request(*one, settings, site, order.environ, order.cwd) for one in requests)
     if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
 
@@ -275,6 +282,8 @@ def _collect_facts(
         cluster=preflight_facts.query_nodes(order.environ) if answers else None,
         trial=trial,
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
+        needed_gb=needed.mem_gb,
+        rate=had.rate,
         gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
     )
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
+from badcjobs.planning.bill import FASTEST, Choice, choose, rank
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.rules import NOTE
-from badcjobs.report.words import count, data_size
+from badcjobs.report.words import count, data_size, number
 from badcjobs.sources.mistakes import SHOWN, with_more
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
     "array_tasks", "queued_jobs", "gpu_hours", "time_s", "files", "space_bytes", "node_gpus", "node_cpus",
-    "node_memory_gb", "plan_time_s", "plan_gpus", "free_cores_per_gpu",
+    "node_memory_gb", "plan_time_s", "plan_gpus", "bill_gpu", "bill_memory_gb", "bill_cpu", "bill_rule",
 )  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
+_USUAL_START_UP_S = 15.0  # in the bill, until it is measured; the time limit has more
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
@@ -36,7 +39,11 @@ class CampaignPlan:
     speed: Speed
     margin: plan_tasks.Margin
     sizing: plan_tasks.Sizing
-    asking: plan_tasks.Asking
+    choice: Choice  # what each task requests
+    choices: tuple[Choice, ...]  # all that were compared, the cheapest first
+    fastest: Choice
+    prefer: str  # the cheapest or the fastest
+    billed_units: float | None  # of all tasks together; None: the site has no weights
     waves: tuple[plan_tasks.Wave, ...]
     waves_why: str  # what decides their number
     gpus: int | None  # at a time; None: not known, nor when it is finished
@@ -82,8 +89,10 @@ class CampaignPlan:
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
 
 
-def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Site) -> CampaignPlan:
-    """Return the plan: the same values give the same plan on every machine."""
+def make_plan(
+    survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Site, other_lengths_s: Sequence[float] = ()
+) -> CampaignPlan:
+    """Return the plan: the same values give the same plan on every machine; ``other_lengths_s``: to compare with."""
     lengths = survey.lengths
     if not lengths.total_ms:
         mistakes, size = survey.mistakes, survey.walk.size
@@ -104,6 +113,20 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
         raise BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
     speed = at_length(speed, lengths.mean_ms / 1000)
     margin = plan_tasks.make_margin(speed, wish.margin)
+
+    def start_up(rate: float, gpus: int) -> float:
+        tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
+        return tasks * (_USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s) * 1000 / lengths.total_ms
+
+    chunk_s, longest_s = lengths.mean_ms / 1000, lengths.longest_ms / 1000
+    choice, fastest, choices = choose(speed, wish, site, [chunk_s], start_up, longest_s)
+    if other_lengths_s:
+        choices = sorted([*choices, *choose(speed, wish, site, other_lengths_s, start_up)[2]], key=rank)
+    if speed.points and choice.workers != (many := speed.points[0].workers):
+        how = "measured" if choice.measured else f"estimated from {number(speed.audio_hours_per_gpu_hour)} with {many}"
+        speed = replace(speed, origin=f"with {count(choice.workers, 'worker')}, {how}; {speed.origin}")
+    speed = replace(speed, audio_hours_per_gpu_hour=choice.rate)
+    wish = replace(wish, gpus_per_task=choice.gpus)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
     most, waves_why = plan_tasks.most_tasks(sizing, site)
     gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
@@ -113,7 +136,11 @@ def make_plan(survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Sit
         speed=speed,
         margin=margin,
         sizing=sizing,
-        asking=plan_tasks.ask_for(sizing.gpus, speed, wish, site),
+        choice=choice,
+        choices=tuple(choices),
+        fastest=fastest,
+        prefer=wish.prefer,
+        billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * lengths.total_ms / 3.6e9,
         waves=waves,
         waves_why=waves_why,
         gpus=gpus,
@@ -179,6 +206,14 @@ def _speed(plan: CampaignPlan) -> Cases:
 
 
 _FIT_REMARKS = (
+    rules("workers")(
+        note_if(
+            "a node has {site.cores_per_gpu} cores per GPU, but so many workers were not measured: they may cost less;"
+            " run one task with the request of the fastest, and plan again --from it",
+            "badcjobs submit … --config plan.prefer=fastest",
+            lambda f: f.prefer != FASTEST and f.speed.most_workers < (f.site.cores_per_gpu or 0),
+        )
+    ),
     rules("long chunks", _long_chunks)(
         problem_if(
             "{many:count chunk} longer than the {limit} of audio that one GPU finishes in a task for certain: they may"
@@ -274,8 +309,7 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "asked_gpu_hours": round(plan.asked_gpu_hours, 6),
         "tasks": {
             "count": plan.tasks,
-            "gpus": plan.sizing.gpus,
-            **asdict(plan.asking),
+            **_rounded(plan.choice._asdict()),
             "time_s": plan.sizing.time_s,
             "time_chosen": plan.sizing.chosen,
             "expected_s": round(plan.sizing.expected_s, 3),
@@ -284,6 +318,8 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             "rows_least": min(share.rows for share in shares),
             "rows_most": max(share.rows for share in shares),
         },
+        "choices": [_rounded(one._asdict()) for one in plan.choices],
+        "billed_units": None if plan.billed_units is None else round(plan.billed_units, 3),
         "margin": _rounded(asdict(plan.margin)),
         "files": plan.files,
         "caps": _rounded({"site": plan.site.name or None, **{name: getattr(plan.site, name) for name in _CAPS}}),

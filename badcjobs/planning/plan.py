@@ -28,7 +28,9 @@ from typing import Any
 from badcjobs import paths as resources
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
+from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
+from badcjobs.planning.bill import FASTEST, OVERLAP_S, choose, list_lengths
 from badcjobs.planning.findings import below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
@@ -37,9 +39,11 @@ from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
-from badcjobs.report.rules import PROBLEM, say
+from badcjobs.report.rules import PROBLEM, known_texts, say
+from badcjobs.report.tables import Row, Table, columns, table_text
 from badcjobs.report.words import count, data_size, duration, number
-from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
+from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
+from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.open import open_sources
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
@@ -67,6 +71,7 @@ class Planned:
 
     plan: CampaignPlan
     descriptions: tuple[str, ...]
+    cutting: Cutting = NO_CUTTING
     folder: Path | None = None
     written: Sequence[tuple[Path, Path]] = ()
     left_out: Path | None = None
@@ -77,9 +82,9 @@ def plan_sources(
 ) -> Planned:
     """Read the sources once, from end to end, and plan them; wrong input is refused before that."""
     site = Site("") if order.site is None else find_site(order.site, cwd)
-    wish = PlanWish.of(order.submit, order.plan)
-    check_wish(wish, site)
     settings = order.project.make(RunSettings, order.flags, "plan")
+    wish = PlanWish.of(order.submit, order.plan, settings.workers_wanted)
+    check_wish(wish, site)
     fill = _script_filler(order, site, cwd)
     if order.out is not None:  # as a test, to find mistakes before a long reading
         numbers = dict.fromkeys(("gpus-per-node", "cpus-per-task"), 1)
@@ -89,17 +94,25 @@ def plan_sources(
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
+    cutting, others_s = settings.cutting, list[float]()
+    if not cutting.cuts_recordings and site.billing and not all(isinstance(one, Manifest) for one in sources.parts):
+        lengths_s = list_lengths(speed)
+        length_s = choose(speed, wish, site, lengths_s)[0].chunk_s if lengths_s else None
+        overlap_s = OVERLAP_S if length_s and speed.bytes_per_s else 0.0
+        cutting = replace(cutting, chunk_length_s=length_s, overlap_s=overlap_s)
+        sources, others_s = replace(sources, cutting=cutting), [one for one in lengths_s if one != length_s]
     if order.out is None:
-        return Planned(make_plan(read_sources(sources, None, progress), speed, wish, site), descriptions)
+        plan = make_plan(read_sources(sources, None, progress), speed, wish, site, others_s)
+        return Planned(plan, descriptions, cutting)
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
-            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site)
+            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, others_s)
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
-    return Planned(plan, descriptions, target, written, left_out)
+    return Planned(plan, descriptions, cutting, target, written, left_out)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -142,11 +155,12 @@ def write_plan(
                 file.write(rows.header)
                 file.writelines(islice(lines, share.rows))
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
-        values = {
+        values: dict[str, object] = {
             "array": f"0-{wave.tasks - 1}" + (f"%{plan.parallel}" if plan.parallel else ""),
-            "time": clock(plan.sizing.time_s), "gpus-per-node": plan.sizing.gpus, "cpus-per-task": plan.asking.cpus,
-            "mem": f"{plan.asking.mem_gb}G", "source": target / name / "tasks.txt", "out": out / name,
+            "time": clock(plan.sizing.time_s), "gpus-per-node": plan.sizing.gpus, "cpus-per-task": plan.choice.cpus,
+            "mem": f"{plan.choice.mem_gb}G", "source": target / name / "tasks.txt", "out": out / name,
         }  # fmt: skip
+        values |= {"args": f"--workers-per-gpu={plan.choice.workers}"} if plan.speed.points else {}
         (draft / f"{name}.sbatch").write_text(fill(values, rows.root), encoding="utf-8")
         written.append((target / f"{name}.sbatch", out / name))
     text = json.dumps(to_dict(plan), indent=2, ensure_ascii=False)
@@ -185,11 +199,22 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
 
 _INDENT = 14
 _DAY_S = 86_400
-_SHOWN_SCRIPTS = 3
+_SHOWN_SCRIPTS, _SHOWN_CHOICES = 3, 6
 
 
+_COST = (
+    "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, start-up included:"
+    " {choice.units_per_hour:g} an hour for a task",
+    "{no_weights}",
+    "; {choice.joules_per_audio_hour:round?} J per audio-hour",
+)
 # name of a line → its text, with values of _figures; a line without text is left out
 _LINES = {
+    "request": "--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G --time={time}"
+    " ({prefer})",
+    "run": "{run}",
+    "cost": "{cost}",
+    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour, start-up included",
     "source": "{sources}",
     "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
     " longest {longest_s:,.1f} s",
@@ -200,8 +225,7 @@ _LINES = {
     " about {sizing.expected_s:duration} of {time}",
     "margin": "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them"
     " each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
-    "memory": "--mem={asking.mem_gb}G: {asking.mem_why}",
-    "cores": "--cpus-per-task={asking.cpus}: {asking.cpus_why}",
+    "memory": "--mem={choice.mem_gb}G: {choice.mem_why}",
     "time": "--time={time}: {time_why}",
     "waves": "{sizes}{plan.waves_why}",
     "files": "{plan.files:,} at most, with shards, logs and job scripts; none per chunk{quota}",
@@ -214,14 +238,18 @@ _LINES = {
 def plan_text(planned: Planned) -> str:
     """Return the plan as text; the same plan gives the same text."""
     plan = planned.plan
-    figures = _figures(plan, planned.descriptions)
+    figures = _figures(planned)
     problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
     lines = [say("{plan.work_gpu_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
+    lines[0] += "" if plan.billed_units is None else f"; {number(plan.billed_units)} billed units"
     lines[0] += f"; {count(problems, 'problem')}" if problems else ""
     lines.append("")
     for name, template in _LINES.items():
-        text = say(template, figures)
-        lines += folded(name, text, _INDENT) if text else []
+        if name == "choices":
+            table = [*table_text(_choice_table(plan)), *folded("", f"({template})", 4), ""]
+            lines += ["", *(table if len(plan.choices) > 1 else [])]
+        elif text := say(template, figures):
+            lines += folded(name, text, _INDENT)
     for remark in worst_first(plan.remarks):
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
     if planned.folder is not None:
@@ -237,7 +265,24 @@ def plan_text(planned: Planned) -> str:
     return "\n".join(lines)
 
 
-def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
+def _choice_table(plan: CampaignPlan) -> Table:
+    """Return the choices side by side: the cheapest, the fastest, and those that differ from the chosen one in one."""
+    mine, best = plan.choice, {"cheapest": plan.choices[0], "fastest": plan.fastest}
+    others = (one for one in plan.choices if one not in (mine, *best.values()))
+    near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], mine[:3], strict=True)))
+    rows = list[Row]()
+    for one in (one for one in plan.choices if one in {mine, *best.values(), *near[:_SHOWN_CHOICES]}):
+        marks = [word for word, other in best.items() if one == other]
+        words = ", ".join([*marks, "measured" if one.measured else "estimated"])
+        counts = (f"{one.gpus}", f"{one.workers}", f"{one.cpus}", f"{one.mem_gb}G", f"{one.chunk_s or 0:,.0f} s")
+        cost = (one.rate * one.gpus, 0), (one.units_per_1000_audio_hours, 1), (one.joules_per_audio_hour, 1)
+        rows.append((*counts, *(number(*pair) for pair in cost), f"→ {words}" if one == mine else words))
+    heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
+    return Table("choices", "What a task could request", heads, rows)
+
+
+def _figures(planned: Planned) -> dict[str, Any]:
+    plan, descriptions = planned.plan, planned.descriptions
     survey, lengths, waves = plan.survey, plan.survey.lengths, plan.waves
     hours = [share.audio_ms / 3_600_000 for share in plan.sizing.shares]
     sizes = " or ".join(dict.fromkeys(f"{wave.tasks:,}" for wave in (waves[-1], waves[0])))
@@ -249,6 +294,10 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
     else:
         gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
         finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
+    cheapest = "the cheapest" if plan.site.billing else "least GPU time"
+    no_weights = None if plan.site.billing else "not known: no --site with [billing]"
+    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points else AUTO}
+    run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),
@@ -270,6 +319,9 @@ def _figures(plan: CampaignPlan, descriptions: Sequence[str]) -> dict[str, Any]:
         "time_why": "what the fullest task needs" if plan.sizing.chosen else "as requested",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
+        "prefer": "the fastest" if plan.prefer == FASTEST else cheapest,
+        "run": " ".join(f"--{option} {value}" for option, value in run.items() if value != "0"),
+        "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights})),
     }
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.model import FITS, Probed, ProbeKey
-from badcjobs.paths import shell_line
+from badcjobs.model import FITS, Probed, ProbeKey, guess_worker_bytes
+from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import Launcher
 from badcjobs.report.completeness import merge_again
@@ -21,9 +22,9 @@ from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count
 from badcjobs.settings import RunSettings, option_words
 from badcjobs.store.read_job import read_job
-from badcjobs.store.read_model import JobFacts
+from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.workers.engines import choose_engine
-from badcjobs.workers.learned import default_store, is_same_memory, read_probes, subject_of
+from badcjobs.workers.learned import LESSONS, Learned, default_store, is_same_memory, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the default engine
@@ -32,6 +33,18 @@ _ENOUGH_S = 60.0  # of work; shorter tasks say little about their node
 _SLOWEST_PERCENT = 5
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
+
+
+class Measured(NamedTuple):
+    """What was measured with a number of workers on one GPU; None: it was not."""
+
+    workers: int
+    rate: float  # audio-hours per GPU-hour, of all of them, without start-up
+    chunk_s: float | None = None
+    memory_bytes: float | None = None  # main memory for one GPU, the most of any task
+    cores: float | None = None  # busy on average for one GPU, the most of any task
+    power_w: float | None = None  # the mean of a GPU
+    idle_w: float | None = None  # the least of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +58,8 @@ class Speed:
     tasks: int = 0  # that was measured on
     gpu_hours: float | None = None
     devices: tuple[str, ...] = ()
-    memory_bytes_per_gpu: float | None = None  # the most of any task
-    cores_per_gpu: float | None = None  # busy on average, the most of any task
+    points: tuple[Measured, ...] = ()  # with several numbers of workers; the first is what this is the speed of
+    bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     curve: Curve = ()  # a probe's trials
     lean_curve: Curve = ()  # with one thread, and nothing beside it
@@ -56,13 +69,18 @@ class Speed:
     doubts: tuple[str, ...] = ()  # reasons why it may not apply
     remedy: str | None = None  # a line to paste that measures again; None: not known
 
+    @property
+    def most_workers(self) -> int:
+        """The most workers per GPU that were measured."""
+        return max((one.workers for one in self.points), default=0)
+
 
 def find_speed(
     rate: float | None, origin: Path | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path
 ) -> Speed:
     """Return the speed; a rate that is given wins over a job's, whose start-up, memory and cores still count.
 
-    ``origin``: a run folder, a job database, or the file of a probe; without one, what probes have found here.
+    ``origin``: a run folder, a job database, or the file of a probe; without one, what runs or probes have found here.
     """
     if rate is not None and not 0 < rate < math.inf:
         raise BadInput(
@@ -75,23 +93,43 @@ def find_speed(
         measured = _of_probes(cwd / origin, str(origin), settings, environ, cwd)
     elif origin is not None:
         measured = _of_job(cwd / origin, str(origin), settings)
-    elif rate is None and store is not None and store.exists():
+    elif rate is None and (measured := _of_lessons(settings, environ)) is None and store is not None and store.exists():
         measured = _of_probes(store, None, settings, environ, cwd)
-    if rate is not None:
-        if measured is None:
-            return Speed(rate, "from --rate")
+    if rate is not None and measured is not None:
         words = f"from --rate; the rest is {measured.origin}"
-        return replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
+        measured = replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
+    elif rate is not None:
+        measured = Speed(rate, "from --rate")
     if measured is None:
-        why = f"there is neither --from nor --rate, and no probe of this engine ({subject_of(settings)}) is known here"
+        why = (
+            f"there is neither --from nor --rate, and no run or probe of this engine ({subject_of(settings)}) is known"
+        )
         raise BadInput("no measured speed for this engine", why=why, fix=_how(settings))
-    return measured
+    bytes_per_s = guess_worker_bytes(1.0) - guess_worker_bytes(0.0) if settings.engine == _USUAL else 0.0
+    return replace(measured, bytes_per_s=bytes_per_s)
 
 
 def _how(settings: RunSettings, store: str | None = None) -> str:
     """Return the ways to a speed."""
     probe = probe_line(settings, settings.workers_wanted, store)
     return f"{probe}   (or --from RUN, a run of one task of such audio; or --rate AUDIO_HOURS_PER_GPU_HOUR)"
+
+
+def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | None:
+    """Return what runs with this engine have learned, the fastest first; None: nothing, or on several models of GPU."""
+    cache = user_cache(environ)
+    lessons = {} if cache is None else Learned(subject_of(settings), [cache / LESSONS]).every()
+    models = {about.partition(",")[0] for about, one in lessons.items() if one.rates}
+    points = [
+        Measured(int(many), rate, one.chunk_s, int(many) * one.worker_bytes if one.worker_bytes else None)
+        for one in lessons.values()
+        for many, rate in one.rates.items()
+    ]
+    points.sort(key=lambda one: -one.rate)
+    origin = f"learned by earlier runs on {', '.join(models)}"
+    if len(models) != 1:
+        return None
+    return Speed(points[0].rate, origin, devices=(*models,), points=tuple(points), chunk_s=points[0].chunk_s)
 
 
 # --- from a job -------------------------------------------------------------------------------------------------------
@@ -125,7 +163,8 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
     total_s, audio_s, done = sum(work_s.values()), sum(task.audio_s for task in worked), sum(one.done for one in worked)
-    rate = audio_s / total_s
+    points = tuple(_points_of(job, worked, work_s))
+    rate = points[0].rate
     long_enough = [task for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
     slowest = _rank([task.audio_s / work_s[task.name] for task in long_enough], _SLOWEST_PERCENT)
     devices = Counter(device.name or "GPU" for device in job.devices)
@@ -137,10 +176,28 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         tasks=len(worked),
         gpu_hours=total_s / 3600,
         devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
-        memory_bytes_per_gpu=_most([(task.memory_peak_bytes, task.devices or 0) for task in worked]),
-        cores_per_gpu=_most([(task.cpu_mean_cores, task.devices or 0) for task in worked]),
+        points=points,
         chunk_s=audio_s / done if done else None,
     )
+
+
+def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, float]) -> Iterator[Measured]:
+    """Yield what each number of workers per GPU has shown, that of most tasks first; auto chose one for all tasks."""
+    chosen = max((one.value or 0.0 for one in job.decisions if one.kind == "workers_per_gpu"), default=0.0)
+    by_workers: dict[int, list[TaskFacts]] = defaultdict(list)
+    for task in tasks:
+        by_workers[round(chosen or max(1.0, (task.workers or 0) / (task.devices or 1)))].append(task)
+    for workers, some in sorted(by_workers.items(), key=lambda pair: -len(pair[1])):
+        names = {one.name for one in some}
+        audio_s, done = sum(one.audio_s for one in some), sum(one.done for one in some)
+        devices = [one for one in job.devices if one.task in names]
+        idle_w = [one.metrics["power_w"].minimum for one in devices if "power_w" in one.metrics]
+        seconds = sum(one.energy_measured_s for one in devices)
+        memory_bytes = _most([(one.memory_peak_bytes, one.devices or 0) for one in some])
+        cores = _most([(one.cpu_mean_cores, one.devices or 0) for one in some])
+        power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
+        rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
+        yield Measured(workers, rate, chunk_s, memory_bytes, cores, power_w, min(idle_w, default=None))
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:
@@ -240,18 +297,20 @@ def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) 
     if workers is not None and key.workers != workers:
         measured, wanted = (f"{count(many, 'worker')} per GPU" for many in (key.workers, workers))
         doubts.append(f"it was measured with {measured}, and the tasks will have {wanted}")
-    if len(fitting) > 1:
-        others = [f"{device_words(one.key)}, {setup_words(one.key)}" for one in fitting if one is not newest]
-        doubts.append(f"it is the newest of {len(fitting)} probes that it could be; not taken: {'; '.join(others)}")
-    return key, _speed_of(newest, tuple(doubts))
+    alike = [one for one in fitting if one.key.workers == key.workers]
+    if len(alike) > 1:
+        others = [f"{device_words(one.key)}, {setup_words(one.key)}" for one in alike if one is not newest]
+        doubts.append(f"it is the newest of {len(alike)} probes that it could be; not taken: {'; '.join(others)}")
+    by_workers = {one.key.workers: one for one in sorted(fitting, key=lambda one: one.at or "")}  # the newest of each
+    return key, _speed_of(newest, tuple(doubts), [newest, *(by_workers[n] for n in by_workers if n != key.workers)])
 
 
 def _is_version(key: ProbeKey, here: str) -> bool:
     return key.engine_version == here or key.engine_version.endswith(f", {here}")  # a release before its models
 
 
-def _speed_of(probed: Probed, doubts: tuple[str, ...]) -> Speed:
-    """Return the speed at the best length, the trials of others, and how long chunks may be."""
+def _speed_of(probed: Probed, doubts: tuple[str, ...], probes: Sequence[Probed]) -> Speed:
+    """Return the speed at the best length, the trials of all probes (it comes first), and how long chunks may be."""
     key, result = probed.key, probed.result
     assert result is not None  # _by_device has left the others out
     fitting = [trial for trial in probed.trials if trial.outcome == FITS]
@@ -261,7 +320,13 @@ def _speed_of(probed: Probed, doubts: tuple[str, ...]) -> Speed:
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}" + ("" if curve else ", at its best length"),
         devices=(key.gpu,),
-        memory_bytes_per_gpu=max((one.host_peak_bytes for one in fitting if one.host_peak_bytes), default=None),
+        start_up_s=max((one.start_up_s for one in fitting if one.start_up_s), default=None),
+        points=tuple(
+            Measured(one.key.workers, trial.times_real_time, trial.length_s, trial.host_peak_bytes)
+            for one in probes
+            for trial in sorted(one.trials, key=lambda trial: trial.length_s != result.best_s)
+            if trial.outcome == FITS and not trial.lean and trial.times_real_time
+        ),
         chunk_s=result.best_s,
         curve=curve,
         lean_curve=lean_curve,
@@ -281,16 +346,17 @@ def at_length(speed: Speed, chunk_s: float) -> Speed:
         return speed
     if speed.safe_s is not None and chunk_s > speed.safe_s and speed.lean_curve:
         piece_s = min(chunk_s, speed.lean_safe_s or chunk_s)
-        rate, how = _read_off(speed.lean_curve, piece_s)
+        rate, how = read_off(speed.lean_curve, piece_s)
         pieces = f" in pieces of {piece_s:g} s" if piece_s < chunk_s else ""
         how = f"longer than is safe, so with one thread{pieces}: {how}"
     else:
-        rate, how = _read_off(speed.curve, chunk_s)
+        rate, how = read_off(speed.curve, chunk_s)
     words = f"{speed.origin}, for chunks of {chunk_s:,.3g} s ({how})"
     return replace(speed, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=chunk_s)
 
 
-def _read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
+def read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
+    """Return the speed for chunks of a length, and how it was found."""
     if chunk_s < curve[0][0]:
         # Each chunk has a fixed cost; with only one trial, all its time counts as fixed cost.
         first_s, first_rate = curve[0]

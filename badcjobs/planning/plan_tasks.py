@@ -31,16 +31,19 @@ class PlanWish:
     margin: float | None = None
     cpus: int | None = None
     mem_gb: float | None = None
+    prefer: str = "cheapest"
+    workers: int | None = None  # per GPU
 
     @classmethod
-    def of(cls, submit: SubmitSettings, plan: PlanSettings) -> PlanWish:
+    def of(cls, submit: SubmitSettings, plan: PlanSettings, workers: int | None = None) -> PlanWish:
         """Read the tables [submit] and [plan]."""
         try:
             time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
             raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
-        return cls(time_s, submit.gpus_per_task, submit.parallel, plan.margin, submit.cpus, mem_gb)
+        gpus, parallel = submit.gpus_per_task, submit.parallel
+        return cls(time_s, gpus, parallel, plan.margin, submit.cpus, mem_gb, plan.prefer, workers)
 
     def longest_s(self, site: Site) -> float:
         """Return the most time that a task may ask for."""
@@ -193,11 +196,11 @@ class Sizing:
     work_s: float  # of all tasks together on all their GPUs, without start-up
 
 
-def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Sizing:
-    """Return the fewest tasks that end in time; more where there are GPUs for them and each is worth its start-up."""
-    gpus, most_s = wish.task_gpus(site), wish.longest_s(site)
-    rate = speed.audio_hours_per_gpu_hour
-    usable_s = margin.work_s(most_s)
+def count_tasks(
+    lengths: Lengths, rate: float, gpus: int, margin: Margin, wish: PlanWish, site: Site
+) -> tuple[int, float, float]:
+    """Return about how many tasks are needed, the audio that one has room for in ms, and its longest tail in s."""
+    usable_s = margin.work_s(wish.longest_s(site))
     # While one GPU is at the longest chunk, which may come last, the others have nothing left to do.
     tail_s = min(lengths.longest_ms / 1000 / rate * (1 - 1 / gpus), usable_s / 2)
     room_ms = (usable_s - tail_s) * gpus * rate * 1000
@@ -205,8 +208,13 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
     # More, to have all GPUs at work at a time, as far as that is worth their start-up.
     worth = whole_s / (_WORTH_A_START * max(margin.start_up_s, 1.0))
     at_a_time = int(min(wish.parallel or (site.plan_gpus or 0) // gpus, worth))
-    at_least = max(1, math.ceil(lengths.total_ms / room_ms), at_a_time)
-    tasks = min(at_least, lengths.rows)
+    return min(max(1, math.ceil(lengths.total_ms / room_ms), at_a_time), lengths.rows), room_ms, tail_s
+
+
+def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Sizing:
+    """Return the fewest tasks that end in time; more where there are GPUs for them and each is worth its start-up."""
+    gpus, rate, most_s = wish.task_gpus(site), speed.audio_hours_per_gpu_hour, wish.longest_s(site)
+    tasks, room_ms, tail_s = count_tasks(lengths, rate, gpus, margin, wish, site)
     for _ in range(_TRIES):  # until none has too much; a single chunk cannot be shared
         shares = share_out(lengths, tasks)
         fullest_ms = max((share.audio_ms for share in shares if share.rows > 1), default=0)
@@ -220,9 +228,9 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
         time_s=wish.time_s or min(needed_s, int(most_s)),
         chosen=wish.time_s is None,
         shares=tuple(shares),
-        longest_chunk_s=usable_s * rate,
+        longest_chunk_s=margin.work_s(most_s) * rate,
         expected_s=margin.start_up_s + fullest_s,
-        work_s=whole_s * gpus,
+        work_s=lengths.total_ms / 1000 / rate,
     )
 
 
@@ -283,45 +291,3 @@ def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tup
         largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
         return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"
     return None, "add --parallel N"
-
-
-# --- asking -----------------------------------------------------------------------------------------------------------
-
-USUAL_CPUS_PER_GPU, USUAL_MEM_GB_PER_GPU = 2, 4  # of badcjobs submit
-_MEMORY_MARGIN, _CPU_MARGIN = 1.2, 1.3  # as in the advice of the report
-_UNMEASURED = ", the default of submit: not measured"
-_GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What one task asks Slurm for, besides its GPUs and its time, and why."""
-
-    cpus: int
-    cpus_why: str
-    mem_gb: int
-    mem_why: str
-
-
-def ask_for(gpus: int, speed: Speed, wish: PlanWish, site: Site) -> Asking:
-    """Return cores and memory for a task of so many GPUs, never more than a node has."""
-    cpus, cpus_why = USUAL_CPUS_PER_GPU * gpus, f"{USUAL_CPUS_PER_GPU} per GPU{_UNMEASURED}"
-    mem_gb, mem_why = USUAL_MEM_GB_PER_GPU * gpus, f"{USUAL_MEM_GB_PER_GPU} GB per GPU{_UNMEASURED}"
-    if (busy := speed.cores_per_gpu) is not None:
-        cpus = math.ceil(_CPU_MARGIN * busy * gpus) + 1
-        cpus_why = f"measured: {busy:.1f} busy per GPU at most, 30 % more and one for badcjobs"
-    if (peak := speed.memory_bytes_per_gpu) is not None:
-        mem_gb = math.ceil((_MEMORY_MARGIN * peak * gpus + _GIB) / _GIB)
-        mem_why = f"measured: {peak / _GIB:.1f} GiB per GPU at most, 20 % more and 1 GiB"
-    if (free := int((site.free_cores_per_gpu or 0.0) * gpus)) > cpus:
-        cpus, cpus_why = free, f"they cost no more than the GPUs at {site.name}; {cpus} are needed ({cpus_why})"
-    if wish.cpus is not None:
-        cpus, cpus_why = wish.cpus, "from [submit] cpus"
-    if wish.mem_gb is not None:
-        mem_gb, mem_why = math.ceil(wish.mem_gb), "from [submit] mem"
-    if site.node_cpus and cpus > site.node_cpus:
-        cpus, cpus_why = site.node_cpus, f"all of a node ({cpus} would be requested: {cpus_why})"
-    if site.node_memory_gb and mem_gb > site.node_memory_gb:
-        why = f"all of a node ({mem_gb} GB would be requested: {mem_why})"
-        mem_gb, mem_why = int(site.node_memory_gb), why
-    return Asking(cpus, cpus_why, mem_gb, mem_why)

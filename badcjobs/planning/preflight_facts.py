@@ -125,6 +125,8 @@ class PreflightFacts:
     trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
+    needed_gb: float | None = None  # memory that the workers of a task need
+    rate: float | None = None  # audio-hours per GPU-hour of what is asked for
 
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:

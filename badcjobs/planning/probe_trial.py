@@ -186,6 +186,7 @@ class TrialRun:
             times_real_time=rate,
             peak_bytes=None if trouble is not None else self.host_peak_bytes if on_cpu else self._peak_bytes(),
             host_peak_bytes=self.host_peak_bytes,
+            start_up_s=self.start_up_s if trouble is None else None,
         )
 
     @property

@@ -9,15 +9,14 @@ from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
 from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
+from badcjobs.model import USUAL_CHUNK_S, USUAL_WORKERS, guessed_gb
 from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count
+from badcjobs.report.words import count, number
 from badcjobs.settings import nearest
 
 _AGAIN = "   (what is left is done when you submit it again)"
-# For the engine processes, as submit requests it: with less, Slurm would kill them.
-_NEEDED_GB_PER_GPU = 4.0
 # Problems with these subjects have a line to paste; the message of sbatch would only repeat them.
 _EXPLAINED = {"array", "time", "GPUs", "cores", "memory", "account", "partition", "constraint", "nodes"}
 # Messages of sbatch for what never fits, and also for nodes that are drained now, for which a job can wait.
@@ -201,26 +200,32 @@ def _spread(facts: PreflightFacts) -> Cases:
 def _billing(facts: PreflightFacts) -> Cases:
     """Show what a task is billed, and whether memory or cores cost more than its GPUs for no good reason."""
     asked, site = facts.asked, facts.site
-    if site.bill_gpu is None or not asked.gpus_per_task or asked.exclusive:
+    if site.billing is None or not asked.gpus_per_task or asked.exclusive:
         return
-    nodes, highest_counts = asked.nodes or 1, site.bill_rule == "max"
+    nodes, billing = asked.nodes or 1, site.billing
     on_a_node_gb = site.node_memory_gb if asked.memory_gb_per_node == 0 else asked.memory_gb_per_node
     amounts = (
         (asked.gpus_per_task, site.bill_gpu, " GPU" if asked.gpus_per_task == 1 else " GPUs"),
         (None if on_a_node_gb is None else on_a_node_gb * nodes, site.bill_memory_gb, " GB"),
         (asked.cpus, site.bill_cpu, " cores"),
     )
-    costs = [(amount or 0) * (weight or 0.0) for amount, weight, _ in amounts]
-    gpus, memory, cores = costs
+    gpus, memory, cores = [(amount or 0) * (weight or 0.0) for amount, weight, _ in amounts]
     parts = [
         f"{round(amount, 2):g}{unit} × {weight:g} = {round(amount * weight, 2):g}"
         for amount, weight, unit in amounts
         if amount is not None and weight is not None
     ]
-    total = f"the largest counts: {max(costs):g}" if highest_counts else f"they add up: {sum(costs):g}"
-    free_gb = max(gpus, cores if highest_counts else 0.0) / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
-    enough_mib = int(max(_NEEDED_GB_PER_GPU * -(-asked.gpus_per_task // nodes), free_gb) * 1024)
-    paid = max(gpus, memory if highest_counts else 0.0)
+    units = billing.per_hour(*((amount or 0) for amount, _, _ in amounts))
+    total = f"{'the largest counts' if billing.rule == 'max' else 'they add up'}: {units:g} an hour for each task"
+    per = "; per 1,000 audio-hours: not known, no speed is measured"
+    if facts.rate:
+        each = number(1000 * units / facts.rate / asked.gpus_per_task)
+        per = f"; per 1,000 audio-hours: about {each}, at {number(facts.rate)} audio-hours per GPU-hour"
+    highest = max(gpus, cores) if billing.rule == "max" else gpus
+    free_gb = highest / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
+    usual_gb = guessed_gb(USUAL_WORKERS * -(-asked.gpus_per_task // nodes), USUAL_CHUNK_S)
+    enough_mib = int(max(facts.needed_gb or 0.0, usual_gb, free_gb) * 1024)
+    paid = max(gpus, memory if billing.rule == "max" else 0.0)
     yield {
         "memory_times": memory / gpus,
         "cores_times": cores / gpus,
@@ -228,7 +233,7 @@ def _billing(facts: PreflightFacts) -> Cases:
         "too_many": cores > paid,
         "cores_paid": max(1, int(paid / site.bill_cpu / nodes)) if site.bill_cpu else 1,
         "enough": f"{enough_mib}M" if enough_mib % 1024 else f"{enough_mib // 1024}G",
-        "bill": f"{', '.join(parts)}; {total} an hour for each task",
+        "bill": f"{', '.join(parts)}; {total}{per}",
     }
 
 
@@ -249,7 +254,7 @@ _NODES_AND_COST = (
     rules("billing", _billing)(
         warning_if(
             "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
-            "#SBATCH --mem={enough}   (ask for more only if a first task needed it)",
+            "#SBATCH --mem={enough}   (what the workers may need; badcjobs plan compares the requests)",
             lambda f: f.too_much,
         ),
         warning_if(

@@ -13,6 +13,7 @@ from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import BadInput, NotHere
+from badcjobs.model import Billing
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
 
 
@@ -61,12 +62,16 @@ class Site:
         return None if self.plan_time_h is None else self.plan_time_h * 3600
 
     @property
-    def free_cores_per_gpu(self) -> float | None:
-        """Cores that cost nothing beside a GPU, where the more expensive of the two is paid for anyway."""
-        if self.bill_rule != "max" or not self.bill_gpu or not self.bill_cpu:
+    def billing(self) -> Billing | None:
+        """How it bills; None: not in its file."""
+        if self.bill_gpu is None:
             return None
-        free = self.bill_gpu / self.bill_cpu
-        return min(free, self.node_cpus / self.node_gpus) if self.node_cpus and self.node_gpus else free
+        return Billing(self.bill_gpu, self.bill_memory_gb or 0.0, self.bill_cpu or 0.0, self.bill_rule)
+
+    @property
+    def cores_per_gpu(self) -> int | None:
+        """The cores of a node for each of its GPUs."""
+        return max(1, self.node_cpus // self.node_gpus) if self.node_cpus and self.node_gpus else None
 
 
 # table of the file → its keys, each with the field of Site

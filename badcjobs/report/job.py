@@ -29,7 +29,7 @@ from textwrap import fill
 from typing import Any
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import AskQueue, CutShort, NameGaps, TaskKey, not_asked
+from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, TaskKey, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
@@ -38,7 +38,7 @@ from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
 from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
-from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Finding, StateSummary, Summary, summarize
+from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Bill, Finding, StateSummary, Summary, summarize
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
 from badcjobs.report.verdict import verdict_of
 from badcjobs.report.words import plain
@@ -58,12 +58,11 @@ log = logging.getLogger(__name__)
 
 def finish_job(
     order: MergeOrder, clock: Clock, *, remove_merged: bool = False, ask_queue: AskQueue = not_asked,
-    reading_source: Progress = lambda rows: None, readings: bool = True,
+    reading_source: Progress = lambda rows: None, **how: Any,
 ) -> FinishedJob:  # fmt: skip
-    """Merge task databases into a job database, summarise it, write its page.
+    """Merge task databases into a job database, summarise it (how: see ``summarize_database``), write its page.
 
-    A page that cannot be written is not an error: the numbers are safe in the job database. ``readings``: the last
-    reading of each device is wanted, which only JSON and metrics show.
+    A page that cannot be written is not an error: the numbers are safe in the job database.
     """
     try:
         merged = merge(order, clock)
@@ -71,7 +70,7 @@ def finish_job(
         above = [place.absolute().parent for place in order.inputs if place.absolute().name == "tasks"]
         found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
         raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
-    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, readings=readings)
+    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, **how)
     # A database that was published during the merge is no reason to merge again.
     news = summary.merged
     summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
@@ -87,9 +86,12 @@ def finish_job(
 
 def summarize_database(
     database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None,
-    ask_queue: AskQueue = not_asked, *, readings: bool = True,
+    ask_queue: AskQueue = not_asked, *, readings: bool = True, billing: Billing | None = None,
 ) -> Summary:  # fmt: skip
-    """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
+    """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
+
+    ``readings``: the last reading of each device is wanted, which only JSON and metrics show. ``billing``: of the site.
+    """
     facts = read_job(database, readings=readings)
     proof = prove_complete(database, facts, progress)
     summary = summarize(facts, proof.missing_indices, proof, now_ms)
@@ -106,19 +108,20 @@ def summarize_database(
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
         cut_short=next((submit for submit in submits if submit is not None), None),
         place=str(place.absolute()),
+        bill=rules_requests.make_bill(facts, billing),
     )
 
 
 @contextmanager
 def report_job(
     job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None,
-    ask_queue: AskQueue = not_asked, *, readings: bool = True,
+    ask_queue: AskQueue = not_asked, **how: Any,
 ) -> Iterator[ReportedJob]:  # fmt: skip
-    """Summarise a job, a task database or a recording, and compare it with another one."""
+    """Summarise a job, a task database or a recording, and compare it with another; how: see ``summarize_database``."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
         summaries = [
-            replace(summarize_database(one, progress, clock.now_ms(), ask_queue, readings=readings), place=str(place))
+            replace(summarize_database(one, progress, clock.now_ms(), ask_queue, **how), place=str(place))
             for one, _, place in jobs
         ]
         (database, title, _), comparison = jobs[0], None
@@ -192,7 +195,7 @@ def list_keys() -> str:
         "chunk_cost": read_model.CostFacts, "outlook": Outlook, "findings": Finding, "alerts": read_model.AlertFacts,
         "errors": read_model.ErrorFacts, "gaps": read_model.GapFacts, "failed_chunks": read_model.FailedChunk,
         "recording_names": NameGaps, "merged": read_model.Freshness, "cut_short": CutShort, "--compare": Comparison,
-        "figures": Figure,
+        "figures": Figure, "bill": Bill,
     }  # fmt: skip
     parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
     parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}

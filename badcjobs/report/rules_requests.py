@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from badcjobs.model import Billing, advised_gb
 from badcjobs.report import rules
 from badcjobs.report.progress import is_running, was_killed
-from badcjobs.report.summary import Summary, count_devices, devices_words
+from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
 from badcjobs.report.words import count
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
@@ -162,7 +163,7 @@ def _was_used(device: DeviceFacts) -> bool:
 
 _GIB = 2**30
 _LEAST_S = 300.0  # a shorter task does not show what it needs
-_MEMORY_MARGIN, _TIME_MARGIN, _CPU_MARGIN = 1.2, 1.3, 1.3
+_TIME_MARGIN, _CPU_MARGIN = 1.3, 1.3
 _NEAR = 0.9
 _FAR_MEMORY, _FAR_MEMORY_GIB = 2.0, 4
 _FAR_TIME, _FAR_TIME_S = 3.0, 3600.0
@@ -221,7 +222,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     asked = max(t.memory_limit_bytes or 0 for t in known)
     fullest = max(known, key=lambda t: t.memory_peak_bytes or 0)
     peak = fullest.memory_peak_bytes or 0
-    wanted = math.ceil((_MEMORY_MARGIN * peak + _GIB) / _GIB)
+    wanted = advised_gb(peak)
     killed = list(filter(_out_of_memory, known))
     starved = any(error.error_class == "host_memory" for error in facts.errors)
     far = asked >= max(_FAR_MEMORY * wanted, wanted + _FAR_MEMORY_GIB) * _GIB and _showed(known)
@@ -351,6 +352,25 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
         found = {"asked": asked, "used": used, "of_asked": rules.share(used, asked), "most": most, "known": len(known)}
         yield {**found, "wanted": wanted, "subjects": [most.name]}
+
+
+def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
+    """Return what the tasks are billed, and what they would be with the memory, cores and GPUs that they used."""
+    tasks = [task for task in facts.tasks if task.devices]
+    if billing is None or not tasks or any(task.memory_limit_bytes is None or task.cpus is None for task in tasks):
+        return None
+    used = rules.by_task(device for device in facts.devices if _was_used(device))
+    gpus, most_cpus = max((len(some) for some in used.values()), default=1), max(task.cpus or 0 for task in tasks)
+    peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)
+    busy = max((task.cpu_mean_cores or 0.0 for task in tasks), default=0.0)
+    mem_gb = advised_gb(peak) if peak else None
+    cpus = min(math.ceil(_CPU_MARGIN * busy) + 1, most_cpus) if busy else most_cpus
+    units, advised, hours = 0.0, 0.0, sum(task.audio_s for task in tasks) / 3_600_000
+    for task in tasks:
+        asked_gb = (task.memory_limit_bytes or 0) / _GIB
+        units += task.wall_s / 3600 * billing.per_hour(task.devices or 0, asked_gb, task.cpus or 0)
+        advised += task.wall_s / 3600 * billing.per_hour(min(gpus, task.devices or 0), mem_gb or asked_gb, cpus)
+    return Bill(units, ratio(units, hours), ratio(advised, hours) if mem_gb else None, gpus, cpus, mem_gb)
 
 
 TOPICS = (_on_cpu, _unused, _memory, _time, _cores)

@@ -32,7 +32,7 @@ KEYS = (
     "gaps", "labels", "failed_chunks", "file_remarks", "lossy_files", "completeness", "started_at_ms", "last_sign_ms",
     "devices_at_once", "kwh_per_1000_audio_hours", "states", "chunk_s", "chunk_cost", "tries_on_cpu",
     "audio_hours_on_cpu", "outlook", "findings", "alerts", "errors", "settings", "energy_measured_percent",
-    "recording_names", "left_out", "tasks_silent", "merged", "cut_short", "queue", "overview",
+    "recording_names", "left_out", "tasks_silent", "merged", "cut_short", "queue", "bill", "overview",
 )  # fmt: skip
 _OF_FACTS = {
     "task_list": "tasks", "failed_chunks": "failed", "settings": "last_settings", "tries_on_cpu": "cpu_tries",
@@ -74,6 +74,18 @@ class StateSummary:
     energy_wh: float | None
     energy_share_percent: float | None  # of the known energy of all devices
     measured_percent: float | None = None  # share of the time for which the power is known
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a job is billed by the weights of its site, and what the same work would cost with the advised request."""
+
+    units: float
+    units_per_1000_audio_hours: float | None
+    advised_units_per_1000_audio_hours: float | None  # None: what the tasks used was not measured
+    advised_gpus: int  # of a task
+    advised_cpus: int
+    advised_mem_gb: int | None
 
 
 class _Streamed(list[Any]):
@@ -132,6 +144,7 @@ class Summary:
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
     queue: Queue | None = None  # what Slurm has of the run now; None: it was not asked, or it is no run under Slurm
+    bill: Bill | None = None  # None: the site has no weights, or a request is not known
 
     @property
     def left_out(self) -> dict[str, int]:

@@ -227,7 +227,15 @@ HEADLINES = (
         "; expected end: about {known_left.end_at_ms:moment?} at the speed of the running tasks",
         "; about {left_s:duration} at the speed so far",
     )),
-    ("energy", ("{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",)),
+    ("energy", (
+        "{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours", " ({joules:round} J per audio-hour)",
+    )),
+    ("bill", (
+        "{bill.units:one} billed units",
+        ", {bill.units_per_1000_audio_hours:one?} per 1,000 audio-hours",
+        "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus} --mem={bill.advised_mem_gb}G it"
+        " would have been {bill.advised_units_per_1000_audio_hours:one?}",
+    )),
     ("per chunk", (
         "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
         " max {cost.gpu_s_max:two})",
@@ -301,7 +309,7 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
 
 
 def _device_figures(summary: Summary) -> dict[str, Any]:
-    cost = summary.chunk_cost
+    cost, bill, kwh = summary.chunk_cost, summary.bill, summary.kwh_per_1000_audio_hours
     known = [device for device in summary.devices if device.energy_j is not None]
     missing = sum(d.energy_measured_s for d in known) < NEARLY_ALL / 100 * sum(d.total_s for d in known)
     samples = sum(device.samples for device in summary.devices)
@@ -312,6 +320,8 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
     return {
         "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings
+        "joules": None if kwh is None else kwh * 3600,
+        "bill": bill,
         "cost": cost if cost.tries else None,
         # A short try may fall between two readings of power.
         "some_tries": f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"

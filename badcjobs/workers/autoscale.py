@@ -11,8 +11,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
-from badcjobs.model import Device, MemoryHeld, WorkerPlan
+from badcjobs.model import Device, MemoryHeld, WorkerPlan, guess_worker_bytes
 from badcjobs.seams import Clock
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.supervise import Supervisor
@@ -35,11 +36,6 @@ _DYING_S = 30.0  # the workers of a lost device do not all end at the same momen
 _TRY, _STAY, _BEST = "try", "stay", "best"
 
 Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, value, reason
-
-
-def guess_worker_bytes(chunk_s: float | None) -> int:
-    """Return the main memory that a HawkEars worker may need with chunks of this length; it is measured later."""
-    return 3 * 2**30 if chunk_s is None else round(1.75 * 2**30 + 0.8 * 2**20 * chunk_s)
 
 
 def plan_workers(
@@ -250,12 +246,14 @@ class Autoscaler:
             for _ in range(new if slots else 0):
                 supervisor.add_worker(WorkerPlan(self._slots, device, device_id, self._threads))
                 self._slots += 1
-        facts = {"worker_bytes": self._worker_bytes, "device_bytes": self._device_bytes}
+        facts: dict[str, Any] = {"worker_bytes": self._worker_bytes, "device_bytes": self._device_bytes}
         facts = {name: value for name, value in facts.items() if value}
         if workers in self._rates:
             facts |= {"workers": workers, "settled": how == _BEST}
+            if supervisor.audio_done_s:  # else the rates are of chunks
+                facts["rates"] = {str(many): rate / len(self.devices) for many, rate in self._rates.items()}
         if self._settled and facts:
-            self.learned.note(self._subject, **facts)
+            self.learned.note(self._subject, chunk_s=self.chunk_s, **facts)
 
     @property
     def most_per_device(self) -> int:

@@ -64,6 +64,8 @@ class Lesson:
     limit: MemoryLimit = field(default=MemoryLimit())
     worker_bytes: int | None = None  # main memory of one worker
     device_bytes: int | None = None  # memory of one worker on its device
+    rates: Mapping[str, float] = field(default_factory=dict)  # number of workers → × real time of one device
+    chunk_s: float | None = None  # the chunks that these are about; None: not known
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,12 @@ class Learned:
         except (AttributeError, TypeError):
             return Lesson()  # damaged: not as we write it
 
-    def note(self, model: str, **facts: float | None) -> None:
+    def every(self) -> dict[str, Lesson]:
+        """Return all that is known about the engine, by what it is about: a device model, and perhaps more."""
+        found = [about for file in self.files for about in _read_lessons(file).get(self.subject, ())]
+        return {about: self.about(about) for about in found}
+
+    def note(self, model: str, **facts: Any) -> None:
         """Add facts to every file that can be written; a simultaneous write by another task may be lost."""
         for file in self.files:
             lessons = _read_lessons(file)

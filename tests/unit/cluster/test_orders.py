@@ -1,11 +1,13 @@
 """The options of ``badcjobs submit`` become an order: its array, its times, its script, and every mistake at once."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms.cli import complete
 from rooms.cluster import (
     ArrayPlan,
     make_order,
@@ -16,9 +18,9 @@ from rooms.cluster import (
     read_source,
     suggest_range,
 )
-from rooms.model import ArrayShape
+from rooms.model import ArrayShape, Submitted
 from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
-from rooms.store import asked_of, differences, submit_command, with_words
+from rooms.store import Record, asked_of, differences, submit_command, with_words, write_record
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
@@ -168,7 +170,7 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
         '--config=submit.setup=["module load gcc", "x"]',
     )  # fmt: skip
     differing = differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"])))
-    assert differing == ["--mem was 4G, now 9G", "submit.setup was not given, now a, b"]
+    assert differing == ["--mem was 5G, now 9G", "submit.setup was not given, now a, b"]
 
 
 @settings(max_examples=15)
@@ -185,3 +187,21 @@ def test_the_command_asks_for_the_same_order(**wishes):
     named = (f"{name.replace('-', '_')}={value}" for name, _, value in (one.partition("=") for one in settings))
     again = order(run=ON_CPU, **read_wishes(shlex.join(named)))
     assert again == first and differences(asked_of(first), asked_of(again)) == []
+
+
+def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_submitted_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    project = Project.parse({"site": "sockeye", "plan": {"prefer": "fastest"}})
+    wished = SubmitSettings(gpus_per_task=4, account="st-lab-1-gpu")
+    made = complete(wished, project, {})
+    assert (made.cpus, made.mem, made.merge_account) == (24, "53G", "st-lab-1")
+    three = complete(wished, project, {"workers_per_gpu": "3", "chunk_length": 30.0})
+    assert (three.cpus, three.mem) == (12, "24G")
+    assert complete(replace(wished, mem="9G", cpus=5), project, {}).mem == "9G"
+    for same in (replace(wished, cluster="local", account=None), SubmitSettings(gpus_per_task=0)):
+        assert complete(same, project, {}) == same
+    job = Submitted("4821", "slurm", (0,))
+    write_record(tmp_path, Record("slurm", job, (), 1, 2, {"--cpus": 8, "--mem": "18G"}))
+    kept = complete(wished, project, {}, place=tmp_path)
+    assert (kept.cpus, kept.mem) == (8, "18G"), "although another request would be made now"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import cluster
 from rooms.cli import app, make_parser
+from rooms.model import default_cpus, default_mem
 from rooms.planning import PreflightFacts, check_script
 from rooms.root import BadInput, Project, SubmitSettings, folder
 from support.brief import brief, literal, page
@@ -116,6 +117,10 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         facts = PreflightFacts(found.asked, script=found, start=found.start)
         assert found.calls and not [one for one in check_script(facts) if one.severity != "fine"], name
         assert filled(name).text == template.text, "without settings it stays as it is"
+        if "merge" not in name:
+            keys = template.to_dict()["keys"]
+            gpus = int(keys["gpus-per-node"])
+            assert (int(keys["cpus-per-task"]), keys["mem"]) == (default_cpus(gpus), default_mem(gpus)), name
         own = [f"{key}={value}" for key, value in template.to_dict()["keys"].items() if value and "<" not in value]  # type: ignore[attr-defined]
         again = filled(name, *own).text.replace("##SBATCH", "#SBATCH").replace("'", "")
         assert again.splitlines() == template.text.replace("##SBATCH", "#SBATCH").replace("'", "").splitlines(), name

@@ -302,11 +302,11 @@ FILES = (DATA / "sites.txt").read_text().split("=== ")[1:]
 def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_needed(tmp_path, pages):
     site = planning.find_site("sockeye", tmp_path)
     pages({"sockeye.txt": "\n".join(f"{name} = {value}" for name, value in asdict(site).items())})
-    assert site.free_cores_per_gpu == 6
+    assert site.cores_per_gpu == 6 and site.billing.per_hour(4, 16, 24) == 80
     (tmp_path / "mine.toml").write_text('name = "mine"\nabout = "x"\n[limits]\narray_tasks = 500\ngpu_hours = 3\n')
     mine = planning.find_site("./mine.toml", tmp_path)
     assert mine == Site("mine", array_tasks=500, gpu_hours=3)
-    assert mine.free_cores_per_gpu is mine.time_s is mine.plan_time_s is None
+    assert mine.cores_per_gpu is mine.billing is mine.time_s is mine.plan_time_s is None
 
 
 def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path, pages):

@@ -15,11 +15,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rooms import planning
 from rooms.model import FITS, NO_CUTTING, Probed, ProbeKey, ProbeResult, Trial
-from rooms.planning import PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
+from rooms.planning import Measured, PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
+from rooms.report import make_bill
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
 from rooms.store import JobFacts, MergeOrder, StateTime, merge
-from rooms.workers import subject_of, to_toml
+from rooms.workers import Learned, subject_of, to_toml
 from support.brief import line, literal
 from support.facts import TASK, device
 from support.pages import tree
@@ -56,6 +57,8 @@ def read_case(line):
         if "×" in name:
             many, _, seconds = name.partition("×")
             lengths_ms += [None if seconds == "?" else round(float(seconds) * 1000)] * int(many)
+        elif name == "speed.points":
+            speed = replace(speed, points=tuple(Measured(*one) for one in literal(text)))
         elif part == "speed":
             speed = replace(speed, **{key.replace("rate", "audio_hours_per_gpu_hour"): literal(text)})
         elif part == "site":
@@ -73,7 +76,8 @@ def read_case(line):
 def wish_of(words):
     numbers = {key: int(words[key]) for key in ("parallel", "gpus_per_task", "cpus") if key in words}
     submit = SubmitSettings(time=words.get("time"), mem=words.get("mem"), **numbers)
-    return PlanWish.of(submit, PlanSettings(margin=float(words["margin"]) if "margin" in words else None))
+    margin, prefer = float(words["margin"]) if "margin" in words else None, words.get("prefer", "cheapest")
+    return PlanWish.of(submit, PlanSettings(prefer, margin), int(words["workers"]) if "workers" in words else None)
 
 
 @given(st.lists(st.none() | st.integers(0, 10**6) | st.just(30_000), min_size=1, max_size=120), st.integers(1, 150))
@@ -370,7 +374,7 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
         try:
             made = plan(tmp_path, "m.csv", **{"rate": None, "flags": flags, **order}).plan
             speed = made.speed
-            lines = [f"{speed.audio_hours_per_gpu_hour:g} {speed.origin}; {made.asking.mem_gb} GB; {speed.remedy}"]
+            lines = [f"{speed.audio_hours_per_gpu_hour:g} {speed.origin}; {made.choice.mem_gb} GB; {speed.remedy}"]
             lines += [f"{remark.text} try: {remark.fix}" for remark in made.remarks if remark.subject == "speed"]
         except BadcjobsError as error:
             lines = [f"refused: {error.what}", *(error.why or "").splitlines(), f"try: {error.fix}"]
@@ -403,3 +407,84 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     tell("of a job that went on", speed_from=Path("july"))
     pages({"speeds.txt": re.sub(r"as of \S+ \S+ UTC", "as of NOW", "\n".join(said))})
+
+
+def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_workers_of_the_plan(short_path, pages):
+    """What a probe has measured with 2 and with 6 workers, of two lengths, is compared by the bill of Sockeye."""
+    write_files("july/a.wav: 582 s at 100 Hz\njuly/b.wav: 294 s at 100 Hz", short_path)
+    found = []
+    for workers, rates in ((2, (590.0, 600.0)), (6, (1700.0, 1800.0))):
+        lengths = zip((294.0, 1806.0), rates, (1.4, 2.6), strict=True)
+        trials = tuple(
+            Trial(s, False, FITS, 9, 3.0, rate, 1, round(workers * gib * 2**30), 12.0) for s, rate, gib in lengths
+        )
+        key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", workers, workers)
+        result = ProbeResult(3600.0, None, 3600.0, 1806.0, rates[1])
+        found.append(Probed(key, trials, result, True, f"2026-07-0{workers}"))
+    (short_path / "p.toml").write_text(to_toml(found))
+    said = {}
+    for name, prefer, starts in (("cheap", "cheapest", [0, 288_000, 0]), ("fast", "fastest", [0, 0])):
+        order = {"rate": None, "speed_from": Path("p.toml"), "site": "sockeye", "plan": PlanSettings(prefer)}
+        (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
+        planned = plan(short_path, "july", out=Path(name), config="x.toml", **order)
+        said[f"{name}.txt"] = plan_text(planned).replace(str(short_path), "HERE")
+        assert [one.start_ms for one in tasks_of(short_path / name)] == starts
+        script, choice = (short_path / name / "wave-1.sbatch").read_text(), planned.plan.choice
+        lines = (f"cpus-per-task={choice.cpus}", f"mem={choice.mem_gb}G", f"gpus-per-node={choice.gpus}")
+        assert all(f"#SBATCH --{one}\n" in script for one in lines)
+        assert f"    --workers-per-gpu={choice.workers}\n" in script
+        document = json.loads((short_path / name / "plan.json").read_text())
+        assert {one["chunk_s"] for one in document["choices"]} == {294, 1806 if name == "cheap" else 438}
+        assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
+    kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
+    assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 3, "as it was asked for"
+    pages(said)
+
+
+def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
+    """Of a probe in the cache, if there is one; without any the first values are used, and no speed is known."""
+    sockeye, run = planning.find_site("sockeye", tmp_path), RunSettings(source=("x",), workers_per_gpu="auto")
+
+    def ask(settings=run, prefer="cheapest", site=sockeye, **submit):
+        environ = {"HOME": str(tmp_path)}
+        made = planning.usual_request(SubmitSettings(**submit), prefer, settings, site, environ, tmp_path)
+        return made.workers, made.cpus, made.mem_gb, made.rate
+
+    assert ask() == (2, 2, 5, 0.0) and ask(gpus_per_task=4) == (2, 8, 18, 0.0)
+    assert ask(prefer="fastest", gpus_per_task=4) == (6, 24, 53, 0.0), "one worker per core"
+    readme = (DATA.parents[1] / "README.md").read_text()
+    assert re.search(r"--gpus-per-node=4\n#SBATCH --cpus-per-task=24 +# the fastest .*\n#SBATCH --mem=53G\n", readme)
+    assert ask(replace(run, workers_per_gpu="3")) == (3, 3, 7, 0.0)
+    assert ask(replace(run, chunk_length_s=1800.0)) == (2, 2, 8, 0.0)
+    assert ask(mem="4G")[:3] == (2, 2, 4) and ask(site=Site("")) == (2, 2, 5, 0.0)
+    trial = Trial(300.0, False, FITS, 3, 2.0, 1500.0, host_peak_bytes=6 * 2**30)
+    key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", 4, 4)
+    (tmp_path / ".cache" / "badcjobs").mkdir(parents=True)
+    store = tmp_path / ".cache" / "badcjobs" / "probe.toml"
+    store.write_text(to_toml([Probed(key, (trial,), ProbeResult(600.0, None, 600.0, 300.0, 1500.0), True)]))
+    assert ask() == (4, 4, 8, 1500.0)
+    assert ask(mem="5G", cpus=4) == (2, 4, 5, 750.0), "as many as the memory holds"
+    facts = {"rates": {"2": 600.0, "6": 1700.0}, "worker_bytes": round(1.5 * 2**30), "chunk_s": 290.0}
+    lessons = Learned("hawkears", [tmp_path / ".cache" / "badcjobs" / "learned.json"])
+    lessons.note("V100", alone_s=900.0)
+    lessons.note("V100, 6 cores, chunks of 290 s", **facts)
+    assert ask() == (6, 6, 11, 1700.0), "a run has learned more than a probe"
+    assert planning.find_speed(None, None, run, {"HOME": str(tmp_path)}, tmp_path).devices == ("V100",)
+    lessons.note("H200, 6 cores, chunks of 290 s", **facts)
+    assert ask() == (4, 4, 8, 1500.0), "which of the two models it will be is not known"
+
+
+def test_a_plan_with_the_request_of_a_job_costs_what_the_report_bills_for_that_job():
+    """And with what the plan asks for itself, what the report says the same work would have cost."""
+    site, gib = planning.find_site("sockeye", Path()), 2**30
+    asked = {"workers": 12, "cpus": 12, "memory_limit_bytes": 64 * gib, "done": 100}
+    job = job_of(
+        task_of(0, 670_000.0, **asked, memory_peak_bytes=17 * gib, cpu_mean_cores=11.0), start_up_s=(300.0, 300.0)
+    )
+    bill, speed, wish = make_bill(job, site.billing), planning.speed_of(job, "x"), PlanWish(gpus_per_task=2, workers=6)
+    for wanted, units in ((replace(wish, cpus=12, mem_gb=64), bill.units_per_1000_audio_hours),
+                          (wish, bill.advised_units_per_1000_audio_hours)):  # fmt: skip
+        made = make_plan(survey_of(*[6_700_000] * 100), speed, wanted, site)
+        assert made.choice.units_per_1000_audio_hours == pytest.approx(units) and made.choice.measured
+        assert made.billed_units == pytest.approx(units * 670_000 / 3_600_000)
+    assert (made.choice.mem_gb, made.choice.cpus) == (bill.advised_mem_gb, bill.advised_cpus)

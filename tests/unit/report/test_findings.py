@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from rooms import store
 from rooms.cli import read_topic
-from rooms.report import KINDS, find, list_findings, summarize
+from rooms.model import Billing
+from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
@@ -259,3 +260,17 @@ def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_som
             assert all(OPTION.fullmatch(line) for line in finding.lines), finding.lines
     assert misses == {}
     assert labelled == set(KINDS), "each kind of finding has a labelled job"
+
+
+def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_would_have_cost():
+    sockeye, unused = Billing(6, 5, 1, "max"), replace(UNUSED, task=TASK.name)
+    task = replace(TASK, devices=2, cpus=24, memory_limit_bytes=64 * GIB, memory_peak_bytes=8 * GIB, audio_s=3.6e6)
+    bill = make_bill(job(task, devices=(DEVICE, unused)), sockeye)
+    assert bill == Bill(320.0, 320.0, 50.0, 1, 4, 10)
+    said = dict(headlines(replace(summarize(job(task)), bill=bill)))["bill"]
+    assert said.endswith("; with --gpus-per-node=1 --cpus-per-task=4 --mem=10G it would have been 50.0")
+    assert make_bill(job(replace(task, memory_peak_bytes=None)), sockeye) == Bill(320.0, 320.0, None, 1, 4, None)
+    for unknown, weights in ((task, None), (replace(task, memory_limit_bytes=None), sockeye)):
+        assert make_bill(job(unknown), weights) is None
+    summary = replace(summarize(job(task)), kwh_per_1000_audio_hours=0.2)
+    assert dict(headlines(summary))["energy"] == "0.20 kWh per 1,000 audio-hours (720 J per audio-hour)"

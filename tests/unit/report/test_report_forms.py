@@ -348,7 +348,7 @@ def test_what_is_said_of_other_pairs(pages):
 
 
 SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None, 0, None))),
-                  cut_short=CutShort("a", "b"))  # fmt: skip
+                  cut_short=CutShort("a", "b"), bill=report.Bill(2.0, 40.0, 30.0, 1, 6, 9))  # fmt: skip
 
 
 def words_of(page, heading):

@@ -288,3 +288,13 @@ def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
         files[1].write_text(to_toml(known))
         said.append(f"{case} → {line(workers.find_limits(files, plans(**options(granted)), engine, settings))}")
     pages({"limits.txt": "\n".join(said)})
+
+
+def test_the_speed_of_each_number_that_was_tried_is_kept_for_plans(tmp_path):
+    rates = [10, 19, 20, 20, 20, 20, 20, 20]
+    for audio in (True, False):
+        task = Task(tmp_path / str(audio), cpus=8, devices=2)
+        task.live(rates=rates, seconds=400, audio=audio)
+        (lesson,) = task.learned.every().values()
+        assert lesson.workers is not None and (len(lesson.rates) > 1) == audio, "chunks without a length are no speed"
+        assert all(rate == pytest.approx(15 * rates[int(n) - 1], rel=0.1) for n, rate in lesson.rates.items())

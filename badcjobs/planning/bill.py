@@ -1,0 +1,173 @@
+"""Choose what a task requests (GPUs, workers, chunk length, cores, memory): the cheapest or the fastest.
+
+Speed and memory are those that were measured with so many workers, or estimated: between two measured numbers of
+workers the speed is interpolated, fewer than the fewest are slower in proportion, more than the most are no faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import NamedTuple
+
+from badcjobs.errors import BadcjobsError
+from badcjobs.model import USUAL_CHUNK_S, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
+from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
+from badcjobs.planning.plan_tasks import PlanWish
+from badcjobs.planning.site import Site
+from badcjobs.report.words import count
+from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
+
+FASTEST = "fastest"
+OVERLAP_S = 6.0  # no window of HawkEars, which are 3 s long, is lost at the end of a chunk
+_STEP_S = 36  # chunks that begin at its multiples have the spectrograms of the whole recording
+_NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
+_MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
+_LEAST_CPUS = 2  # badcjobs itself reads and cuts audio
+_ALIKE = 1.1  # lengths of chunks
+_ESTIMATED = 1.05
+_GIB = 2**30
+StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of audio
+
+
+class Choice(NamedTuple):
+    """What one task requests; None: not known."""
+
+    gpus: int
+    workers: int  # per GPU
+    chunk_s: float | None
+    cpus: int  # one for each worker, or as many as were busy
+    mem_gb: int
+    mem_why: str
+    rate: float  # audio-hours per GPU-hour
+    measured: bool  # the speed, with so many workers and chunks of about this length
+    units_per_hour: float | None  # billed
+    units_per_1000_audio_hours: float | None  # billed, with start-up
+    joules_per_audio_hour: float | None  # of the GPUs
+
+
+def choose(
+    speed: Speed, wish: PlanWish, site: Site, lengths_s: Sequence[float | None],
+    start_up: StartUp = lambda rate, gpus: 0.0, longest_s: float = 0.0,
+) -> tuple[Choice, Choice, list[Choice]]:  # fmt: skip
+    """Return what to request, what is fastest, and all choices, the cheapest first, then those with less energy.
+
+    ``lengths_s``: of chunks, to choose from. The fastest has one worker per core, unless fewer were faster.
+    """
+    gpus, most = wish.task_gpus(site), speed.most_workers
+    full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
+    numbers = {full if wish.prefer == FASTEST else min(USUAL_WORKERS, full)}
+    if wish.workers is not None:
+        numbers = {wish.workers}
+    elif speed.points:
+        numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
+    fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
+    made = [
+        _make(speed, wish, site, some, many, length_s, start_up, longest_s)
+        for some, many, length_s in product([*fewer, gpus], sorted(numbers), lengths_s)
+    ]
+    smallest = min((one for one, _ in made if one.gpus == gpus), key=lambda one: (one.workers, one.mem_gb))
+    every = sorted((one for one, fits in made if fits), key=rank) or [smallest]
+    fastest = max(every, key=lambda one: (one.gpus, one.workers > most, one.rate, -rank(one)[0]))
+    return fastest if wish.prefer == FASTEST else every[0], fastest, every
+
+
+def rank(choice: Choice) -> tuple[float, float, int, int]:
+    """Return the sort key, by billed units or, without weights, GPU time; an estimate counts as a bit more."""
+    cost = (choice.units_per_1000_audio_hours or 1 / choice.rate) * (1.0 if choice.measured else _ESTIMATED)
+    return float(f"{cost:.3g}"), float(f"{choice.joules_per_audio_hour or 0.0:.3g}"), choice.gpus, choice.mem_gb
+
+
+def usual_request(
+    submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site, environ: Mapping[str, str], cwd: Path
+) -> Choice:
+    """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
+    submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
+    wish = PlanWish.of(submit, PlanSettings(prefer), settings.workers_wanted)
+    try:
+        speed, is_known = find_speed(None, None, settings, environ, cwd), True
+    except BadcjobsError:
+        speed, is_known = Speed(1.0, ""), False
+    found, *_ = choose(speed, wish, site, [settings.chunk_length_s])
+    return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
+
+
+def list_lengths(speed: Speed) -> list[float]:
+    """Return the lengths to which recordings can be cut, as far as anything is known about them."""
+    known = {one.chunk_s for one in speed.points if one.chunk_s}
+    if speed.bytes_per_s:  # HawkEars
+        steps = {8.0, *(max(1.0, (one - OVERLAP_S) // _STEP_S) for one in known)}
+        known = {many * _STEP_S + OVERLAP_S for many in steps}
+    return sorted(one for one in known if one <= (speed.safe_s or math.inf))
+
+
+def _make(
+    speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, chunk_s: float | None, start_up: StartUp,
+    longest_s: float,
+) -> tuple[Choice, bool]:  # fmt: skip
+    """Return a choice, and whether it fits: into a node, and into what was asked for."""
+    busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
+    cpus = max(_LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
+    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s or USUAL_CHUNK_S)
+    if chunk_s and longest_s > _ALIKE * chunk_s:  # one worker has it at a time
+        more_gb = math.ceil((guess_worker_bytes(longest_s) - guess_worker_bytes(chunk_s)) / _GIB)
+        mem_gb, mem_why = mem_gb + more_gb, f"{mem_why}; {more_gb} GB more for the longest chunk"
+    most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
+    fits = cpus <= most_cpus and mem_gb <= most_gb
+    if wish.mem_gb or mem_gb > most_gb:
+        mem_why = "from [submit] mem" if wish.mem_gb else f"all of a node ({mem_gb} GB would be requested: {mem_why})"
+        mem_gb = most_gb
+    rate = speed.audio_hours_per_gpu_hour
+    if speed.points:  # the first point has the speed that is planned with
+        usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
+        rate *= rate_of(speed.points, workers, chunk_s) / usual
+    hours = 1 / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of audio
+    cpus = wish.cpus or min(cpus, most_cpus)
+    units = None if site.billing is None else site.billing.per_hour(gpus, mem_gb, cpus)
+    power_w = _power_of(speed.points, workers, chunk_s)
+    measured = any(one.workers == workers and _is_alike(one.chunk_s, chunk_s) for one in speed.points)
+    per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
+    return Choice(gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, units, per_1000, joules), fits
+
+
+def _is_alike(one_s: float | None, other_s: float | None) -> bool:
+    return not one_s or not other_s or 1 / _ALIKE <= one_s / other_s <= _ALIKE
+
+
+def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float:
+    """Return the audio-hours per GPU-hour of so many workers per GPU with such chunks."""
+    rates = {0: 0.0}
+    for many in sorted({one.workers for one in points}):
+        curve = tuple(sorted({one.chunk_s or 0.0: one.rate for one in points if one.workers == many}.items()))
+        rates[many] = read_off(curve, chunk_s)[0] if chunk_s and len(curve) > 1 else max(rate for _, rate in curve)
+    for (few, slow), (many, fast) in pairwise(rates.items()):
+        if workers <= many:
+            return slow + (fast - slow) * (workers - few) / (many - few)
+    return rates[max(rates)]
+
+
+def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float) -> tuple[int, str]:
+    """Return the memory to request for all workers of a task, so many per GPU, and why."""
+    each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
+    known = [one for one in speed.points if one.memory_bytes]
+    if not known:
+        guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {chunk_s:,.0f} s"
+        return guessed_gb(in_all, chunk_s), f"assumed: {guess}; not measured"
+    one = min(known, key=lambda one: (abs(math.log(one.workers / workers)), abs((one.chunk_s or chunk_s) - chunk_s)))
+    each_bytes, why = (one.memory_bytes or 0.0) / one.workers, f"measured with {count(one.workers, 'worker')} per GPU"
+    if one.chunk_s and not _is_alike(one.chunk_s, chunk_s):
+        each_bytes = max(each_bytes / 2, each_bytes + speed.bytes_per_s * (chunk_s - one.chunk_s))
+        why += f" and chunks of {one.chunk_s:,.0f} s"
+    return advised_gb(in_all * each_bytes), f"{each_bytes / _GIB:.2f} GiB {each} ({why}), 15 % more and 0.5 GiB"
+
+
+def _power_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float | None:
+    """Return the mean power of a GPU: what it draws without work, and the rest in proportion to the speed."""
+    known = [one for one in points if one.power_w is not None]
+    for one in sorted(known, key=lambda one: abs(math.log(one.workers / workers)))[:1]:
+        faster = rate_of(points, workers, chunk_s) / rate_of(points, one.workers, chunk_s)
+        return (one.idle_w or 0.0) + ((one.power_w or 0.0) - (one.idle_w or 0.0)) * faster
+    return None
