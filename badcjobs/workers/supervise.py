@@ -297,13 +297,13 @@ class Supervisor:
             self._queue.put_back(list(left.values()), delay_s=delay_s)
 
     def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
-        """End all workers that share a faulty context: each gets the same error, and none can start before all end."""
+        """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
         before_ms, self._faults_ms[plan.device_id] = self._faults_ms.get(plan.device_id), at_ms
         if before_ms is None or at_ms - before_ms > _ONE_FAULT_MS:
             why = "a fault on the device ended its workers under MPS; their chunks are tried one by one, without MPS"
             log.warning("%s", why)
             self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
-        self.end_shared(plan.device_id)
+            self.end_shared(plan.device_id)
 
     def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
         """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""

@@ -240,10 +240,11 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     assert decisions[0][1].startswith("start: 2 cores and 16 GiB of GPU memory per device")
     assert "2 per device changed the rate by +" in decisions[2][1]
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
-    lesson = {"workers": 2, "settled": True}
     for file in (site.out / "learned.json", Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "learned.json"):
-        lessons = json.loads(file.read_text())["lessons"]
-        assert lessons == {f"command {command}": {"Simulated GPU, 2 cores, chunks of 10 s": lesson}}
+        (lesson,) = json.loads(file.read_text())["lessons"][f"command {command}"].items()
+        rates = lesson[1].pop("rates")
+        assert lesson == ("Simulated GPU, 2 cores, chunks of 10 s", {"workers": 2, "settled": True, "chunk_s": 0.6})
+        assert rates.keys() == {"1", "2"} and rates["2"] > 1.05 * rates["1"]
     little = {"SLURM_MEM_PER_NODE": "3072", "SLURM_RESTART_COUNT": "1"}
     task = site.start_run(manifest, *work, env={**TWO_CORES, **little})
     wait_for(lambda: "workers: 1, engine command" in task.stderr, "the next run")
