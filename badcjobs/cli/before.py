@@ -83,17 +83,21 @@ def check(
     found = check_all(order)
     answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))
     if not json_wanted:
-        words = _after_check(sources, out or project.get("run", "out"), script, ready=not found.exit_code)
+        words = _after_check(sources, out or project.get("run", "out"), script, run_words, ready=not found.exit_code)
         output.say_next(*words, note="once the problems are fixed" if found.exit_code else "")
     return int(found.exit_code)
 
 
-def _after_check(sources: Sequence[str], out: object, script: str | None, *, ready: bool) -> Sequence[str | Path]:
+def _after_check(
+    sources: Sequence[str], out: object, script: str | None, run_words: Sequence[str], *, ready: bool
+) -> Sequence[str | Path]:
     """Return the command that submits what was checked; the same check again, if it found problems."""
     if not ready or not sources:
         return output.this_command(*([] if sources else ["SOURCE"]))
     if script is not None:
-        return "sbatch", Path(script)
+        given = {"SOURCE": "".join(sources[1:2]), "OUT": out or "", "BADCJOBS_ARGS": " ".join(run_words)}
+        values = [f"{name}={value}" for name, value in given.items() if value]
+        return *(["env", *values] if values else []), "sbatch", Path(script)
     new = [] if out else [f"--out=runs/{Path(sources[0]).stem}"]
     words = "\0".join(output.this_command(*new, name="submit", without=["--quick"]))
     return re.sub("--site[=\0]", "--config=site=", words).split("\0")

@@ -76,9 +76,12 @@ def gpus(
         raise NotHere(
             "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (shows simulated ones), or request one"
         )
-    say(_devices_text(found.to_dict(), processes=everything, to_take=request is not None))
+    to_take = request is not None and found.devices[0].backend != "simulated"
+    say(_devices_text(found.to_dict(), processes=everything, to_take=to_take))
     if request is None:
         say_next(*this_command(name="monitor", without=["--all"]))
+    elif not to_take:
+        say_next("badcjobs", "monitor", "--simulate", str(simulate))
     return 0
 
 

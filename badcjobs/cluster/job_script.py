@@ -68,6 +68,7 @@ _SETTING_UP = re.compile(
 _MOVING = re.compile(r"(?:^|[;&|])[ \t]*(?:cd|pushd)\b(?![ \t]+\"?\$\{?SLURM_SUBMIT_DIR\}?\"?[ \t]*$)", re.M)
 _MADE = re.compile(r"^[^#\n]*>[ \t]*[\"']?([^\s\"';&|]+)", re.M)
 _TRAP = re.compile(r"^[^#\n]*\btrap\b", re.M)
+_TO_SET = re.compile(r'^: "\$\{(SOURCE|OUT|IMAGE):=\}"', re.MULTILINE)
 _TMPDIR = re.compile(r"^[^#\n]*(?:\bTMPDIR=|\bunset\b.*\bTMPDIR\b)", re.M)
 _SRUN = re.compile(r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:exec|time)[ \t]+)?(?:\S*/)?srun\b", re.M)
 _OWN_TO_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
@@ -154,6 +155,7 @@ class BatchScript:
     modules: tuple[str, ...] = ()
     venvs: tuple[str, ...] = ()  # virtual environments that it activates
     out: str | None = None  # the value of its variable OUT, which our templates use
+    unset: tuple[str, ...] = ()  # the variables of our templates that have no value yet
     set_up_by: str | None = None  # a line that may add programs to PATH which cannot be found here
     srun_line: int | None = None  # the first that calls srun
     traps_signals: bool = False
@@ -246,6 +248,7 @@ def read_script(
         ),
         venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
         out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
+        unset=tuple(name for name in _TO_SET.findall(plain) if not variables.value_of(f"${name}")),
         set_up_by=next(iter(_SETTING_UP.findall(plain)), None),
         srun_line=next((_line_of(plain, one.start()) for one in _SRUN.finditer(plain)), None),
         traps_signals=_TRAP.search(plain) is not None,

@@ -110,6 +110,10 @@ def check(order: CheckOrder) -> Checked:
         why = "is inside an image" if start.sources else "cannot be read from here"
         line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
         findings = [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
+    if script is not None and script.unset:
+        line = f"badcjobs check {shell_line(Path(script.name))} SOURCE --out DIR"
+        text = f"{' and '.join(script.unset)} must have a value: every task would stop at once"
+        findings = [problem("script", text, f"{line}   (or write them into the script)")]
     of_run = _check_run_folder(settings, asked, order.cwd)
     facts = _collect_facts(settings, order, site, script, asked, source)
     findings += check_facts(replace(facts, has_begun=any(one.subject == "run.toml" for one in of_run)), of_run)

@@ -358,4 +358,15 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {"for_good": False, "cost_s": gpu_s, "all_s": all_s, "of_time": of_time, "worst": worst, "advice": advice}
 
 
-TOPICS = (_damaged, _missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed)
+@topic(Rule(
+    "short_audio", WARNING,
+    says="{many:count chunk} {many:has|have} less audio than planned: only what is there was analysed.",
+    evidence=("{reasons}",),
+    fix="Restore {many:the file|the files}, then run again: a changed file is analysed again.",
+))  # fmt: skip
+def _short(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    if found := [one for one in facts.decisions if one.kind == "short_audio"]:
+        yield {"many": len(found), "reasons": [one.reason for one in found], "subjects": [one.subject for one in found]}
+
+
+TOPICS = (_damaged, _missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed, _short)

@@ -153,6 +153,9 @@ def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its
     assert site.rows("SELECT recording_id, audio_s FROM chunk ORDER BY 1") == [("a", 5.0), ("b", 40.0), ("c", 40.0)]
     [first] = site.rows("SELECT recording_id, outcome FROM attempt ORDER BY attempt_id LIMIT 1")
     assert first == ("a", "done")
+    merged = " ".join(site.badcjobs("merge", site.out).stdout.split())
+    assert "1 chunk has less audio than planned: only what is there was analysed." in merged
+    assert f"{short} ends early, at 5.000 s" in merged
     limits = site.rows("SELECT value FROM decision WHERE kind = 'memory_limit'")
     assert limits == [(40.0,), (40.0,)], "with the usual threads and with one; 40 s have never fitted"
 
