@@ -30,7 +30,7 @@ ONLY_CLI = {
     r"\bsys\.(argv|stdout|stderr)\b|import argparse|logging\.basicConfig|^ *print\((?!.*file=)": PROGRAMS,
     r"os\.putenv|\b(?<![.\w])(sys\.)?(exit|quit)\(|SystemExit|os\._exit|import (getopt|optparse|click|typer|rich)$|"
     r"from sys import.*(exit|argv|std)|logging\.(StreamHandler|FileHandler|config|handlers)|\.(addHandler|setLevel)\b"
-    : set(),
+    : {"badcjobs.workers.hawkears_worker"},
 }  # fmt: skip
 WALL_TIME = r"\btime\.time(_ns)?\b|from time import|datetime\.now|utcnow"
 
