@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 __all__ = [
-    "USUAL_CHUNK_S", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
+    "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
     "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "advised_gb", "default_cpus", "default_mem",
     "expected_end_ms", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked", "parse_stop_after",
     "publish_interval_s", "silent_after_s", "stable_id"
@@ -119,7 +119,6 @@ class Allocation:
 
 _GIB = 2**30
 USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
-USUAL_CHUNK_S = 300.0
 
 
 def guess_worker_bytes(chunk_s: float | None) -> int:
@@ -144,7 +143,7 @@ def default_cpus(gpus: int) -> int:
 
 def default_mem(gpus: int) -> str:
     """Return the default memory of an array task: what its workers may need."""
-    return f"{guessed_gb(default_cpus(gpus), USUAL_CHUNK_S)}G"
+    return f"{guessed_gb(default_cpus(gpus), None)}G"
 
 
 @dataclass(frozen=True, slots=True)

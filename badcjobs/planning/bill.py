@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.model import USUAL_CHUNK_S, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
+from badcjobs.model import USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
 from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.site import Site
@@ -82,8 +82,9 @@ def rank(choice: Choice) -> tuple[float, float, int, int]:
 
 
 def usual_request(
-    submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site, environ: Mapping[str, str], cwd: Path
-) -> Choice:
+    submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site, environ: Mapping[str, str], cwd: Path,
+    longest_s: float | None = None,  # of the chunks of the source, where it was read
+) -> Choice:  # fmt: skip
     """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
     wish = PlanWish.of(submit, PlanSettings(prefer), settings.workers_wanted)
@@ -91,7 +92,7 @@ def usual_request(
         speed, is_known = find_speed(None, None, settings, environ, cwd), True
     except BadcjobsError:
         speed, is_known = Speed(1.0, ""), False
-    found, *_ = choose(speed, wish, site, [settings.chunk_length_s])
+    found, *_ = choose(speed, wish, site, [longest_s or settings.chunk_length_s])
     return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
 
 
@@ -111,7 +112,7 @@ def _make(
     """Return a choice, and whether it fits: into a node, and into what was asked for."""
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
     cpus = max(_LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
-    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s or USUAL_CHUNK_S)
+    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
     if chunk_s and longest_s > _ALIKE * chunk_s:  # one worker has it at a time
         more_gb = math.ceil((guess_worker_bytes(longest_s) - guess_worker_bytes(chunk_s)) / _GIB)
         mem_gb, mem_why = mem_gb + more_gb, f"{mem_why}; {more_gb} GB more for the longest chunk"
@@ -149,16 +150,18 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
     return rates[max(rates)]
 
 
-def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float) -> tuple[int, str]:
-    """Return the memory to request for all workers of a task, so many per GPU, and why."""
+def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) -> tuple[int, str]:
+    """Return the memory to request for all workers of a task, so many per GPU, and why; None: of unknown length."""
     each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
     known = [one for one in speed.points if one.memory_bytes]
     if not known:
-        guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {chunk_s:,.0f} s"
+        length = "unknown length" if chunk_s is None else f"{chunk_s:,.0f} s"
+        guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {length}"
         return guessed_gb(in_all, chunk_s), f"assumed: {guess}; not measured"
-    one = min(known, key=lambda one: (abs(math.log(one.workers / workers)), abs((one.chunk_s or chunk_s) - chunk_s)))
+    near_s = chunk_s or 3600.0  # a whole recording
+    one = min(known, key=lambda one: (abs(math.log(one.workers / workers)), abs((one.chunk_s or near_s) - near_s)))
     each_bytes, why = (one.memory_bytes or 0.0) / one.workers, f"measured with {count(one.workers, 'worker')} per GPU"
-    if one.chunk_s and not _is_alike(one.chunk_s, chunk_s):
+    if one.chunk_s and chunk_s and not _is_alike(one.chunk_s, chunk_s):
         each_bytes = max(each_bytes / 2, each_bytes + speed.bytes_per_s * (chunk_s - one.chunk_s))
         why += f" and chunks of {one.chunk_s:,.0f} s"
     return advised_gb(in_all * each_bytes), f"{each_bytes / _GIB:.2f} GiB {each} ({why}), 15 % more and 0.5 GiB"

@@ -258,7 +258,10 @@ def _collect_facts(
     mem = f"{asked.memory_gb_per_node * 1024:.0f}M" if asked.memory_gb_per_node else None
     # A run starts as many workers as its cores and its memory hold.
     requests = ((own, order.prefer), (replace(own, cpus=asked.cpus_per_node, mem=mem), FASTEST))
-    needed, had = (usual_request(*one, settings, site, order.environ, order.cwd) for one in requests)
+    longest_s = source.longest_s if source else None
+    needed, had = (usual_request(*one, settings, site, order.environ, order.cwd, longest_s) for one in requests)
+    single = replace(settings, workers_per_gpu="1")
+    alone = usual_request(SubmitSettings(), order.prefer, single, site, order.environ, order.cwd, longest_s)
     if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
 
@@ -287,6 +290,7 @@ def _collect_facts(
         trial=trial,
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
         needed_gb=needed.mem_gb,
+        one_gb=alone.mem_gb if longest_s and settings.engine == "hawkears" else None,
         rate=had.rate,
         gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
     )

@@ -9,7 +9,7 @@ from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
 from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
-from badcjobs.model import USUAL_CHUNK_S, USUAL_WORKERS, guessed_gb
+from badcjobs.model import USUAL_WORKERS, guessed_gb
 from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -223,7 +223,7 @@ def _billing(facts: PreflightFacts) -> Cases:
         per = f"; per 1,000 audio-hours: about {each}, at {number(facts.rate)} audio-hours per GPU-hour"
     highest = max(gpus, cores) if billing.rule == "max" else gpus
     free_gb = highest / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
-    usual_gb = guessed_gb(USUAL_WORKERS * -(-asked.gpus_per_task // nodes), USUAL_CHUNK_S)
+    usual_gb = guessed_gb(USUAL_WORKERS * -(-asked.gpus_per_task // nodes), None)
     enough_mib = int(max(facts.needed_gb or 0.0, usual_gb, free_gb) * 1024)
     paid = max(gpus, memory if billing.rule == "max" else 0.0)
     yield {
@@ -249,6 +249,14 @@ _NODES_AND_COST = (
             "{script.name} asks for {needed} nodes, but line {start.line} starts badcjobs on the first alone: the GPUs"
             " of the others are idle",
             "#SBATCH --nodes=1   (and more array tasks; or srun: badcjobs template multinode)",
+        )
+    ),
+    rules("memory")(
+        warning_if(
+            "{asked.memory_gb_per_node:,.3g} GB may be too little for one worker with the longest chunk, of"
+            " {source.longest_s:,.0f} s",
+            "#SBATCH --mem={one_gb}G   (or shorter chunks: badcjobs run … --chunk-length 294 --overlap 6)",
+            lambda f: f.one_gb and f.asked.gpus_per_task and 0 < (f.asked.memory_gb_per_node or 0) < f.one_gb,
         )
     ),
     rules("billing", _billing)(

@@ -170,7 +170,7 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
         '--config=submit.setup=["module load gcc", "x"]',
     )  # fmt: skip
     differing = differences(asked_of(order()), asked_of(order(mem="9G", setup=["a", "b"])))
-    assert differing == ["--mem was 5G, now 9G", "submit.setup was not given, now a, b"]
+    assert differing == ["--mem was 7G, now 9G", "submit.setup was not given, now a, b"]
 
 
 @settings(max_examples=15)
@@ -195,7 +195,7 @@ def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_s
     project = Project.parse({"site": "sockeye", "plan": {"prefer": "fastest"}})
     wished = SubmitSettings(gpus_per_task=4, account="st-lab-1-gpu")
     made = complete(wished, project, {})
-    assert (made.cpus, made.mem, made.merge_account) == (24, "53G", "st-lab-1")
+    assert (made.cpus, made.mem, made.merge_account) == (24, "80G", "st-lab-1")
     three = complete(wished, project, {"workers_per_gpu": "3", "chunk_length": 30.0})
     assert (three.cpus, three.mem) == (12, "24G")
     assert complete(replace(wished, mem="9G", cpus=5), project, {}).mem == "9G"

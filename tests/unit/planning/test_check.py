@@ -7,6 +7,7 @@ is checked stands in tests/data/check_cases.txt and check_orders.txt.
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -163,6 +164,25 @@ def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node, pages):
         told = [one for one in found.findings if one.subject != "GPUs"]
         lines += [f"{one.severity} {one.subject}: {one.text} try: {one.fix}" for one in told]
     pages({"orders.txt": login_node.plain("\n".join(lines))})
+
+
+def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
+    with (tmp_path / "long.wav").open("wb") as file:
+        size = 7200 * 8000
+        file.write(
+            struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVEfmt ", 16, 1, 1, 8000, 8000, 1, 8, b"data", size)
+        )
+        file.truncate(44 + size)  # takes no space
+    settings = RunSettings(source=("long.wav",), out=Path("out"))
+
+    def said_about_memory(settings=settings, **submit):
+        order = CheckOrder(settings, {"HOME": str(tmp_path)}, SystemClock(), tmp_path, SubmitSettings(**submit))
+        return [(one.severity, one.text, one.fix[:8]) for one in check(order).findings if one.subject == "memory"]
+
+    text = "7 GB may be too little for one worker with the longest chunk, of 7,200 s"
+    assert said_about_memory() == [("warning", text, "--mem 9G")], "what submit asks for, before anything is known"
+    assert said_about_memory(mem="9G") == said_about_memory(replace(settings, chunk_length_s=294.0)) == []
+    assert said_about_memory(replace(settings, engine="demo")) == []
 
 
 # template → values of its keys, as its own comments give them

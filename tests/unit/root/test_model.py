@@ -29,7 +29,7 @@ def test_an_order_says_what_sbatch_is_given():
     again = replace(order, only=(1, 3), parallel=1, extra_sbatch=())
     assert (again.spec, again.indices, again.partition) == ("1,3%1", (1, 3), None)
     assert [model.default_cpus(n) for n in (0, 1, 4)] == [2, 2, 8]
-    assert [model.default_mem(n) for n in (0, 1, 4)] == ["5G", "5G", "18G"]
+    assert [model.default_mem(n) for n in (0, 1, 4)] == ["7G", "7G", "27G"]
     assert [model.guessed_gb(2, chunk_s) for chunk_s in (30, 300, 1800, None)] == [4, 5, 8, 7]
     assert [model.advised_gb(n * 2**30) for n in (0.1, 1, 8.1)] == [1, 2, 10]
     weights = {"gpu": 6, "memory_gb": 5, "cpu": 1}
