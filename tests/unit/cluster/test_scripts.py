@@ -3,6 +3,7 @@
 The inputs stand in tests/data, what is understood of them in the pages.
 """
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -113,6 +114,8 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         assert subprocess.run(["bash", "-n"], input=template.text, text=True).returncode == 0
         lines = template.text.splitlines()
         assert max(map(len, lines)) <= 120 and 20 < len(template.about) < 110
+        claims = re.findall(r"workers per GPU|GiB each|the four GPUs|The GPUs of a complete node", template.text)
+        assert claims == [], "its numbers may be replaced, and its comments stay"
         found = cluster.read_script(template.text, name, {})
         facts = PreflightFacts(found.asked, script=found, start=found.start)
         assert found.calls and not [one for one in check_script(facts) if one.severity != "fine"], name
