@@ -253,8 +253,7 @@ _NODES_AND_COST = (
     ),
     rules("memory")(
         warning_if(
-            "{asked.memory_gb_per_node:,.3g} GB may be too little for one worker with the longest chunk, of"
-            " {source.longest_s:,.0f} s",
+            "{asked.memory_gb_per_node:,.3g} GB may not hold a worker at the longest chunk ({source.longest_s:,.0f} s)",
             "#SBATCH --mem={one_gb}G   (or shorter chunks: badcjobs run … --chunk-length 294 --overlap 6)",
             lambda f: f.one_gb and f.asked.gpus_per_task and 0 < (f.asked.memory_gb_per_node or 0) < f.one_gb,
         )

@@ -179,7 +179,7 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
         order = CheckOrder(settings, {"HOME": str(tmp_path)}, SystemClock(), tmp_path, SubmitSettings(**submit))
         return [(one.severity, one.text, one.fix[:8]) for one in check(order).findings if one.subject == "memory"]
 
-    text = "7 GB may be too little for one worker with the longest chunk, of 7,200 s"
+    text = "7 GB may not hold a worker at the longest chunk (7,200 s)"
     assert said_about_memory() == [("warning", text, "--mem 9G")], "what submit asks for, before anything is known"
     assert said_about_memory(mem="9G") == said_about_memory(replace(settings, chunk_length_s=294.0)) == []
     assert said_about_memory(replace(settings, engine="demo")) == []
