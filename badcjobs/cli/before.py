@@ -218,7 +218,9 @@ def plan(
         output.say_next("sbatch", planned.written[0][0])
     elif not json_wanted:
         fixed = "once the problems are fixed" if has_problem else ""
-        output.say_next(*output.this_command(*([] if has_problem else ["--out=plan"])), note=fixed)
+        ending = None if order.submit.account else made.site.account_ends_with
+        words = ["--out=plan", *([f"--config=submit.account=NAME{ending}"] if ending else [])]
+        output.say_next(*output.this_command(*([] if has_problem else words)), note=fixed)
     return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
 
 

@@ -4,6 +4,7 @@ Plans run as they are; a probe finds what simulated cards can take, and later ru
 """
 
 import re
+import shlex
 import signal
 import sys
 from datetime import datetime, timedelta
@@ -53,6 +54,9 @@ def test_the_same_command_says_the_same_and_a_row_that_is_left_out_is_named(site
     asked = ("plan", manifest, *SMALL, "--site", "sockeye", "--gpus-per-task", 1)
     first, second, wrong = site.badcjobs_each([asked, asked, ("plan", "wrong.csv", "--rate", 400)])
     assert first.exit_code == 0 and first.stdout == second.stdout
+    assert first.stdout.endswith(" --out=plan --config=submit.account=NAME-gpu\n"), "which the scripts of the site need"
+    pasted = site.badcjobs(*shlex.split(first.stdout.splitlines()[-1].removeprefix("next: badcjobs ")))
+    assert pasted.exit_code == 0 and "next: sbatch" in pasted.stdout
     end = datetime.fromisoformat(first.stderr.partition("finished on ")[2].split()[0])
     assert timedelta(minutes=4) < end - datetime.now().astimezone() < timedelta(minutes=12)
     assert wrong.exit_code == 1 and "line 5: end_ms 1 is not after start_ms 5" in wrong.stdout
