@@ -27,7 +27,7 @@ _CAPS = (  # of the site, by which the plan is made
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
-_USUAL_START_UP_S = 15.0  # in the bill, until it is measured; the time limit has more
+_USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
@@ -81,12 +81,17 @@ class CampaignPlan:
     @property
     def start_up_gpu_hours(self) -> float:
         """While the tasks start up, their GPUs wait."""
-        return self.tasks * self.sizing.gpus * self.margin.start_up_s / 3600
+        return self.tasks * self.sizing.gpus * billed_start_up_s(self.speed) / 3600
 
     @property
     def asked_gpu_hours(self) -> float:
         """What the tasks ask of Slurm, all together."""
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
+
+
+def billed_start_up_s(speed: Speed) -> float:
+    """Return the start-up of a task that its cost includes."""
+    return _USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s
 
 
 def make_plan(
@@ -116,7 +121,7 @@ def make_plan(
 
     def start_up(rate: float, gpus: int) -> float:
         tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
-        return tasks * (_USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s) * 1000 / lengths.total_ms
+        return tasks * billed_start_up_s(speed) * 1000 / lengths.total_ms
 
     chunk_s, longest_s = lengths.mean_ms / 1000, lengths.longest_ms / 1000
     choice, fastest, choices = choose(speed, wish, site, [chunk_s], start_up, longest_s)

@@ -32,7 +32,7 @@ from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
 from badcjobs.planning.bill import FASTEST, OVERLAP_S, choose, list_lengths
 from badcjobs.planning.findings import below, folded, worst_first
-from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.make_plan import CampaignPlan, billed_start_up_s, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
@@ -203,8 +203,8 @@ _SHOWN_SCRIPTS, _SHOWN_CHOICES = 3, 6
 
 
 _COST = (
-    "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, start-up included:"
-    " {choice.units_per_hour:g} an hour for a task",
+    "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, with {billed_s:,.0f} s of start-up"
+    " per task, {how}: {choice.units_per_hour:g} an hour for a task",
     "{no_weights}",
     "; {choice.joules_per_audio_hour:round?} J per audio-hour",
 )
@@ -214,16 +214,16 @@ _LINES = {
     " ({prefer})",
     "run": "{run}",
     "cost": "{cost}",
-    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour, start-up included",
+    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour, with the start-up of GPU time",
     "source": "{sources}",
     "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
     " longest {longest_s:,.1f} s",
     "speed": "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}{measured}",
-    "GPU time": "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up;"
-    " {plan.asked_gpu_hours:one} are requested, so that every task ends in time",
+    "GPU time": "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up"
+    " ({billed_s:,.0f} s per task, {how}); {plan.asked_gpu_hours:one} are requested, so that every task ends in time",
     "tasks": "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}:"
     " about {sizing.expected_s:duration} of {time}",
-    "margin": "start-up {margin.start_up_s:,.0f} s ({start_up}), an orderly end {margin.end_s:,.0f} s, and between them"
+    "margin": "start-up {margin.start_up_s:,.0f} s ({how}), an orderly end {margin.end_s:,.0f} s, and between them"
     " each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
     "memory": "--mem={choice.mem_gb}G: {choice.mem_why}",
     "time": "--time={time}: {time_why}",
@@ -290,7 +290,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
     measured = f" ({count(plan.speed.tasks, 'task')}, {number(gpu_hours, 2)} GPU-hours without start-up)"
     if running_s is None:
         alone = span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s)
-        finished = f"not known without --parallel N; 1 GPU takes {alone}, start-up included"
+        finished = f"not known without --parallel N; 1 GPU takes {alone}, with the start-up of the margin"
     else:
         gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
         finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
@@ -298,9 +298,12 @@ def _figures(planned: Planned) -> dict[str, Any]:
     no_weights = None if plan.site.billing else "not known: no --site with [billing]"
     run = {"workers-per-gpu": plan.choice.workers if plan.speed.points else AUTO}
     run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
+    how = "measured" if plan.margin.start_up_measured else "assumed"
+    start_up = {"billed_s": billed_start_up_s(plan.speed), "how": how}
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),
+        **start_up,
         "plan": plan,
         "lengths": lengths,
         "sources": ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else ""),
@@ -311,7 +314,6 @@ def _figures(planned: Planned) -> dict[str, Any]:
         "longest_s": lengths.longest_ms / 1000,
         "each": " to ".join(dict.fromkeys(number(bound, 2) for bound in (min(hours), max(hours)))),
         "time": clock(plan.sizing.time_s),
-        "start_up": "measured" if plan.margin.start_up_measured else "assumed: it was not measured",
         "many": len(waves),
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
@@ -321,7 +323,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
         "finished": finished,
         "prefer": "the fastest" if plan.prefer == FASTEST else cheapest,
         "run": " ".join(f"--{option} {value}" for option, value in run.items() if value != "0"),
-        "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights})),
+        "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights, **start_up})),
     }
 
 
