@@ -18,6 +18,7 @@ from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import Launcher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.job import find_job_database
+from badcjobs.report.rules import without_unused
 from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count
 from badcjobs.settings import RunSettings, option_words
@@ -151,8 +152,9 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
 def speed_of(job: JobFacts, name: str) -> Speed:
     """Return what a job has measured; raise ValueError where that is nothing.
 
-    Start-up is counted separately: in a short first job it is a large part.
+    Start-up is counted separately: in a short first job it is a large part. GPUs without work do not count.
     """
+    job = without_unused(job)
     start_up_s: dict[str, list[float]] = defaultdict(list)  # of each task, its devices up to their first chunk
     for device in job.devices:
         if "start_up" in device.states:

@@ -17,7 +17,7 @@ from badcjobs.paths import shell_line
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import UNKNOWN, count, data_size, duration, indices, memory, moment, number, plain
 from badcjobs.store.accounting import StateTime
-from badcjobs.store.read_model import DeviceFacts, JobFacts
+from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
@@ -167,6 +167,12 @@ def has_tried(device: DeviceFacts) -> bool:
     return device.work.done + device.work.failed + device.work.lost > 0
 
 
+def was_used(device: DeviceFacts) -> bool:
+    """Say whether any chunk ran on it, including one in progress."""
+    worked = (device.states.get(state) for state in ("working", "failed", "lost"))
+    return has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
+
+
 def after_start_up(device: DeviceFacts) -> DeviceFacts:
     """Return the device without the time its engines took to start."""
     return replace(device, states={state: time for state, time in device.states.items() if state != "start_up"})
@@ -178,6 +184,27 @@ def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
     for device in devices:
         found[device.task].append(device)
     return found
+
+
+def without_unused(facts: JobFacts) -> JobFacts:
+    """Return the job without devices and workers that had no chunk, in tasks whose other devices had some."""
+    used, started = (by_task(filter(is_so, facts.devices)) for is_so in (was_used, lambda one: one.work.workers > 0))
+    tasks = list[TaskFacts]()
+    for task in facts.tasks:
+        if gpus := len(used[task.name]):
+            workers = round((task.workers or 0) * gpus / max(gpus, len(started[task.name])))
+            task = replace(task, devices=gpus, workers=workers or None)
+        tasks.append(task)
+    devices = (one for one in facts.devices if was_used(one) or not used[one.task])
+    return replace(facts, tasks=tuple(tasks), devices=tuple(devices))
+
+
+def workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
+    """Return how many workers a task had; if badcjobs chose the number, the largest one."""
+    chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
+    if chosen and chosen[0] is not None and task.devices:
+        return max(value for value in chosen if value is not None) * task.devices
+    return float(task.workers) if task.workers else None
 
 
 def labels(devices: Iterable[DeviceFacts]) -> list[str]:

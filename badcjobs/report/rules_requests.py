@@ -131,15 +131,15 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     granted, silent = list[DeviceFacts](), frozenset(summary.tasks_silent)
     for task in facts.tasks:
         own = devices[task.name]
-        if task.engine is not None and (task.pending or any(map(_was_used, own))):
+        if task.engine is not None and (task.pending or any(map(rules.was_used, own))):
             granted += own
             # Engines of a running task may still be starting.
-            ready = list(map(rules.after_start_up, own)) if is_running(task, silent) else own
-            unused += [d for d, had in zip(own, ready, strict=True) if not _was_used(d) and had.total_s >= _UNUSED_S]
+            ready = rules.after_start_up if is_running(task, silent) else lambda device: device
+            unused += [d for d in own if not rules.was_used(d) and ready(d).total_s >= _UNUSED_S]
     if unused:
         gpu_s, different = sum(device.total_s for device in unused), count_devices(unused)
         workers = sum(device.work.workers for device in unused)
-        used = max(sum(map(_was_used, devices[name])) for name in {device.task for device in unused})
+        used = max(sum(map(rules.was_used, devices[name])) for name in {device.task for device in unused})
         yield {
             "severity": rules.PROBLEM if gpu_s >= rules.SERIOUS_S else rules.WARNING,
             "unused": len(unused),
@@ -153,12 +153,6 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
         }
 
 
-def _was_used(device: DeviceFacts) -> bool:
-    """Say whether any chunk ran on it, including one in progress."""
-    worked = (device.states.get(state) for state in ("working", "failed", "lost"))
-    return rules.has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
-
-
 # --- memory, time and cores -------------------------------------------------------------------------------------------
 
 _GIB = 2**30
@@ -167,6 +161,7 @@ _TIME_MARGIN, _CPU_MARGIN = 1.3, 1.3
 _NEAR = 0.9
 _FAR_MEMORY, _FAR_MEMORY_GIB = 2.0, 4
 _FAR_TIME, _FAR_TIME_S = 3.0, 3600.0
+_LEAST_CPUS = 2  # badcjobs itself reads and cuts audio
 _FAR_CORES = 8  # fewer are not worth a finding
 _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
@@ -355,16 +350,17 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
 
 
 def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
-    """Return what the tasks are billed, and what they would be with the memory, cores and GPUs that they used."""
+    """Return what the tasks are billed, and what they would be with the memory and GPUs used and a core per worker."""
     tasks = [task for task in facts.tasks if task.devices]
     if billing is None or not tasks or any(task.memory_limit_bytes is None or task.cpus is None for task in tasks):
         return None
-    used = rules.by_task(device for device in facts.devices if _was_used(device))
-    gpus, most_cpus = max((len(some) for some in used.values()), default=1), max(task.cpus or 0 for task in tasks)
+    used = rules.without_unused(facts)
+    largest = max((t for t in used.tasks if t.devices), key=lambda t: (t.audio_s > 0, t.devices, t.workers or 0))
+    gpus, workers = largest.devices or 0, rules.workers_of(largest, used) or largest.cpus or 0
     peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)
     busy = max((task.cpu_mean_cores or 0.0 for task in tasks), default=0.0)
     mem_gb = advised_gb(peak) if peak else None
-    cpus = min(math.ceil(_CPU_MARGIN * busy) + 1, most_cpus) if busy else most_cpus
+    cpus = round(max(_LEAST_CPUS, workers, busy))  # as a plan with so many workers
     units, advised, hours = 0.0, 0.0, sum(task.audio_s for task in tasks) / 3_600_000
     for task in tasks:
         asked_gb = (task.memory_limit_bytes or 0) / _GIB

@@ -195,7 +195,7 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     """Return the idle seconds by cause, and the figures that the rules need."""
     by_cause: dict[str, float] = defaultdict(float)
     for task, own in groups:
-        while_working = cause_of_idle_work(task, own, _workers_of(task, facts), facts)
+        while_working = cause_of_idle_work(task, own, rules.workers_of(task, facts), facts)
         for device in own:
             idle = {state: rules.seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
             for name, its_s in _lost_at_rest(idle, device, (task, own)).items():
@@ -273,14 +273,6 @@ def _ramp_reasons(facts: JobFacts, pattern: re.Pattern[str]) -> list[str]:
     return [reason for reason in reasons if pattern.search(reason)]
 
 
-def _workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
-    """Return how many workers a task had; if badcjobs chose the number, the largest one."""
-    chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
-    if chosen and chosen[0] is not None and task.devices:
-        return max(value for value in chosen if value is not None) * task.devices
-    return float(task.workers) if task.workers else None
-
-
 def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
@@ -302,7 +294,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return the cores and the memory for workers, and the result of trying more workers."""
-    workers = max(1, round(sum(_workers_of(task, facts) or 1.0 for task in tasks)))
+    workers = max(1, round(sum(rules.workers_of(task, facts) or 1.0 for task in tasks)))
     cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
     short_by, started = 0.9 / max(rules.busy_share(devices) or 0.0, 0.01), sum(d.work.workers for d in devices)
     fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each

@@ -19,7 +19,7 @@ from rooms.planning import Measured, PlanOrder, PlanWish, Site, Speed, Survey, m
 from rooms.report import make_bill
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
-from rooms.store import JobFacts, MergeOrder, StateTime, merge
+from rooms.store import DeviceWork, JobFacts, MergeOrder, StateTime, merge
 from rooms.workers import Learned, subject_of, to_toml
 from support.brief import line, literal
 from support.facts import TASK, device
@@ -226,6 +226,11 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
         except ValueError as error:
             said.append(f"{name}: {error}")
     pages({"speeds.txt": "\n".join(said)})
+    one, two = (job_of(task_of(0, 670_000.0, done=100, workers=3, devices=many)) for many in (1, 2))
+    for workers, in_all in ((0, 3), (3, 6)):  # of the second, with --max-gpus 1 or too few chunks
+        (task,), unused = two.tasks, replace(two.devices[1], work=DeviceWork(workers), energy_counter_j=9.0)
+        job = replace(two, tasks=(replace(task, workers=in_all),), devices=(two.devices[0], unused))
+        assert planning.speed_of(job, "x") == planning.speed_of(one, "x"), "a GPU without work does not count"
     assert not planning.make_margin(SPEEDS["from --rate"], None).start_up_measured
 
 
@@ -481,7 +486,7 @@ def test_a_plan_with_the_request_of_a_job_costs_what_the_report_bills_for_that_j
     site, gib = planning.find_site("sockeye", Path()), 2**30
     asked = {"workers": 12, "cpus": 12, "memory_limit_bytes": 64 * gib, "done": 100}
     job = job_of(
-        task_of(0, 670_000.0, **asked, memory_peak_bytes=17 * gib, cpu_mean_cores=11.0), start_up_s=(300.0, 300.0)
+        task_of(0, 670_000.0, **asked, memory_peak_bytes=17 * gib, cpu_mean_cores=6.0), start_up_s=(300.0, 300.0)
     )
     bill, speed, wish = make_bill(job, site.billing), planning.speed_of(job, "x"), PlanWish(gpus_per_task=2, workers=6)
     for wanted, units in ((replace(wish, cpus=12, mem_gb=64), bill.units_per_1000_audio_hours),

@@ -16,7 +16,7 @@ from rooms.cli import read_topic
 from rooms.model import Billing
 from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
-from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
+from rooms.store import DecisionFacts, DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
 from support.facts import START_MS, Lines, calls, make_device, spent
 from support.pages import PAGES
@@ -266,10 +266,17 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
     sockeye, unused = Billing(6, 5, 1, "max"), replace(UNUSED, task=TASK.name)
     task = replace(TASK, devices=2, cpus=24, memory_limit_bytes=64 * GIB, memory_peak_bytes=8 * GIB, audio_s=3.6e6)
     bill = make_bill(job(task, devices=(DEVICE, unused)), sockeye)
-    assert bill == Bill(320.0, 320.0, 50.0, 1, 4, 10)
+    assert bill == Bill(320.0, 320.0, 50.0, 1, 2, 10)
     said = dict(headlines(replace(summarize(job(task)), bill=bill)))["bill"]
-    assert said.endswith("; with --gpus-per-node=1 --cpus-per-task=4 --mem=10G it would have been 50.0")
-    assert make_bill(job(replace(task, memory_peak_bytes=None)), sockeye) == Bill(320.0, 320.0, None, 1, 4, None)
+    assert said.endswith("; with --gpus-per-node=1 --cpus-per-task=2 --mem=10G it would have been 50.0")
+    assert make_bill(job(replace(task, memory_peak_bytes=None)), sockeye) == Bill(320.0, 320.0, None, 1, 2, None)
+    waiting, idle = replace(task, name="1_1", devices=None), replace(task, name="1_2", devices=3, audio_s=0.0)
+    for workers, beside, chosen, cpus in ((4, 0, (), 4), (4, 2, (), 2), (1, 0, (3.0, 6.0), 6), (None, 0, (), 24)):
+        ramp = [DecisionFacts("workers_per_gpu", DEVICE.name, many, "test", 1) for many in chosen]
+        tasks = [replace(one, workers=workers) for one in (idle, task)]
+        devices = (DEVICE, replace(unused, work=DeviceWork(beside)))
+        bill = make_bill(job(*tasks, waiting, devices=devices, decisions=tuple(ramp)), sockeye)
+        assert (bill.advised_gpus, bill.advised_cpus) == (1, cpus), "a core for each worker that had chunks"
     for unknown, weights in ((task, None), (replace(task, memory_limit_bytes=None), sockeye)):
         assert make_bill(job(unknown), weights) is None
     summary = replace(summarize(job(task)), kwh_per_1000_audio_hours=0.2)
