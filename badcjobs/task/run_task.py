@@ -253,8 +253,8 @@ def plan_workers(task: Task) -> Autoscaler:
     )
     writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
     task.mps.start(
-        settings.mps, workers.devices, most=workers.most_per_device, environ=task.world.environ,
-        mark=task.records.mark, local=task.records.local, hostname=task.world.hostname,
+        settings.mps if workers.plans else "auto", workers.devices, most=workers.most_per_device,
+        environ=task.world.environ, mark=task.records.mark, local=task.records.local, hostname=task.world.hostname,
     )  # fmt: skip
     return workers
 

@@ -191,6 +191,8 @@ class MpsDaemons:
         """
         end_left_behind(hostname)
         self._mark, reasons = mark, dict[tuple[str | None, str | None], Device]()
+        if not devices and wanted == "on":
+            raise NotHere("--mps on: the task has no device", why="MPS is for GPUs", fix="badcjobs run … --mps auto")
         for device_id, device in devices:
             why = "--mps off" if wanted == "off" else find_obstacle(device, most, environ)
             try:

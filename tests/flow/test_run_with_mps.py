@@ -91,10 +91,15 @@ def test_where_mps_cannot_be_used_auto_goes_on_without_it_and_on_does_not_begin(
     refused = machine.run(6, 3, "--mps", "on", FAKE_MPS="refuses")
     assert_refused(refused, 3, "--mps on: MPS cannot be used on Stand-in GPU", "permission", "--mps auto")
     assert [path.name for path in site.out.rglob("*") if path.is_file()] == ["run.toml"]
+    on_cpu = machine.options(3, "--cpu-workers", 1, "--mps", "on"), {**machine.env, **fake_nvml_environ(0)}
+    refused = site.run(site.manifest(6), *on_cpu[0], env=on_cpu[1])
+    assert_refused(refused, 3, "--mps on: the task has no device", "--mps auto")
     done = machine.run(6, 3, FAKE_MPS="refuses")
     assert (done.exit_code, site.rows(STATES)) == (0, [("done", 6)]), done.stderr
     ((used, why),) = machine.said()
     assert (used, "does not start: The user does not have the permission" in why) == (0.0, True)
+    again = site.run(site.folder / "manifest.csv", *on_cpu[0], env=on_cpu[1])
+    assert again.exit_code == 0, f"nothing is left to do: {again.stderr}"
 
 
 def test_workers_that_do_not_reach_the_daemon_are_recorded_as_not_connected(site, machine):

@@ -96,6 +96,13 @@ def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, 
     assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(0.0, "--mps off")]
 
 
+def test_mps_on_without_any_device_is_refused(machine, task):
+    assert task.start(devices=[]) == task.start("off", devices=[]) == []
+    with pytest.raises(NotHere, match="--mps on: the task has no device") as refused:
+        task.start("on", devices=[])
+    assert (refused.value.why, refused.value.exit_code) == ("MPS is for GPUs", 3)
+
+
 def test_a_card_with_the_server_of_another_daemon_is_left_to_it(machine, tmp_path):
     server = subprocess.Popen(["nvidia-cuda-mps-server"])
     other = subprocess.Popen(["sleep", "60"])
