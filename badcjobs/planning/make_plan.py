@@ -40,7 +40,7 @@ class CampaignPlan:
     margin: plan_tasks.Margin
     sizing: plan_tasks.Sizing
     choice: Choice  # what each task requests
-    choices: tuple[Choice, ...]  # all that were compared, the cheapest first
+    choices: tuple[Choice, ...]  # all that were compared, those with the fewest units first
     fastest: Choice
     prefer: str  # the cheapest or the fastest
     billed_units: float | None  # of all tasks together; None: the site has no weights
@@ -142,7 +142,7 @@ def make_plan(
         margin=margin,
         sizing=sizing,
         choice=choice,
-        choices=tuple(choices),
+        choices=tuple(sorted(choices, key=lambda one: (round(one.units_per_1000_audio_hours or 0.0, 1), *rank(one)))),
         fastest=fastest,
         prefer=wish.prefer,
         billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * lengths.total_ms / 3.6e9,

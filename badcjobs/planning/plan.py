@@ -30,7 +30,7 @@ from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
-from badcjobs.planning.bill import FASTEST, OVERLAP_S, choose, list_lengths
+from badcjobs.planning.bill import FASTEST, OVERLAP_S, choose, list_lengths, rank
 from badcjobs.planning.findings import below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, billed_start_up_s, make_plan, to_dict
 from badcjobs.planning.place_rules import results_bytes
@@ -267,7 +267,7 @@ def plan_text(planned: Planned) -> str:
 
 def _choice_table(plan: CampaignPlan) -> Table:
     """Return the choices side by side: the cheapest, the fastest, and those that differ from the chosen one in one."""
-    mine, best = plan.choice, {"cheapest": plan.choices[0], "fastest": plan.fastest}
+    mine, best = plan.choice, {"cheapest": min(plan.choices, key=rank), "fastest": plan.fastest}
     others = (one for one in plan.choices if one not in (mine, *best.values()))
     near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], mine[:3], strict=True)))
     rows = list[Row]()

@@ -178,6 +178,8 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
             said.append(f"refused: {error.what}\n{error.why}\ntry: {error.fix}\n")
             continue
         document = planning.to_dict(plan)
+        units = [round(one["units_per_1000_audio_hours"] or 0.0, 1) for one in document["choices"]]
+        assert units == sorted(units), "in the order of what is printed"
         tasks = document["tasks"]
         source = {key: value for key, value in document["source"].items() if value}
         keys = ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
