@@ -343,7 +343,7 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
-    wanted = math.ceil(_CPU_MARGIN * used) + 1
+    wanted = math.ceil(max(_CPU_MARGIN * used + 1, rules.workers_of(most, facts) or 0))
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
         found = {"asked": asked, "used": used, "of_asked": rules.share(used, asked), "most": most, "known": len(known)}
         yield {**found, "wanted": wanted, "subjects": [most.name]}

@@ -279,5 +279,8 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
         assert (bill.advised_gpus, bill.advised_cpus) == (1, cpus), "a core for each worker that had chunks"
     for unknown, weights in ((task, None), (replace(task, memory_limit_bytes=None), sockeye)):
         assert make_bill(job(unknown), weights) is None
+    known = job(replace(task, workers=9, devices=1))
+    (found,) = (one for one in find(summarize(known)) if one.kind == "cpus_request")
+    assert found.lines == (f"#SBATCH --cpus-per-task={make_bill(known, sockeye).advised_cpus}",), "the same advice"
     summary = replace(summarize(job(task)), kwh_per_1000_audio_hours=0.2)
     assert dict(headlines(summary))["energy"] == "0.20 kWh per 1,000 audio-hours (720 J per audio-hour)"
