@@ -210,7 +210,7 @@ _MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of a name
 
 
 def find_mps_obstacle(uuid: str) -> str | None:
-    """Return why MPS cannot be used on a card: its age, its compute mode, or another daemon; None: nothing is known."""
+    """Return why MPS cannot be used on a card: its age, its compute mode, or another daemon; None: it can be used."""
     import pynvml as nvml
 
     try_call(nvml.nvmlInit)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 __all__ = [
-    "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
+    "LEAST_CPUS", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
     "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "advised_gb", "default_cpus", "default_mem",
     "expected_end_ms", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked", "parse_stop_after",
     "publish_interval_s", "silent_after_s", "stable_id"
@@ -118,6 +118,7 @@ class Allocation:
 
 
 _GIB = 2**30
+LEAST_CPUS = 2  # of a task: badcjobs itself reads and cuts audio
 USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
 
 

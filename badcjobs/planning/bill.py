@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.model import USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
+from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
 from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.site import Site
@@ -26,7 +26,6 @@ OVERLAP_S = 6.0  # no window of HawkEars, which are 3 s long, is lost at the end
 _STEP_S = 36  # chunks that begin at its multiples have the spectrograms of the whole recording
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
 _MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
-_LEAST_CPUS = 2  # badcjobs itself reads and cuts audio
 _ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
 _GIB = 2**30
@@ -111,7 +110,7 @@ def _make(
 ) -> tuple[Choice, bool]:  # fmt: skip
     """Return a choice, and whether it fits: into a node, and into what was asked for."""
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
-    cpus = max(_LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
+    cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
     mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
     if chunk_s and longest_s > _ALIKE * chunk_s:  # one worker has it at a time
         more_gb = math.ceil((guess_worker_bytes(longest_s) - guess_worker_bytes(chunk_s)) / _GIB)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from badcjobs.model import Billing, advised_gb
+from badcjobs.model import LEAST_CPUS, Billing, advised_gb
 from badcjobs.report import rules
 from badcjobs.report.progress import is_running, was_killed
 from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
@@ -161,7 +161,6 @@ _TIME_MARGIN, _CPU_MARGIN = 1.3, 1.3
 _NEAR = 0.9
 _FAR_MEMORY, _FAR_MEMORY_GIB = 2.0, 4
 _FAR_TIME, _FAR_TIME_S = 3.0, 3600.0
-_LEAST_CPUS = 2  # badcjobs itself reads and cuts audio
 _FAR_CORES = 8  # fewer are not worth a finding
 _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
@@ -360,7 +359,7 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)
     busy = max((task.cpu_mean_cores or 0.0 for task in tasks), default=0.0)
     mem_gb = advised_gb(peak) if peak else None
-    cpus = round(max(_LEAST_CPUS, workers, busy))  # as a plan with so many workers
+    cpus = round(max(LEAST_CPUS, workers, busy))  # as a plan with so many workers
     units, advised, hours = 0.0, 0.0, sum(task.audio_s for task in tasks) / 3_600_000
     for task in tasks:
         asked_gb = (task.memory_limit_bytes or 0) / _GIB

@@ -179,7 +179,8 @@ class SourceBook(Book):
 class LatestBook(Book):
     """Writes the last reading of each device to a small file, every second: monitor and serve on this machine read it.
 
-    A metric that was not read this time keeps its last value for a few seconds. The reader is told whether they do.
+    A metric that was not read this time keeps its last value for a few seconds. ``watched`` of the reader says whether
+    the file is read.
     """
 
     def __init__(self, folder: LocalFolder, reader: GpuReader) -> None:

@@ -199,7 +199,7 @@ class MpsDaemons:
                 if why is None and self._folder is None:
                     self._folder = LocalFolder.create(_PLACE, _NAME)
                     hold(self._folder, Owner.of(Path(), mark, shared=False, hostname=hostname))
-                    local.mps.symlink_to(self._folder.path)  # whoever removes that folder removes this one
+                    local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
             except (BadInput, OSError) as error:
                 why = str(error)
             if why is None and self._folder is not None:
