@@ -216,10 +216,12 @@ class Records:
             self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
         if self.recorder is not None:
-            self.recorder.release(_SIDECAR_TIMEOUT_S)
-        if published:
+            self.recorder.release()
+        if published:  # at once: Slurm may be about to kill us
             self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
+        if self.recorder is not None:
+            self.recorder.wait(_SIDECAR_TIMEOUT_S)
         if self._calls is not None:
             self._calls.finish()  # last: the results are safe, even if the alert command hangs
         return published

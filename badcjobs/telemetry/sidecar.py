@@ -107,11 +107,14 @@ class Sidecar:
                 self._give_up(self._exit_reason())
         self.over = True
 
-    def release(self, timeout_s: float) -> None:
-        """Notify the recorder that everything is published, and wait for its exit."""
+    def release(self) -> None:
+        """Notify the recorder that everything is published: it exits, and does not use the live files any more."""
+        self._send(protocol.PUBLISHED)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the exit of a released recorder; kill it if it takes too long."""
         if self._process is None:
             return
-        self._send(protocol.PUBLISHED)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

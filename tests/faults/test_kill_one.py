@@ -214,6 +214,21 @@ def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(sit
     assert list(site.local.iterdir()) == []
 
 
+@both_modes
+def test_live_files_are_removed_as_soon_as_they_are_published_and_not_after_the_recorders_exit(site, mode):
+    """Slurm kills wrapper and recorder at once; what they leave on a node then stays there."""
+    code = "import atexit, sys, time\nif any('recorder_process' in word for word in sys.orig_argv):\n"
+    env = beginning_with(site, f"{code}    atexit.register(time.sleep, 60)\n")
+    program = site.start_run(site.manifest(2), *ENGINE, "--config", f"run.live_mode={mode}", env=env)
+    ended = "SELECT verdict FROM task WHERE verdict IS NOT NULL"
+    wait_for(lambda: site.rows(ended) and not live_folders(site), "the end is published, and the live files are gone")
+    both = [program.pid, *(recorder.pid for recorder in site.recorders())]
+    for pid in both:
+        os.kill(pid, signal.SIGKILL)
+    assert (len(both), program.wait().exit_code) == (2, -9), "neither had exited"
+    assert site.rows(ended) == [("done",)]
+
+
 # A chunk's program with a child, and with a daemon that has left its session; none of them hears TERM.
 PROGRAM = """trap '' TERM
 setsid sh -c 'touch {folder}/up-$BADCJOBS_CHUNK_ID; exec sleep 300' &
