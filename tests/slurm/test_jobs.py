@@ -48,6 +48,7 @@ def test_of_a_node_that_goes_dark_a_task_is_done_elsewhere_and_its_old_process_s
     cluster.kill_node("gpu4")
     cluster.run("scontrol", "update", "nodename=gpu4", "state=down", "reason=dark")
     assert {end.state for end in given_up.wait(lost)} == {"NODE_FAIL"}
+    wait_for(lambda: len(desk.hooks.ends(job_id)) == 2, "Slurm has written how the other one ended")
     assert (job.left(), given_up.left()) == (8, 8)
     assert given_up.ask("SELECT restart, slurm_state FROM task") == [(0, "NODE_FAIL")]
     cluster.start_again(job_id, lambda: sum(".r1." in path.name for path in job.databases) == 2, "ReqNodeList=")
@@ -72,6 +73,7 @@ def test_a_preempted_task_stops_in_order_and_goes_on_when_slurm_starts_it_again(
     important = "touch important; until [ -e over ]; do sleep 0.1; done"
     job.sbatch_lines(important, options=("--partition=high", "--gpus-per-node=1"))
     wait_for((job.folder / "important").exists, "it was preempted", 100)
+    wait_for(lambda: desk.hooks.ends(job_id), "Slurm has written so")
     assert job.left() == 8
     job.open("over")
     desk.cluster.start_again(job_id, lambda: any(".r1." in path.name for path in job.databases))
@@ -121,7 +123,7 @@ DEAF = f"""if [ ${{BADCJOBS_CHUNK_ID#c}} -ge 6 ]; then trap '' TERM; : > hangs-$
 @story
 def test_what_was_finished_is_kept_whether_the_kill_comes_after_the_grace_or_before(desk):
     short, long = (desk.job(name, engine=DEAF, quick=6) for name in ("short", "long"))
-    long.run_words += " --config run.grace_s=20"  # longer than KillWait
+    long.run_words += f" --config run.grace_s={4 * desk.cluster.kill_wait_s}"
     ids = {job: job.sbatch_lines(f"exec {job.run_words}", options=("--gpus-per-node=2",)) for job in (short, long)}
     sent_ms = {}
     for job, job_id in ids.items():

@@ -77,7 +77,7 @@ class SlurmCluster:
     thread that lives as long as the cluster: the daemons end with it, so that not even a killed test run leaves them.
     """
 
-    kill_wait_s = 5
+    kill_wait_s = 15  # the end of a task takes a busy machine several seconds; Slurm itself waits 30
 
     def __init__(self, gpus: Sequence[int], conf: Sequence[str], *, cgroups: bool = False, usual: str = "ALL") -> None:
         self.gpus = {f"gpu{number}": many for number, many in enumerate(gpus)}

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,14 @@ class Hooks:
     def ends(self, job_id: int) -> list[dict[str, Any]]:
         """What the jobcomp hook has written of a job."""
         file = self.spool / "ends" / f"{job_id}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []  # a last one may be half written
+        return [json.loads(line) for line in lines]
+
+    def know(self, job_id: int, ends: Mapping[str, JobEnd]) -> bool:
+        """Say whether the jobcomp hook, which runs a moment after a job, has written these ends; not all jobs ask."""
+        written = {(one["array_index"], one["state"]) for one in self.ends(job_id)}
+        tasks = {(int(task.partition("_")[2]) if "_" in task else None, end.state) for task, end in ends.items()}
+        return tasks <= written or not (self.spool / "wanted" / str(job_id)).exists()
 
 
 # Quick chunks end at once; the others wait for a file, but not in a task that Slurm has started a second time.
@@ -84,7 +91,7 @@ class SlurmJob:
     def __init__(
         self, desk: Desk, name: str, chunks: int = 12, quick: int = 99, devices: int = 4, engine: str = ""
     ) -> None:
-        self.cluster, self.chunks, self.quick = desk.cluster, chunks, min(quick, chunks)
+        self.cluster, self.hooks, self.chunks, self.quick = desk.cluster, desk.hooks, chunks, min(quick, chunks)
         self.folder, self._numbers = desk.folder / name, itertools.count()
         folder, self.out = self.folder, self.folder / "out"
         self.arguments = f"--config {folder}/run.toml"
@@ -148,7 +155,9 @@ class SlurmJob:
         return self.sbatch(script, "--output=%j.log", *options)
 
     def wait(self, job_id: int) -> set[JobEnd]:
-        return set(self.cluster.wait(job_id).values())
+        ends = self.cluster.wait(job_id)
+        wait_for(lambda: self.hooks.know(job_id, ends), f"Slurm has written how job {job_id} ended: {ends}")
+        return set(ends.values())
 
     def merge(self) -> dict[str, Any]:
         """Merge, also while the job is still there, as anybody may; return the summary."""
