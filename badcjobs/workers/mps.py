@@ -99,11 +99,12 @@ class MpsDaemon:
         return None
 
     def _ask(self, command: str) -> list[int]:
-        """Send the daemon a command; return the process ids in its answer."""
+        """Send the daemon a command, which Slurm's signals must not end; return the process ids in its answer."""
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.check_output(
-                [_CONTROL], input=f"{command}\n", env=self.env, text=True, timeout=_ANSWER_S, stderr=subprocess.DEVNULL
-            )
+                [_CONTROL], input=f"{command}\n", env=self.env, text=True, stderr=subprocess.DEVNULL,
+                timeout=_ANSWER_S, start_new_session=True, preexec_fn=bind_to_parent,
+            )  # fmt: skip
             return [int(word) for word in answer.split() if word.isdecimal()]
         return []
 

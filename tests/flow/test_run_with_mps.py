@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ from support.badcjobs_program import array_task, assert_refused
 from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.fake_mps import PIPE, install_fake_mps
 from support.fake_nvml import fake_nvml_environ, fake_uuid
-from support.waiting import wait_for
+from support.waiting import processes, wait_for
 
 DECISIONS = "SELECT value, reason FROM decision WHERE kind = 'mps' ORDER BY at_ms, rowid"
 STATES = "SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1"
@@ -45,8 +46,14 @@ class Machine:
         return self.site.processes("nvidia-cuda-mps-server")
 
     def workers(self):
-        found = [one for one in self.site.processes("hawkears_worker.py") if "--probe" not in one.cmdline()]
-        return [one for one in found if "--parent" not in one.cmdline() or one.ppid() in [other.pid for other in found]]
+        """Return those that work: neither a probe nor the parent that forks them."""
+        ours = {one.pid for one in self.site.processes("hawkears_worker.py")}
+
+        def works(one):
+            is_forked = "--parent" in one.cmdline() and one.ppid() in ours
+            return is_forked or not {"--parent", "--probe"} & {*one.cmdline()}
+
+        return processes(lambda one: one.pid in ours and works(one))
 
     def wait_for_clients(self, many=3):
         wait_for(lambda: self.servers() and len(self.workers()) == many, "all are at work")
@@ -169,7 +176,8 @@ def test_a_warning_of_slurm_ends_the_daemon_after_the_chunks_in_progress(site, m
     machine.wait_for_clients()
     for process in site.processes():  # Slurm sends TERM to all processes of the job
         if process.pid != program.pid:
-            process.terminate()
+            with suppress(psutil.NoSuchProcess):  # a question to the daemon ends with its answer
+                process.terminate()
     time.sleep(0.3)
     assert len(machine.daemons()) == len(machine.servers()) == 1
     program.send(signal.SIGTERM)

@@ -156,6 +156,22 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
     ]  # fmt: skip
 
 
+def test_a_term_of_slurm_does_not_end_a_question_whose_answer_names_the_server_to_watch(machine, task):
+    task.start()
+    control, server = before = sorted(task.processes(), key=lambda one: one.create_time())
+    control.suspend()  # the answer comes after the signal
+    asking, ended = threading.Thread(target=task.mps.look_for, args=(DEVICE_ID, None)), []
+    asking.start()
+    (question,) = wait_for(lambda: {*task.processes()} - {*before}, "the question is on its way")
+    question.terminate()
+    control.resume()
+    asking.join()
+    server.kill()
+    wait_for(lambda: task.processes() == [control], "it is dead")
+    task.mps.check(ended.append)
+    assert ended == [DEVICE_ID]
+
+
 def test_a_prefix_is_a_client_if_its_child_is_and_a_program_for_each_chunk_is_known_by_the_log(machine, task):
     task.start()
     pipe = task.mps.pipe_of(DEVICE_ID)
