@@ -1,9 +1,10 @@
 """A stand-in for ``nvidia-cuda-mps-control`` and its server, and what a program with CUDA does with them.
 
 As the real one: ``-d`` starts a daemon that listens in CUDA_MPS_PIPE_DIRECTORY and writes into CUDA_MPS_LOG_DIRECTORY;
-without options it passes lines of its stdin on to the daemon. A client whose daemon does not answer runs without it. A
-fault of one client is a fault of all, and nobody new is let in until they have ended. FAKE_MPS=refuses: the daemon does
-not start; deaf: clients do not find it; stubborn: the server has no environment, and does not end with the daemon.
+without options it passes lines of its stdin on to the daemon, which outlives its clients, however they end. A client
+whose daemon does not answer runs without it. A fault of one client is a fault of all, and nobody new is let in until
+they have ended. FAKE_MPS=refuses: the daemon does not start; deaf: clients do not find it; stubborn: the server has no
+environment, and does not end with the daemon.
 """
 
 import os
@@ -23,6 +24,7 @@ time.sleep(3600)
 """
 _CONTROL = """#!{python} -IS
 import os, socket, subprocess, sys, time
+from contextlib import suppress
 pipe, logs = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
 server, clients, faulty = None, [], set()
 
@@ -45,7 +47,7 @@ def start_server():
         faulty.clear()
         say("control", f"Starting new server {{server.pid}} for user {{os.getuid()}}")
 
-def answer(command, *words):
+def answer(command="", *words):
     faulty.intersection_update([pid for pid in faulty if alive(pid)])
     if command == "start_server":
         start_server()
@@ -81,15 +83,15 @@ def serve():
     say("control", f"Starting control daemon using socket {{pipe}}/control")
     while True:
         connection, _ = listener.accept()
-        words = connection.recv(999).decode().split()
-        if words == ["quit"]:
-            if server and os.environ.get("FAKE_MPS") != "stubborn":
-                server.kill()
-                server.wait()
-            os.unlink(f"{{pipe}}/nvidia-cuda-mps-control.pid")
-            os._exit(0)
-        connection.sendall(answer(*words).encode())
-        connection.close()
+        with connection, suppress(ConnectionError):  # a client may be killed before it has the answer
+            words = connection.recv(999).decode().split()
+            if words == ["quit"]:
+                if server and os.environ.get("FAKE_MPS") != "stubborn":
+                    server.kill()
+                    server.wait()
+                os.unlink(f"{{pipe}}/nvidia-cuda-mps-control.pid")
+                os._exit(0)
+            connection.sendall(answer(*words).encode())
 
 if sys.argv[1:] == ["-d"]:
     if os.environ.get("FAKE_MPS") == "refuses":
