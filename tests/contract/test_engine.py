@@ -435,8 +435,6 @@ def play(place, story):
     plan, cpu = PLANS[facts.pop("plan", "GPU")], "cpu" in facts and facts.pop("cpu")
     env = {f"FAKE_HAWKEARS_{name}": facts.pop(name) for name in [*facts] if name.isupper()}
     limit = HangTimeout(**{name: float(value) for name, value in facts.items()}) if facts else None
-    if limit:
-        limit.learn(0.01, 3)
     session = place.open(place.engine(TEMPLATES.get(*kind, *kind), *options, limit=limit, cpu=cpu, **env), plan)
     said, begun = [], set()
     try:
