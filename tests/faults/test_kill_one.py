@@ -15,7 +15,7 @@ from support.badcjobs_program import NOT_LATE, array_task, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
 from support.stand_ins import install
-from support.waiting import wait_for
+from support.waiting import processes, wait_for
 
 ENGINE = ("--engine", "demo", "--engine-arg=--burn-s=0.4", "--simulate", 2)
 STATES = "SELECT status, count(*) FROM chunk GROUP BY status"
@@ -312,7 +312,7 @@ def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_
     task = site.start("run", *words, env={**array_task(0, (0,)), **granted, **slow})
 
     def workers(forked_from):
-        return [one for one in site.processes("--parent") if one.ppid() == int(forked_from)]
+        return processes(lambda one: one.ppid() == int(forked_from) and "--parent" in one.cmdline())
 
     def parents():
         return re.findall(r"forked from process (\d+), which has imported HawkEars", task.stderr)
