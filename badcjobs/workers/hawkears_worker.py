@@ -28,6 +28,7 @@ import socket
 import sys
 import threading
 import time
+import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -222,7 +223,7 @@ def reuse_predictors(module: Any, here: Any) -> None:
     """Let each thread load its models once, and measure the time of each recording.
 
     A bad recording ends HawkEars' loop, but must not cause a reload. The length of a recording is measured before the
-    low-band model resamples it.
+    low-band model resamples it. Arrays that nobody reads again are dropped: the last recording, all spectrograms.
     """
     make = module.Predictor
 
@@ -230,9 +231,12 @@ def reuse_predictors(module: Any, here: Any) -> None:
         if getattr(here, "predictor", None) is not None:
             return here.predictor
         predictor = here.predictor = make(*args, **named)
+        for name in ("normalized_specs", "unnormalized_specs"):
+            setattr(type(predictor), name, property(lambda _: None, lambda _, value: None))
         scores = predictor.get_overlapping_scores
 
         def measured(*args: Any, **named: Any) -> Any:
+            predictor.audio.signal = predictor.audio.cached = None
             began_s = time.monotonic()
             result = scores(*args, **named)
             took_s, audio_s = round(time.monotonic() - began_s, 4), float(predictor.audio.seconds())
@@ -243,6 +247,27 @@ def reuse_predictors(module: Any, here: Any) -> None:
         return predictor
 
     module.Predictor = reuse
+
+
+def read_wav(path: str) -> tuple[Any, int] | None:
+    """Return the samples of a complete WAV file of 16 bit as HawkEars decodes them; None: it is another file."""
+    import numpy as np
+
+    with suppress(OSError, EOFError, wave.Error), wave.open(path) as file:
+        channels, size_bytes = file.getnchannels(), 2 * file.getnchannels() * file.getnframes()
+        is_simple = file.getsampwidth() == 2 and 0 < size_bytes < os.stat(path).st_size  # noqa: PTH116 - as given
+        if is_simple and len(data := file.readframes(file.getnframes())) == size_bytes:
+            samples = np.frombuffer(data, "<i2").reshape(-1, channels).T
+            return np.ascontiguousarray(samples) * np.float32(2**-15), file.getframerate()
+    return None
+
+
+def read_wav_at_once() -> None:
+    """Change how HawkEars reads simple WAV files: it decodes a few milliseconds at a time, with a call for each."""
+    with suppress(ImportError, AttributeError):
+        audio: Any = importlib.import_module("britekit.core.audio")
+        decode = audio._decode_audio
+        audio._decode_audio = lambda path: read_wav(path) or decode(path)
 
 
 def fed_analyzer(module: Any, feed: Feed) -> type:
@@ -394,6 +419,7 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
         raise other_api("its class Analyzer is different")
     feed = Feed(pipe)
     reuse_predictors(module, feed.here)
+    read_wav_at_once()
     module.Analyzer = fed_analyzer(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
     analyze(

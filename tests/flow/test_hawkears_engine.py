@@ -4,10 +4,13 @@
 """
 
 import csv
+import inspect
+import json
 import os
 import signal
 import subprocess
 import time
+import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -142,3 +145,55 @@ def test_what_cannot_work_is_told_by_its_cause(hawkears):
     for name, (_, _, error_class, words) in cases.items():
         assert (told[name].result()[0], words in told[name].result()[1]) == (error_class, True), told[name].result()
     assert checked.result() is None
+
+
+READ = """
+import json, sys, types, wave
+sys.path.insert(0, sys.argv[1])
+import numpy as np, hawkears_worker as worker
+from britekit.core import audio
+files, asked, decode = sys.argv[2:], [], audio._decode_audio
+audio._decode_audio = lambda path: (asked.append(path), decode(path))[1]
+expected = {path: decode(path) for path in files}
+worker.read_wav_at_once()
+for path in files:
+    (found, rate), (samples, own_rate) = audio._decode_audio(path), expected[path]
+    same = rate == own_rate and found.dtype == samples.dtype and found.flags.c_contiguous
+    print(json.dumps([path, bool(same and np.array_equal(found, samples)), found.shape, path in asked]))
+class Predictor:
+    def __init__(self):
+        self.audio = types.SimpleNamespace(signal=None, cached=None, seconds=lambda: 1.0)
+    def get_overlapping_scores(self):
+        held = [self.audio.signal, self.audio.cached]
+        self.audio.signal = self.audio.cached = self.normalized_specs = self.unnormalized_specs = 1
+        return [*held, self.normalized_specs, self.unnormalized_specs]
+module = types.SimpleNamespace(Predictor=Predictor)
+worker.reuse_predictors(module, types.SimpleNamespace())
+print([module.Predictor().get_overlapping_scores() for _ in range(2)])
+"""
+
+
+def test_simple_wav_files_are_read_as_hawkears_decodes_them_but_at_once_and_nothing_old_is_kept(hawkears):
+    folder = hawkears.folder
+    mono = make_wav(folder / "mono.wav", 3, RATE).read_bytes()
+    frames = mono[44:]
+    shapes = {"stereo": (2, 2), "byte": (1, 1), "wide": (1, 3)}  # channels, bytes per sample
+    for name, (channels, width) in shapes.items():
+        with wave.open(str(folder / f"{name}.wav"), "wb") as file:
+            file.setparams((channels, width, RATE, 0, "NONE", ""))
+            file.writeframes(frames[: len(frames) // 12 * 12 - 12 + width * channels])
+    commented = b"WAVE" + b"LIST\x04\0\0\0INFO" + mono[12:] + b"guan\x02\0\0\0{}"
+    (folder / "comment.wav").write_bytes(b"RIFF" + len(commented).to_bytes(4, "little") + commented)
+    (folder / "truncated.wav").write_bytes(mono[: len(mono) // 2 - 1])
+    (folder / "endless.wav").write_bytes(mono[:40] + b"\xff" * 4 + mono[44:])  # its recorder lost power
+    files = {path.stem: path for path in folder.glob("*.wav")}
+    words = [python_of(hawkears.program), "-c", READ, Path(inspect.getfile(HawkEarsEngine)).parent, *files.values()]
+    said = subprocess.run(list(map(str, words)), cwd=hawkears.root, capture_output=True, text=True, timeout=100)
+    assert said.returncode == 0, said.stderr
+    *read, held = map(json.loads, said.stdout.replace("None", "null").splitlines())
+    assert {Path(path).stem: (same, by_hawkears) for path, same, _, by_hawkears in read} == {
+        "mono": (True, False), "stereo": (True, False), "comment": (True, False),
+        "byte": (True, True), "wide": (True, True), "truncated": (True, True), "endless": (True, True),
+    }  # fmt: skip
+    assert {Path(path).stem: shape[0] for path, _, shape, _ in read}["stereo"] == 2
+    assert held == [[None] * 4] * 2
