@@ -223,7 +223,7 @@ def reuse_predictors(module: Any, here: Any) -> None:
     """Let each thread load its models once, and measure the time of each recording.
 
     A bad recording ends HawkEars' loop, but must not cause a reload. The length of a recording is measured before the
-    low-band model resamples it. Arrays that nobody reads again are dropped: the last recording, all spectrograms.
+    low-band model resamples it. Arrays that are not read again are dropped: the last recording, all spectrograms.
     """
     make = module.Predictor
 
