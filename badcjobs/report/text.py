@@ -16,7 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
 from badcjobs.report.job_tables import failure, report_parts
-from badcjobs.report.summary import Finding, Summary
+from badcjobs.report.summary import Finding, Summary, ratio
 from badcjobs.report.tables import WIDTH, Table, columns, ending, escaped, table_markdown, table_text
 from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.report.words import count, duration, moment, number, plain
@@ -197,7 +197,7 @@ def task_end_text(end: Mapping[str, Any]) -> str:
     """Return the short summary at the end of ``badcjobs run``."""
     chunks: Mapping[str, int] = end["chunks"]
     settled = ", ".join(f"{many:,} {status}" for status, many in sorted(chunks.items())) or "none"
-    rate = f" ({number(end['audio_s'] / end['wall_s'])} × real time)" if end["audio_s"] and end["wall_s"] else ""
+    rate = f" ({number(speed)} × real time)" if (speed := ratio(end["audio_s"], end["wall_s"])) else ""
     lines = [
         f"task {end['task']}: {end['verdict']} (exit code {end['exit_code']})",
         f"  chunks      {settled} of {sum(chunks.values()):,}",

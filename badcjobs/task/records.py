@@ -192,6 +192,11 @@ class Records:
         """Return the peak memory in use on each device over the last seconds, where it is known."""
         return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds from its start to its end, as in the database: the last publication does not count."""
+        return (self.ended_at_ms - self.started_at_ms) / 1000
+
     def close(self, *, exit_code: int, verdict: str) -> bool:
         """Stop the recorder, write the end, publish a last time; return False if that failed: the live files stay."""
         if self._publisher is not None:
@@ -328,7 +333,7 @@ def run_record(
         "exit_code": int(exit_code),
         "out": str(out),
         "devices": len(devices),
-        "wall_s": (records.ended_at_ms - records.started_at_ms) / 1000,
+        "wall_s": records.wall_s,
         "telemetry": records.telemetry_failure or kept,
     }
 

@@ -435,7 +435,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
         "chunks": counts,
         "audio_s": task.writer.audio_done_s(),
-        "wall_s": task.elapsed_s,
+        "wall_s": records.wall_s,
         "devices": len(task.resolved.grant.devices),
         "workers": task.writer.workers_started,
         "telemetry": telemetry,

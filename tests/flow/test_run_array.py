@@ -54,6 +54,8 @@ def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice
     assert site.processes() == []
     assert not (site.out / "learned.json").exists(), "one worker for each device, as nobody asked for more"
     assert len(done.stdout.splitlines()) <= 8
+    speed = re.search(r"[\d,.]+ × real time", done.stdout)[0]
+    assert speed in site.badcjobs("merge", site.out).stdout, "one task, one speed"
     again = site.run(*work, "--json")
     assert (again.exit_code, again.json["chunks"]) == (0, {"skipped": 12})
     assert again.json["telemetry"] == "not needed: no chunks were pending"
