@@ -272,7 +272,8 @@ def _submit_here(
         return _show_scripts(how, script=emulation.script_of(plan.order))
     flags, project = command
     devices = find_stand_in(project, flags.get("simulate"))
-    done = emulation.emulate_order(plan.order, replace(settings, stand_in=devices), world, output.remark)
+    settings = replace(settings, stand_in=devices, chunks=0 if plan.order.only else plan.chunks)
+    done = emulation.emulate_order(plan.order, settings, world, output.remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _report_local_end(done, how, facts)
 

@@ -45,6 +45,7 @@ class LocalSettings:
     kill_wait_s: float = 30.0
     lock: bool = True  # lock the devices against other runs; not needed if they are simulated for this run only
     again: bool = False  # the user states that the Slurm job of the same folder has ended
+    chunks: int = 0  # of all tasks; 0: not known before they begin
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -330,7 +331,9 @@ class LocalArray:
         listed, done, failed = (
             (sum(counts) for counts in zip(*self._chunks.values(), strict=True)) if self._chunks else (0, 0, 0)
         )
-        words = f"{done:,} of {count_of(listed, 'chunk')} done{f', {failed:,} failed' if failed else ''}"
+        total = max(listed, self._settings.chunks)
+        begun = "" if self._settings.chunks or len(self._chunks) == len(self.rows) else " in the tasks that have begun"
+        words = f"{done:,} of {count_of(total, 'chunk')} done{begun}{f', {failed:,} failed' if failed else ''}"
         if listed and words != self._told:
             self._told = words
             self._tell(f"job {self.job.job_id}: {words}; {len(self._running)} running, {len(self._waiting)} waiting")

@@ -282,3 +282,18 @@ def test_the_emulation_runs_an_order_in_any_folder_and_writes_the_states_of_its_
     states = json.loads((out / "logs" / f"{done.job_id}.json").read_text())["tasks"]
     assert {one["index"]: one["state"] for one in states} == {1: "COMPLETED", 3: "COMPLETED", 5: "COMPLETED"}
     assert (out / "logs" / f"{done.job_id}_5.out").read_text() == "a b\n"
+
+
+def test_the_chunks_of_tasks_that_have_not_begun_count_as_work_too(place):
+    """Two tasks, one at a time; each lists 4 chunks while it runs."""
+    write = "import os, sqlite3; os.makedirs('x'); db = sqlite3.connect('x/wrapper.sqlite')"
+    write += "; db.executescript('CREATE TABLE chunk(status); INSERT INTO chunk VALUES (1), (2), (3), (4)')"
+    setup = (f'cd "$SLURM_TMPDIR"; {sys.executable} -c "{write}"; sleep 2; exit',)
+    said = []
+    for chunks in (8, 0):  # known from the source; not known: a job script
+        place.said.clear()
+        order = ArrayOrder(place.folder / str(chunks), ("run",), 2, parallel=1, cpus=1, setup=setup)
+        cluster.emulate_order(order, *place.here(chunks=chunks))
+        said.append([line.split(": ")[1] for line in place.said if "chunks done" in line])
+    assert {*said[0]} == {"0 of 8 chunks done; 1 running, 1 waiting"}
+    assert said[1][0] == "0 of 4 chunks done in the tasks that have begun; 1 running, 1 waiting"
