@@ -23,7 +23,7 @@ from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.bill import FASTEST, usual_request
-from badcjobs.planning.findings import Remark, apply_rules, fine, problem, warning, worst_first
+from badcjobs.planning.findings import Remark, apply_rules, fine, not_checked, problem, warning, worst_first
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import Launcher
@@ -87,6 +87,7 @@ class Checked:
         ranked = worst_first(self.findings)
         return {
             "verdict": "not ready" if self.count(PROBLEM) else "ready",
+            "not_checked": not_checked(ranked),
             "problems": self.count(PROBLEM),
             "warnings": self.count(WARNING),
             "site": self.site,

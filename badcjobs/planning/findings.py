@@ -80,11 +80,17 @@ def remarks_text(remarks: Sequence[Remark]) -> str:
     """Return the verdict and all remarks as text, the worst first; sentences are wrapped, lines to paste are not."""
     problems, warnings = (sum(one.severity == kind for one in remarks) for kind in (PROBLEM, WARNING))
     verdict = "not ready" if problems else "ready to submit"
-    lines = [f"{count(problems, PROBLEM)} and {count(warnings, WARNING)}: {verdict}", ""]
+    unknown = f"; not checked: {', '.join(subjects)}" if (subjects := not_checked(remarks)) else ""
+    lines = [f"{count(problems, PROBLEM)} and {count(warnings, WARNING)}: {verdict}{unknown}", ""]
     for one in worst_first(remarks):
         lines += folded(f"{one.severity:<8} {one.subject}", one.text, _INDENT)
         lines += below(one, _INDENT)
     return "\n".join(lines)
+
+
+def not_checked(remarks: Iterable[Remark]) -> list[str]:
+    """Return the subjects that could not be checked: their remarks say so."""
+    return list(dict.fromkeys(one.subject for one in remarks if "not checked" in one.text))
 
 
 def worst_first(remarks: Iterable[Remark]) -> list[Remark]:

@@ -241,7 +241,8 @@ MACHINE = (
             "not on this machine; limits come from the site file alone", when=lambda f: f.slurm is None and f.site.name
         ),
         fine_if("not on this machine; jobs run with submit --cluster local", when=lambda f: f.slurm is None),
-        warning_if("it does not answer: {slurm.trouble}", "scontrol ping", lambda f: f.slurm.trouble),
+        warning_if("not checked: it does not answer ({slurm.trouble})", "scontrol ping", lambda f: f.slurm.trouble),
+        fine_if("it answers here; its nodes are not checked: sinfo shows none", when=lambda f: f.cluster is None),
         fine_if("it answers here"),
     ),
     rules("clock", _clocks)(

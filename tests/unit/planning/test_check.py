@@ -363,3 +363,10 @@ def test_init_writes_what_is_found_here_and_every_other_key_as_a_comment(tmp_pat
         said.append("\n".join([f"## PATH={path}, site {site}", *words, f"{values}", f"read as {submit}", ""]))
     text = planning.project_text(planning.find_here({"PATH": str(tmp_path / "slurm")}, tmp_path, "sockeye")[1])
     pages({"found.txt": "\n".join(said).replace(str(tmp_path), "HERE"), "badcjobs.toml": text})
+
+
+def test_the_verdict_names_what_could_not_be_checked():
+    found = planning.check_facts(facts_of("'slurm.trouble=Unable to contact slurm controller'"))
+    verdict = planning.remarks_text(found).splitlines()[0]
+    assert verdict == "0 problems and 1 warning: ready to submit; not checked: Slurm"
+    assert planning.Checked(tuple(found), None, Asked(), None).to_dict()["not_checked"] == ["Slurm"]
