@@ -216,7 +216,8 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
         sources = ()  # absolute paths may be folders in the image
     named = start.named & SETTINGS["run"].keys()
     if not (start.hidden or script.wrong_calls or named - start.values.keys()):
-        mistakes += contradictions({**values, "source": start.sources is None or start.sources or values.get("source")})
+        its = ["?"] if start.sources is None else start.sources or values.get("source")
+        mistakes += contradictions({**values, "source": its})
         if not values.get("out"):
             missing = f"{where} has no --out, which badcjobs run needs"
             findings.append(problem("out", missing, f"{start.text} --out results"))
