@@ -199,7 +199,7 @@ def export(
     log_to_stderr(quiet=True)
     project = read_project(context)
     job, to_stdout = find_run(source, project, "export"), is_stdout(out)
-    named = form or form_of(out)
+    named = form or form_of(out, several=by_study_area or len(table or ()) > 1 or "all" in (table or ()))
     instead = f"export.{named}" if out.suffix and named != "badc" else "exported"
     read = [job, *sources_of(job), *([] if project.file is None else [project.file])]
     refuse_data([("--out", out, instead)], read)

@@ -34,7 +34,7 @@ from badcjobs.store.export_tables import (
 )
 
 Progress = Callable[[str, int, int | None], None]  # table or "source", rows so far, of how many if that is known
-ENDINGS = (".csv", ".json", ".jsonl", ".parquet")
+ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 ALL, NAMELESS = "all_study_areas", "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
 _NAMED, _OTHERS_NAMED = 5, 20
@@ -66,9 +66,12 @@ class ExportOrder:
         return self.by_study_area or "all" in self.tables or len(self.tables) > 1 or self.form == "badc"
 
 
-def form_of(out: Path) -> str:
-    """Return the format that a file's ending stands for; csv where it stands for none."""
-    return {".json": "json", ".jsonl": "json", ".parquet": "parquet"}.get(out.suffix.lower(), "csv")
+def form_of(out: Path, *, several: bool) -> str:
+    """Return the format that a file's ending stands for; csv for a folder (``several`` files), or without an ending."""
+    if out.suffix and out.suffix.lower() not in ENDINGS and not several and not out.is_dir():
+        line = f"--out {shell_line(out.with_suffix('.csv'))}   (or --format csv)"
+        raise BadInput(f"--out {out} has an unknown ending", why=f"known endings: {', '.join(ENDINGS)}", fix=line)
+    return ENDINGS.get(out.suffix.lower(), "csv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,16 @@ def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
     change(job, sql, "y", "area y")
     refuse("too many areas", job, "csv", tmp_path / "many", by_study_area=True)
     pages({"errors.txt": "\n".join(said)})
-    forms = [form_of(Path(name)) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a", "a.txt")]
-    assert forms == ["csv", "json", "json", "parquet", "csv", "csv"]
+    forms = [form_of(Path(name), several=False) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a")]
+    assert forms == ["csv", "json", "json", "parquet", "csv"]
     assert not (tmp_path / "x").exists()
+
+
+def test_a_file_with_an_unknown_ending_is_refused_and_a_folder_may_have_any_name(tmp_path):
+    (tmp_path / "run.1").mkdir()
+    assert [form_of(Path("v1.2"), several=True), form_of(tmp_path / "run.1", several=False)] == ["csv", "csv"]
+    with pytest.raises(BadInput) as caught:
+        form_of(Path("a b.xlsx"), several=False)
+    assert caught.value.what == "--out a b.xlsx has an unknown ending"
+    assert caught.value.why == "known endings: .csv, .json, .jsonl, .parquet"
+    assert caught.value.fix == "--out 'a b.csv'   (or --format csv)"
