@@ -154,6 +154,7 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
     """Compare a job with another one."""
     about = (_about(this, this_title), _about(other, other_title))
     differ = _differences(*about)
+    itself = " Both are the same run: it is compared with itself." if this.facts == other.facts else ""
     figures = tuple(_figure(kind, this, other, judged=not differ) for kind in FIGURES)
     # A setting that one job does not have (another version ran it) is not a difference.
     ours, theirs = flat_settings(this.facts.last_settings), flat_settings(other.facts.last_settings)
@@ -163,7 +164,7 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
         version=COMPARISON_VERSION,
         this=about[0],
         other=about[1],
-        conclusion=_conclude(figures, this_title, other_title) + differ,
+        conclusion=_conclude(figures, this_title, other_title) + differ + itself,
         figures=shown,
         states=tuple(_figure(kind, this, other) for kind in _SHARES if kind.key in {**this.states, **other.states}),
         settings={key: {"this": ours[key], "other": theirs[key]} for key in both if ours[key] != theirs[key]},
