@@ -110,10 +110,12 @@ class Autoscaler:
             reason = f"an earlier run found {lesson.workers} to be best ({reason})"
         need, each = lesson.device_bytes or _DEVICE_BYTES, lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
         device = ("a device has", min(memories, default=None), "", need, 1)
-        job = ("the job has", self.granted_bytes, " of main memory", each, len(self.devices))
+        shared = f" of main memory for {len(self.devices)} devices" if len(self.devices) > 1 else " of main memory"
+        job = ("the job has", self.granted_bytes, shared, each, len(self.devices))
         for who, total, what, need, sharing in (device, job):
             if total is not None and (room := max(1, int(_FULL * total / (sharing * need)))) < self._workers:
-                reason += f"; {who} {format_bytes(total)}{what}, and a worker may need {format_bytes(need)}"
+                reason += f"; {room} instead of {self._workers}: {who} {format_bytes(total)}{what}"
+                reason += f", and a worker may need {format_bytes(need)}"
                 self._workers, self._settled = room, False
         one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
         self._record(self._workers, f"start: {one_per_core}{reason}")
@@ -138,8 +140,9 @@ class Autoscaler:
         is_fresh = held is not None and held.at_s > self._retired_s
         if held and granted and is_fresh and held.memory_bytes > _TIGHT * granted and self._workers > 1:
             self._worker_bytes = held.memory_bytes // max(1, len(at_work))
-            in_use = f"main memory gets tight: {format_bytes(held.memory_bytes)} in use"
-            self._apply(supervisor, self._workers - 1, f"{in_use}; the job has {format_bytes(granted)}", _STAY)
+            fewer, in_use = self._workers - 1, f"main memory gets tight: {format_bytes(held.memory_bytes)} in use"
+            in_use = f"{fewer} instead of {self._workers}: {in_use}; the job has {format_bytes(granted)}"
+            self._apply(supervisor, fewer, in_use, _STAY)
         if self._settled:
             return
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted

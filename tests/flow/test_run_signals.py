@@ -251,4 +251,4 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     task.send(signal.SIGINT)
     assert task.wait().exit_code == 130
     known = "start: an earlier run found 2 to be best (2 cores and 16 GiB of GPU memory per device)"
-    assert f"{known}; the job has 3.0 GiB of main memory, and a worker may need 1.8 GiB" in task.stderr
+    assert f"{known}; 1 instead of 2: the job has 3.0 GiB of main memory, and a worker may need 1.8 GiB" in task.stderr
