@@ -6,6 +6,7 @@ Plans run as they are; a probe finds what simulated cards can take, and later ru
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -280,3 +281,12 @@ def test_wrong_input_is_refused_before_anything_is_started(site, pages):
     text = re.sub(r"ffmpeg on PATH \(.*", "ffmpeg on PATH (…)", "\n".join(said))  # as the decoder of the machine says
     pages({"refusals.txt": text.replace(str(site.folder), "HERE")})
     assert not any(map(tried, [*refused, no_gpu])) and not store(site).exists()
+
+
+def test_a_script_that_is_shown_is_alone_on_stdout(site):
+    here = ("submit", site.manifest(2), "--out", "run", "--cluster", "local", "--dry-run", "--", "--engine", "demo")
+    filled = ("template", "array", "--set", "source=july.csv", "--set", "out=run")
+    for shown in site.badcjobs_each([filled, here]):
+        assert shown.stdout.startswith("#!/bin/bash\n") and "next:" not in shown.stdout
+        subprocess.run(["bash", "-n"], input=shown.stdout, text=True, check=True)
+        assert "\nbadcjobs: next: badcjobs " in f"\n{shown.stderr}"
