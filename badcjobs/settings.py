@@ -414,10 +414,8 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     if not values.get("source"):
         yield "SOURCE is missing: a manifest CSV, a folder of audio, or a list"
     out = values.get("out") or ""
-    for source in values.get("source") or () if out else ():
-        if Path(absolute(Path(), out)).is_relative_to(absolute(Path(), source)):
-            outside = os.path.normpath(f"{source}/../results")
-            yield f"--out {out} is SOURCE {source}, or inside it; results must be outside: --out {outside}"
+    if out and absolute(Path(), out) in [absolute(Path(), source) for source in values.get("source") or ()]:
+        yield f"--out {out} is also a SOURCE: results need a folder of their own, as in --out {out}/results"
 
 
 def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:

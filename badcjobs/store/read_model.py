@@ -389,7 +389,7 @@ class TaskFacts:
     @property
     def had_work(self) -> bool:
         """Whether chunks were left for it when it started; True for a recording."""
-        return self.workers != 0 or bool(self.devices)
+        return self.workers != 0
 
     @property
     def gpu_s(self) -> float:

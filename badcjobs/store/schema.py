@@ -88,7 +88,7 @@ _OWN = (
         Column("shard_count", "INTEGER", "number of parts of the source"),
         Column("engine", "TEXT", "hawkears, command or demo; NULL: a recording without an engine"),
         Column("telemetry", "INTEGER NOT NULL", "1: with the recorder; 0: --no-emit-gpu-telemetry"),
-        Column("devices", "INTEGER", "number of devices granted, whether used or not; 0 if no chunk was left for it"),
+        Column("devices", "INTEGER", "number of devices granted, whether used or not"),
         Column("workers", "INTEGER", "number of workers planned"),
         Column("cpus", "INTEGER", "cores of the allocation"),
         Column("version", "TEXT NOT NULL", "badcjobs version that wrote it"),

@@ -235,13 +235,12 @@ def freeze_run(task: Task) -> None:
 def plan_workers(task: Task) -> Autoscaler:
     """Plan the workers of each device; no workers if no chunks are pending."""
     settings, writer, grant = task.settings, task.writer, task.resolved.grant
+    writer.add_devices(grant.devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
     pending = writer.count_by_status().get("pending", 0)
-    granted = grant.devices if pending else ()  # a task with nothing to do does not count in the figures of the work
-    writer.add_devices(granted)
     name, one_core = task.resolved.engine.name, WorkerPlan(0, None, None, 1)
     workers = Autoscaler(
-        [(writer.device_id(device), device) for device in task.devices if granted],
+        [(writer.device_id(device), device) for device in task.devices if pending],
         task.learned,
         task.add_decision,
         task.world.clock,
@@ -252,7 +251,7 @@ def plan_workers(task: Task) -> Autoscaler:
         chunk_s=writer.longest_pending_s(),
         cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,
     )
-    writer.update_task(devices=len(granted), workers=len(workers.plans))
+    writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
     task.mps.start(
         settings.mps if workers.plans else "auto", workers.devices, most=workers.most_per_device,
         environ=task.world.environ, mark=task.records.mark, local=task.records.local, hostname=task.world.hostname,
