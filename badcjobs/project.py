@@ -22,8 +22,8 @@ from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns,
 
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_OF_RUN_TOML = ("array", "written_by")  # --config accepts a run.toml
-_MORE_OF_RUN = ("alerts.", "recordings.")  # keys that a run reads besides those of [run]
+_OF_RUN_TOML = ("array", "billing", "written_by")  # --config accepts a run.toml
+_MORE_OF_RUN = ("alerts.", "recordings.", "site")  # keys that a run reads besides those of [run]
 Made = TypeVar("Made", settings.RunSettings, settings.SubmitSettings, settings.PlanSettings, settings.ProbeSettings)
 
 
@@ -116,7 +116,8 @@ class Project:
 
     def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
         """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
-        others = replace(self, keys={k: one for k, one in self.keys.items() if k.startswith(_MORE_OF_RUN)})
+        more = {k: one for k, one in self.keys.items() if k.startswith(_MORE_OF_RUN)}
+        others = replace(self, keys=settings.absolute_paths(more, "", cwd))
         alone = {k.removeprefix("run."): one for k, one in self.keys.items() if k.startswith("run.")}
         given = alone | {key: value for key, value in flags.items() if value is not None}
         return [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import ArrayShape, Cutting
+from badcjobs.model import ArrayShape, Billing, Cutting
 from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
@@ -27,6 +27,7 @@ class FrozenRun:
     settings: dict[str, Any]
     array: ArrayShape | None
     patterns: tuple[str, ...] = ()  # the meaning of recording paths
+    billing: Billing | None = None  # of the site, so that a report needs no site file
 
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
@@ -36,7 +37,8 @@ class FrozenRun:
         if values["chunk_length"] is None:
             del values["overlap"]  # without effect
         patterns = tuple(pattern.text for pattern in settings.patterns)
-        return cls({key: value for key, value in values.items() if value is not None}, array, patterns)
+        values = {key: value for key, value in values.items() if value is not None}
+        return cls(values, array, patterns, settings.billing)
 
     @classmethod
     def read(cls, path: Path) -> FrozenRun | None:
@@ -49,6 +51,13 @@ class FrozenRun:
         except BadInput as error:
             mistakes += (error.why or error.what).splitlines()
         shape, array = document.get("array"), None
+        weights, billing = document.get("billing"), None
+        try:
+            if weights is not None:
+                billing = Billing(**weights)
+                billing.per_hour(1.0, 1.0, 1.0)  # not with texts
+        except TypeError:
+            mistakes.append("[billing] must have the numbers gpu, memory_gb and cpu, and rule")
         if (
             isinstance(shape, dict)
             and {*shape} == {"first", "step", "count"}
@@ -64,7 +73,7 @@ class FrozenRun:
                 why="\n".join(mistakes),
                 fix="restore it, or use another --out for a new run",
             )
-        return cls(dict(project.values["run"]), array, tuple(pattern.text for pattern in project.patterns))
+        return cls(dict(project.values["run"]), array, tuple(pattern.text for pattern in project.patterns), billing)
 
     @property
     def cutting(self) -> Cutting:
@@ -78,6 +87,8 @@ class FrozenRun:
         lines += [f"written_by = {to_toml(f'badcjobs {version}')}", "", "[run]"]
         lines += [f"{key} = {to_toml(value)}" for key, value in self.settings.items()]
         lines += ["", "[recordings]", f"patterns = {to_toml(self.patterns)}"]
+        if self.billing is not None:
+            lines += ["", "[billing]", *(f"{key} = {to_toml(value)}" for key, value in asdict(self.billing).items())]
         if self.array is not None:
             shape = self.array
             lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks, AlertLimits, Cutting, NamePattern, StandIn, parse_stop_after
+from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -195,6 +195,7 @@ class RunSettings:
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
+    billing: Billing | None = None  # of the site
 
     @property
     def workers_wanted(self) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,8 +28,6 @@ from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
-    from badcjobs.model import Billing
-    from badcjobs.project import Project
     from badcjobs.report.job import FinishedJob
 
 ROWS = "rows of the source read"
@@ -58,6 +55,7 @@ def merge(
       badcjobs merge runs/july
     """
     from badcjobs.cluster.slurm import QueueReader
+    from badcjobs.planning.site import find_billing
     from badcjobs.report.job import default_target, finish_job, job_title
     from badcjobs.report.text import removal_text, summary_text
     from badcjobs.store.merge import MergeOrder
@@ -67,7 +65,8 @@ def merge(
     project = read_project(context)
     given = inputs or [find_run(None, project, "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
-    how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": _billing(project)}
+    billing = find_billing(project, Path.cwd())
+    how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": billing}
     job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=QueueReader(SystemClock()), **how)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
@@ -78,15 +77,6 @@ def merge(
         say(summary_text(job.summary, title, colour=colour_wanted(), more=more), painted=True)
     # A second copy of a task is no loss.
     return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
-
-
-def _billing(project: Project) -> Billing | None:
-    """Return the weights of the project's site; None: there is no such site, or it has none."""
-    from badcjobs.planning.site import find_site
-
-    with suppress(BadInput):
-        return find_site(project.site or "", Path.cwd()).billing
-    return None
 
 
 def files_text(job: FinishedJob) -> str:
@@ -117,6 +107,7 @@ def report(
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
     from badcjobs.cluster.slurm import QueueReader
+    from badcjobs.planning.site import find_billing
     from badcjobs.report.job import report_job
 
     log_to_stderr(quiet=True)
@@ -136,7 +127,7 @@ def report(
     jobs = [one for one in (job, compare) if one is not None]
     refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
-    billing = _billing(project)
+    billing = find_billing(project, Path.cwd())
     with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as found:
         metrics = partial(found.to_prometheus, "" if prometheus is None or is_stdout(prometheus) else prometheus.stem)
         for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, metrics)):

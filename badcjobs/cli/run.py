@@ -47,11 +47,13 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     Example:
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT
     """
+    from badcjobs.planning.site import find_billing
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
 
     project = read_project(context)
     chosen = project.make(RunSettings, {"source": source, **settings}, "run")
+    chosen = replace(chosen, billing=find_billing(project, Path.cwd()))
     require_out(chosen.out, "run")
     log_to_stderr()
 

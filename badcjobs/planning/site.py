@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Billing
+from badcjobs.project import Project
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
 
 
@@ -111,6 +113,13 @@ def find_site(name: str, cwd: Path) -> Site:
     if not path.exists():
         raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
     return parse_site(read_toml(path)[0], str(path))
+
+
+def find_billing(project: Project, cwd: Path) -> Billing | None:
+    """Return the weights of the project's site; None: it has none, or the file of the project names a missing one."""
+    with suppress(*(() if "site" in project.keys else (BadInput,))):
+        return find_site(project.site or "", cwd).billing
+    return None
 
 
 def parse_site(document: Mapping[str, Any], where: str) -> Site:

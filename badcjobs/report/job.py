@@ -20,7 +20,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -42,6 +42,7 @@ from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Bill, Finding,
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
 from badcjobs.report.verdict import verdict_of
 from badcjobs.report.words import plain
+from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import fresh_file
@@ -90,7 +91,8 @@ def summarize_database(
 ) -> Summary:  # fmt: skip
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
 
-    ``readings``: the last reading of each device is wanted, which only JSON and metrics show. ``billing``: of the site.
+    ``readings``: the last reading of each device is wanted, which only JSON and metrics show.
+    ``billing``: the weights of a site; None: those that the run remembers.
     """
     facts = read_job(database, readings=readings)
     proof = prove_complete(database, facts, progress)
@@ -101,7 +103,12 @@ def summarize_database(
         summary = replace(summary, queue=queue)
     # An interrupted submit of this run: its array may be in the queue.
     folders = [database.parent / folder for folder in facts.file_folders]
-    submits = (find_cut_short(folder.parent) for folder in folders if folder.name == "tasks")
+    runs = [folder.parent for folder in folders if folder.name == "tasks"]
+    submits = map(find_cut_short, runs)
+    for run in (database.parent, *runs) if billing is None else ():
+        with suppress(BadInput):
+            if (frozen := FrozenRun.read(RunFolder(run).run_toml)) is not None:
+                billing = billing or frozen.billing
     return replace(
         summary,
         findings=find(summary),
