@@ -37,8 +37,7 @@ class FrozenRun:
         if values["chunk_length"] is None:
             del values["overlap"]  # without effect
         patterns = tuple(pattern.text for pattern in settings.patterns)
-        values = {key: value for key, value in values.items() if value is not None}
-        return cls(values, array, patterns, settings.billing)
+        return cls({k: value for k, value in values.items() if value is not None}, array, patterns, settings.billing)
 
     @classmethod
     def read(cls, path: Path) -> FrozenRun | None:
@@ -50,12 +49,10 @@ class FrozenRun:
             project = Project.parse(document, text, path)
         except BadInput as error:
             mistakes += (error.why or error.what).splitlines()
-        shape, array = document.get("array"), None
-        weights, billing = document.get("billing"), None
+        shape, array, billing = document.get("array"), None, None
         try:
-            if weights is not None:
-                billing = Billing(**weights)
-                billing.per_hour(1.0, 1.0, 1.0)  # not with texts
+            billing = Billing(**document["billing"]) if "billing" in document else None
+            _ = billing and billing.per_hour(1.0, 1.0, 1.0)
         except TypeError:
             mistakes.append("[billing] must have the numbers gpu, memory_gb and cpu, and rule")
         if (

@@ -214,10 +214,10 @@ def plan(
         if ends is not None:
             remark(f"finished on {ends} if the first task starts now and no task waits in the queue")
     has_problem = any(one.severity == PROBLEM for one in made.remarks)
+    fixed = "once the problems are fixed" if has_problem else ""
     if not json_wanted and planned.written:
-        output.say_next("sbatch", planned.written[0][0])
+        output.say_next("sbatch", planned.written[0][0], note=fixed)
     elif not json_wanted:
-        fixed = "once the problems are fixed" if has_problem else ""
         ending = None if order.submit.account else made.site.account_ends_with
         words = ["--out=plan", *([f"--config=submit.account=NAME{ending}"] if ending else [])]
         output.say_next(*output.this_command(*([] if has_problem else words)), note=fixed)

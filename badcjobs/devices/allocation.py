@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,8 @@ from datetime import datetime
 
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
+
+log = logging.getLogger(__name__)
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _RECORDED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
@@ -150,6 +153,9 @@ def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
 def own_memory_bytes(facts: Mapping[str, str]) -> int | None:
     """Return this task's part of the requested memory: the tasks of a step share it on each node."""
     requested_bytes = requested_memory_bytes(facts)
+    for name, _ in _REQUESTS:
+        if (text := facts.get(name, "").strip()) and _whole_number(text) is None:
+            log.warning("%s=%s is not a whole number: this request for memory is not known", name, text)
     if requested_bytes is None:
         return None
     groups = _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", ""))

@@ -12,8 +12,8 @@ from typing import Literal
 __all__ = [
     "LEAST_CPUS", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
     "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "advised_gb", "default_cpus", "default_mem",
-    "expected_end_ms", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked", "parse_stop_after",
-    "publish_interval_s", "silent_after_s", "stable_id"
+    "expected_end_ms", "fitting_workers", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked",
+    "parse_stop_after", "publish_interval_s", "silent_after_s", "stable_id"
 ]  # fmt: skip
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
@@ -125,6 +125,11 @@ USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many a
 def guess_worker_bytes(chunk_s: float | None) -> int:
     """Return the main memory that a HawkEars worker may need with chunks of this length, until it is measured."""
     return 3 * _GIB if chunk_s is None else round(1.75 * _GIB + 0.8 * 2**20 * chunk_s)
+
+
+def fitting_workers(memory_bytes: float, worker_bytes: float) -> int:
+    """Return how many workers a memory holds, at least one; a tenth is left free (more raises an alert, or kills)."""
+    return max(1, int(0.9 * memory_bytes / worker_bytes))
 
 
 def guessed_gb(workers: int, chunk_s: float | None) -> int:

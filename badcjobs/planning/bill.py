@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
-from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
+from badcjobs.planning.plan_speed import Measured, Speed, at_length, find_speed, read_off
 from badcjobs.planning.plan_tasks import PlanWish
+from badcjobs.planning.preflight_facts import SourceFacts
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
@@ -28,6 +29,7 @@ _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
 _MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
 _ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
+_USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _GIB = 2**30
 StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of audio
 
@@ -82,7 +84,7 @@ def rank(choice: Choice) -> tuple[float, float, int, int]:
 
 def usual_request(
     submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site, environ: Mapping[str, str], cwd: Path,
-    longest_s: float | None = None,  # of the chunks of the source, where it was read
+    source: SourceFacts | None = None, tasks: int = 1,
 ) -> Choice:  # fmt: skip
     """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
@@ -91,8 +93,17 @@ def usual_request(
         speed, is_known = find_speed(None, None, settings, environ, cwd), True
     except BadcjobsError:
         speed, is_known = Speed(1.0, ""), False
-    found, *_ = choose(speed, wish, site, [longest_s or settings.chunk_length_s])
+    source = source or SourceFacts(0, 0.0, 0)
+    speed = at_length(speed, source.mean_s or 0.0)
+    start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
+    lengths_s = [source.mean_s or settings.chunk_length_s]
+    found, *_ = choose(speed, wish, site, lengths_s, lambda rate, gpus: start_up, source.longest_s or 0.0)
     return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
+
+
+def billed_start_up_s(speed: Speed) -> float:
+    """Return the start-up of a task that its cost includes."""
+    return _USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s
 
 
 def list_lengths(speed: Speed) -> list[float]:
@@ -108,7 +119,7 @@ def _make(
     speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, chunk_s: float | None, start_up: StartUp,
     longest_s: float,
 ) -> tuple[Choice, bool]:  # fmt: skip
-    """Return a choice, and whether it fits: into a node, and into what was asked for."""
+    """Return a choice, and whether it fits: into a node, a device, and into what was asked for."""
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
     cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
     mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
@@ -116,7 +127,7 @@ def _make(
         more_gb = math.ceil((guess_worker_bytes(longest_s) - guess_worker_bytes(chunk_s)) / _GIB)
         mem_gb, mem_why = mem_gb + more_gb, f"{mem_why}; {more_gb} GB more for the longest chunk"
     most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
-    fits = cpus <= most_cpus and mem_gb <= most_gb
+    fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(chunk_s)
     if wish.mem_gb or mem_gb > most_gb:
         mem_why = "from [submit] mem" if wish.mem_gb else f"all of a node ({mem_gb} GB would be requested: {mem_why})"
         mem_gb = most_gb

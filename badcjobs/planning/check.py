@@ -257,13 +257,13 @@ def _collect_facts(
     logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
     temporary, cache = order.environ.get("TMPDIR"), user_cache(order.environ)
     own = SubmitSettings(gpus_per_task=asked.gpus_per_node or asked.gpus_per_task)
-    mem = f"{asked.memory_gb_per_node * 1024:.0f}M" if asked.memory_gb_per_node else None
-    # A run starts as many workers as its cores and its memory hold.
-    requests = ((own, order.prefer), (replace(own, cpus=asked.cpus_per_node, mem=mem), FASTEST))
-    longest_s = source.longest_s if source else None
-    needed, had = (usual_request(*one, settings, site, order.environ, order.cwd, longest_s) for one in requests)
-    single = replace(settings, workers_per_gpu="1")
-    alone = usual_request(SubmitSettings(), order.prefer, single, site, order.environ, order.cwd, longest_s)
+    mem = f"{asked.memory_gb_per_node * (asked.nodes or 1) * 1024:.0f}M" if asked.memory_gb_per_node else None
+    # A run starts as many workers as its cores and its memory hold, but one on each GPU.
+    whole = SubmitSettings(gpus_per_task=asked.gpus_per_task, cpus=asked.cpus, mem=mem)
+    few = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
+    orders = (own, order.prefer, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
+    needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
+    is_known = settings.engine == "hawkears" and ((source and source.longest_s) or settings.workers_wanted)
     if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
 
@@ -292,8 +292,10 @@ def _collect_facts(
         trial=trial,
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
         needed_gb=needed.mem_gb,
-        one_gb=alone.mem_gb if longest_s and settings.engine == "hawkears" else None,
+        workers=least.gpus * least.workers if is_known and asked.gpus_per_task else None,
+        workers_gb=least.mem_gb,
         rate=had.rate,
+        task_hours=(had.units_per_1000_audio_hours or 0.0) / (had.units_per_hour or 1.0) / 1000,
         gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
-from badcjobs.planning.bill import FASTEST, Choice, choose, rank
+from badcjobs.planning.bill import FASTEST, Choice, billed_start_up_s, choose, rank
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Survey
@@ -27,7 +27,6 @@ _CAPS = (  # of the site, by which the plan is made
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
-_USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
@@ -87,11 +86,6 @@ class CampaignPlan:
     def asked_gpu_hours(self) -> float:
         """What the tasks ask of Slurm, all together."""
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
-
-
-def billed_start_up_s(speed: Speed) -> float:
-    """Return the start-up of a task that its cost includes."""
-    return _USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s
 
 
 def make_plan(
@@ -211,13 +205,18 @@ def _speed(plan: CampaignPlan) -> Cases:
 
 
 _FIT_REMARKS = (
-    rules("workers")(
+    rules("workers", lambda plan: [{"room": plan.speed.device_room(plan.choice.chunk_s)}])(
+        problem_if(
+            "{choice.workers} per GPU, but its memory holds {room:,} by what was measured",
+            "-- --workers-per-gpu {room}",
+            lambda f: f.choice.workers > f.room,
+        ),
         note_if(
             "a node has {site.cores_per_gpu} cores per GPU, but so many workers were not measured: they may cost less;"
             " run one task with the request of the fastest, and plan again --from it",
             "badcjobs submit … --config plan.prefer=fastest",
-            lambda f: f.prefer != FASTEST and f.speed.most_workers < (f.site.cores_per_gpu or 0),
-        )
+            lambda f: f.prefer != FASTEST and f.speed.most_workers < min(f.site.cores_per_gpu or 0, f.room),
+        ),
     ),
     rules("long chunks", _long_chunks)(
         problem_if(

@@ -26,17 +26,19 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs import paths as resources
+from badcjobs.clock import SystemClock
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
-from badcjobs.planning.bill import FASTEST, OVERLAP_S, choose, list_lengths, rank
-from badcjobs.planning.findings import below, folded, worst_first
-from badcjobs.planning.make_plan import CampaignPlan, billed_start_up_s, make_plan, to_dict
-from badcjobs.planning.place_rules import results_bytes
+from badcjobs.planning.bill import FASTEST, OVERLAP_S, billed_start_up_s, choose, list_lengths, rank
+from badcjobs.planning.findings import FINE, apply_rules, below, folded, worst_first
+from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.place_rules import OUT, results_bytes
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
+from badcjobs.planning.preflight_facts import PreflightFacts, look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, known_texts, say
@@ -106,10 +108,15 @@ def plan_sources(
         return Planned(plan, descriptions, cutting)
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
+    home = os.path.realpath(environ.get("HOME") or "/nonexistent")
+    place = look_at_folder(out, SystemClock(), write=False)
+    facts = PreflightFacts(site=site, out=place, home=home, on_cluster=bool(site.name))
+    of_place = [one for one in apply_rules(OUT, facts) if one.severity != FINE]
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
             plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, others_s)
+            plan = replace(plan, remarks=(*plan.remarks, *of_place))
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
     return Planned(plan, descriptions, cutting, target, written, left_out)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
-from badcjobs.model import FITS, Probed, ProbeKey, guess_worker_bytes
+from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers, guess_worker_bytes
 from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import Launcher
@@ -43,6 +43,7 @@ class Measured(NamedTuple):
     rate: float  # audio-hours per GPU-hour, of all of them, without start-up
     chunk_s: float | None = None
     memory_bytes: float | None = None  # main memory for one GPU, the most of any task
+    device_bytes: float | None = None  # memory in use on one GPU, the most of any
     cores: float | None = None  # busy on average for one GPU, the most of any task
     power_w: float | None = None  # the mean of a GPU
     idle_w: float | None = None  # the least of a GPU
@@ -58,6 +59,7 @@ class Speed:
     slowness: float | None = None  # so many times as slow as all together were the slowest twentieth of the tasks
     tasks: int = 0  # that was measured on
     gpu_hours: float | None = None
+    memory_bytes: int | None = None  # of a device
     devices: tuple[str, ...] = ()
     points: tuple[Measured, ...] = ()  # with several numbers of workers; the first is what this is the speed of
     bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
@@ -74,6 +76,12 @@ class Speed:
     def most_workers(self) -> int:
         """The most workers per GPU that were measured."""
         return max((one.workers for one in self.points), default=0)
+
+    def device_room(self, chunk_s: float | None) -> float:
+        """Return how many workers the memory of a device holds with such chunks; infinite: not known."""
+        near_s = chunk_s or 3600.0  # a whole recording
+        needs = [(abs((p.chunk_s or near_s) - near_s), -b / p.workers) for p in self.points if (b := p.device_bytes)]
+        return fitting_workers(self.memory_bytes, -min(needs)[1]) if self.memory_bytes and needs else math.inf
 
 
 def find_speed(
@@ -122,7 +130,7 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
     lessons = {} if cache is None else Learned(subject_of(settings), [cache / LESSONS]).every()
     models = {about.partition(",")[0] for about, one in lessons.items() if one.rates}
     points = [
-        Measured(int(many), rate, one.chunk_s, int(many) * one.worker_bytes if one.worker_bytes else None)
+        Measured(int(many), rate, one.chunk_s, *(x and int(many) * x for x in (one.worker_bytes, one.device_bytes)))
         for one in lessons.values()
         for many, rate in one.rates.items()
     ]
@@ -130,7 +138,9 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
     origin = f"learned by earlier runs on {', '.join(models)}"
     if len(models) != 1:
         return None
-    return Speed(points[0].rate, origin, devices=(*models,), points=tuple(points), chunk_s=points[0].chunk_s)
+    speed = Speed(points[0].rate, origin, devices=(*models,), points=tuple(points), chunk_s=points[0].chunk_s)
+    memory_bytes = min((one.memory_bytes for one in lessons.values() if one.memory_bytes), default=None)
+    return replace(speed, memory_bytes=memory_bytes)
 
 
 # --- from a job -------------------------------------------------------------------------------------------------------
@@ -177,6 +187,7 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         slowness=max(1.0, rate / slowest) if slowest and len(long_enough) > 1 else None,  # one task has no spread
         tasks=len(worked),
         gpu_hours=total_s / 3600,
+        memory_bytes=min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None),
         devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
         points=points,
         chunk_s=audio_s / done if done else None,
@@ -199,7 +210,8 @@ def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, f
         cores = _most([(one.cpu_mean_cores, one.devices or 0) for one in some])
         power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
         rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
-        yield Measured(workers, rate, chunk_s, memory_bytes, cores, power_w, min(idle_w, default=None))
+        device_bytes = max((one.memory_peak_bytes or 0 for one in devices), default=None)
+        yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, min(idle_w, default=None))
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:
@@ -322,9 +334,10 @@ def _speed_of(probed: Probed, doubts: tuple[str, ...], probes: Sequence[Probed])
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}" + ("" if curve else ", at its best length"),
         devices=(key.gpu,),
+        memory_bytes=key.memory_bytes,
         start_up_s=max((one.start_up_s for one in fitting if one.start_up_s), default=None),
         points=tuple(
-            Measured(one.key.workers, trial.times_real_time, trial.length_s, trial.host_peak_bytes)
+            Measured(one.key.workers, trial.times_real_time, trial.length_s, trial.host_peak_bytes, trial.peak_bytes)
             for one in probes
             for trial in sorted(one.trials, key=lambda trial: trial.length_s != result.best_s)
             if trial.outcome == FITS and not trial.lean and trial.times_real_time

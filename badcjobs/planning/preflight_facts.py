@@ -100,6 +100,7 @@ class SourceFacts:
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict)  # every file that gives no audio, by its fault
     left_out_files: Mapping[str, int] = field(default_factory=dict)  # not audio by their ending → number
     longest_s: float | None = None  # of its chunks
+    mean_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,10 @@ class PreflightFacts:
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
     needed_gb: float | None = None  # memory that the workers of a task need
-    one_gb: int | None = None  # that one worker of HawkEars needs with the longest chunk
+    workers: int | None = None  # that HawkEars has in any case: as asked for, or one on each GPU
+    workers_gb: int = 0  # memory that they need
     rate: float | None = None  # audio-hours per GPU-hour of what is asked for
+    task_hours: float = 0.0  # of what is asked for, for an hour of audio, with start-up
 
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
@@ -272,7 +275,7 @@ def check_source(
     hours = lengths.total_ms / 3_600_000
     known = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
     facts = SourceFacts(lengths.rows, hours * 3600, lengths.unknown, sources.manifests_listed, **known)
-    facts = replace(facts, longest_s=lengths.longest_ms / 1000 or None)
+    facts = replace(facts, longest_s=lengths.longest_ms / 1000 or None, mean_s=lengths.mean_ms / 1000 or None)
     found = list(apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE)))
     text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
     text += "" if size.total_bytes is None else f", {data_size(size.total_bytes)}"

@@ -219,8 +219,9 @@ def _billing(facts: PreflightFacts) -> Cases:
     total = f"{'the largest counts' if billing.rule == 'max' else 'they add up'}: {units:g} an hour for each task"
     per = "; per 1,000 audio-hours: not known, no speed is measured"
     if facts.rate:
-        each = number(1000 * units / facts.rate / asked.gpus_per_task)
-        per = f"; per 1,000 audio-hours: about {each}, at {number(facts.rate)} audio-hours per GPU-hour"
+        start_up = "with" if facts.source and facts.source.audio_s else "without"
+        per = f"; per 1,000 audio-hours: about {number(1000 * units * facts.task_hours)}, {start_up} start-up, at"
+        per += f" {number(facts.rate)} audio-hours per GPU-hour"
     highest = max(gpus, cores) if billing.rule == "max" else gpus
     free_gb = highest / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
     usual_gb = guessed_gb(USUAL_WORKERS * -(-asked.gpus_per_task // nodes), None)
@@ -253,9 +254,16 @@ _NODES_AND_COST = (
     ),
     rules("memory")(
         warning_if(
-            "{asked.memory_gb_per_node:,.3g} GB may not hold a worker at the longest chunk ({source.longest_s:,.0f} s)",
-            "#SBATCH --mem={one_gb}G   (or shorter chunks: badcjobs run … --chunk-length 294 --overlap 6)",
-            lambda f: f.one_gb and f.asked.gpus_per_task and 0 < (f.asked.memory_gb_per_node or 0) < f.one_gb,
+            "{asked.memory_gb_per_node:,.3g} GB may not hold {workers:count worker}, which may need {workers_gb}",
+            "#SBATCH --mem={workers_gb}G   (or fewer workers, or shorter chunks: -- --chunk-length 294 --overlap 6)",
+            lambda f: f.workers and 0 < (f.asked.memory_gb_per_node or 0) < f.workers_gb,
+        )
+    ),
+    rules("cores")(
+        warning_if(
+            "{asked.cpus_per_node:count core} for {workers:count worker}: each keeps one busy",
+            "#SBATCH --cpus-per-task={workers}   (or fewer workers)",
+            lambda f: f.workers and (f.asked.cpus_per_node or f.workers) < f.workers,
         )
     ),
     rules("billing", _billing)(

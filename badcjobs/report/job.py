@@ -91,8 +91,7 @@ def summarize_database(
 ) -> Summary:  # fmt: skip
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
 
-    ``readings``: the last reading of each device is wanted, which only JSON and metrics show.
-    ``billing``: the weights of a site; None: those that the run remembers.
+    ``readings``: also the last of each device, which only JSON and metrics show. ``billing``: None: that of the run.
     """
     facts = read_job(database, readings=readings)
     proof = prove_complete(database, facts, progress)
@@ -102,18 +101,15 @@ def summarize_database(
         queue = ask_queue(database.parent.absolute(), {task.job_id for task in facts.tasks})
         summary = replace(summary, queue=queue)
     # An interrupted submit of this run: its array may be in the queue.
-    folders = [database.parent / folder for folder in facts.file_folders]
-    runs = [folder.parent for folder in folders if folder.name == "tasks"]
-    submits = map(find_cut_short, runs)
-    for run in (database.parent, *runs) if billing is None else ():
+    runs = [(database.parent / folder).parent for folder in facts.file_folders if Path(folder).name == "tasks"]
+    for run in (database.parent, *runs):
         with suppress(BadInput):
-            if (frozen := FrozenRun.read(RunFolder(run).run_toml)) is not None:
-                billing = billing or frozen.billing
+            billing = billing or getattr(FrozenRun.read(RunFolder(run).run_toml), "billing", None)
     return replace(
         summary,
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
-        cut_short=next((submit for submit in submits if submit is not None), None),
+        cut_short=next((submit for submit in map(find_cut_short, runs) if submit is not None), None),
         place=str(place.absolute()),
         bill=rules_requests.make_bill(facts, billing),
     )

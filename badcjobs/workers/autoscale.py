@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from badcjobs.model import Device, MemoryHeld, WorkerPlan, guess_worker_bytes
+from badcjobs.model import Device, MemoryHeld, WorkerPlan, fitting_workers, guess_worker_bytes
 from badcjobs.seams import Clock
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.supervise import Supervisor
@@ -24,8 +24,7 @@ _UNKNOWN_CORES = 4  # for each worker of an engine that is not ours, at the star
 _DEVICE_BYTES = 2 * 2**30  # device memory of HawkEars with one thread, plus a quarter
 _MOST = 48  # clients of CUDA MPS on one device
 _PAYS = 1.05  # a smaller gain is not worth the memory
-_FULL = 0.9  # of the device memory (more raises an alert), and of the main memory (a job that uses all is killed)
-_TIGHT = 0.95
+_TIGHT = 0.95  # of the main memory: a job that uses all is killed
 _WINDOW_S = 5.0
 _WINDOW_CHUNKS = 4  # per worker
 _WORTH_S = 60.0  # with less work left than this, starting a worker costs more than it gains
@@ -79,6 +78,7 @@ class Autoscaler:
     _short_since_s: float | None = None  # since when there are fewer workers than planned
 
     def __post_init__(self) -> None:
+        self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
         self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
@@ -101,19 +101,18 @@ class Autoscaler:
     def _choose_start(self) -> None:
         """Choose the number to start with by cores, memory and earlier runs, and whether others are tried."""
         cores, lesson = self._cores, self.learned.about(self._subject)
-        memories = [device.memory_total_bytes for _, device in self.devices if device.memory_total_bytes]
-        memory = f"{min(memories) / 2**30:.0f} GiB of GPU memory" if memories else "unknown GPU memory"
-        reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} per device"
+        memory = f"{self._memory_bytes / 2**30:.0f} GiB of" if self._memory_bytes else "unknown"
+        reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} GPU memory per device"
         self._workers = self._most if self.cores_each else max(1, self._most // _UNKNOWN_CORES)
         if lesson.workers is not None and (lesson.settled or not self.cores_each):
             self._workers, self._settled = min(lesson.workers, self._most), lesson.settled
             reason = f"an earlier run found {lesson.workers} to be best ({reason})"
         need, each = lesson.device_bytes or _DEVICE_BYTES, lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
-        device = ("a device has", min(memories, default=None), "", need, 1)
+        device = ("a device has", self._memory_bytes, "", need, 1)
         shared = f" of main memory for {len(self.devices)} devices" if len(self.devices) > 1 else " of main memory"
         job = ("the job has", self.granted_bytes, shared, each, len(self.devices))
         for who, total, what, need, sharing in (device, job):
-            if total is not None and (room := max(1, int(_FULL * total / (sharing * need)))) < self._workers:
+            if total is not None and (room := fitting_workers(total, sharing * need)) < self._workers:
                 reason += f"; {room} instead of {self._workers}: {who} {format_bytes(total)}{what}"
                 reason += f", and a worker may need {format_bytes(need)}"
                 self._workers, self._settled = room, False
@@ -216,14 +215,14 @@ class Autoscaler:
     def _find_room(self, device_share: float) -> tuple[int, str]:
         """Return how many workers per device the cores and the memory hold, and why not more."""
         now, room, why = self._workers, self._most, "there are no cores for more"
-        if device_share and (fits := max(now, int(_FULL * now / device_share))) < room:
+        if device_share and (fits := max(now, fitting_workers(now, device_share))) < room:
             room, why = fits, f"one more might fill {device_share * (fits + 1) / now:.0%} of a device's memory"
         if (granted := self.granted_bytes) is None:
             return room, why
         if not self._held:
             return now, f"the main memory in use is not known; the job has {format_bytes(granted)}"
         held = max(one.memory_bytes for one in self._held)
-        if (fits := max(now, int(_FULL * granted * now / held))) < room:
+        if (fits := max(now, fitting_workers(granted, held / now))) < room:
             more = f"from {format_bytes(held)} to {format_bytes(held * (fits + 1) / now)}"
             room, why = fits, f"one more might raise the main memory in use {more}; the job has {format_bytes(granted)}"
         return room, why
@@ -256,7 +255,7 @@ class Autoscaler:
             if supervisor.audio_done_s:  # else the rates are of chunks
                 facts["rates"] = {str(many): rate / len(self.devices) for many, rate in self._rates.items()}
         if self._settled and facts:
-            self.learned.note(self._subject, chunk_s=self.chunk_s, **facts)
+            self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=self._memory_bytes, **facts)
 
     @property
     def most_per_device(self) -> int:

@@ -64,6 +64,7 @@ class Lesson:
     limit: MemoryLimit = field(default=MemoryLimit())
     worker_bytes: int | None = None  # main memory of one worker
     device_bytes: int | None = None  # memory of one worker on its device
+    memory_bytes: int | None = None  # of the device
     rates: Mapping[str, float] = field(default_factory=dict)  # number of workers → × real time of one device
     chunk_s: float | None = None  # the chunks that these are about; None: not known
 
