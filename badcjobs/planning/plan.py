@@ -182,7 +182,7 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
     template = order.plan.template or usual
     tables = ("run.", "alerts.", "recordings.", "site")  # those that a task reads
     keys = {key: value for key, value in order.project.keys.items() if key.startswith(tables)}
-    keys |= {"site": order.site} if order.site != order.project.site else {}
+    keys |= {} if order.site in (order.project.site, template.removesuffix("-array")) else {"site": order.site}
     others = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     given = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
     words = list(replace(order.project, keys=others).run_words(given, cwd))

@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from support.badcjobs_program import ON_CPU, array_task, rows
+from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 from support.databases import canonical, names_in
 from support.task_files import TaskFile
 from support.waiting import wait_for
@@ -191,3 +191,29 @@ def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_c
     mended.touch()
     paste(site, proof["finish"][0])
     assert answer(site, "merge", "verdict", "complete", "finish")[0] == ["done", True, []]
+
+
+def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_refused(site):
+    """Merged on another machine, the run has no site file: 1 GPU, 2 cores and 4 GB are 20 units an hour."""
+    rules = site.folder / "mine.toml"
+    rules.write_text('name = "mine"\n[billing]\ngpu = 6\nmemory_gb = 5\ncpu = 1\nrule = "max"\n')
+    granted = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_CPUS_PER_TASK": "2", "SLURM_MEM_PER_NODE": "4096"}
+    words = (site.manifest(2), "--engine", "demo", "--simulate", 1, "--config", "site=mine.toml")
+    refused = site.run(*words[:-1], "site=nosuch")
+    assert_refused(refused, 2, "there is no site 'nosuch'", "sites are sockeye")
+    assert site.run(*words, env={**array_task(0, (0,)), **granted}).exit_code == 0
+    rules.unlink()
+    merged, other, wrong = site.badcjobs_each([
+        ("merge", site.out, "--json"), ("report", site.out, "--json", "--config", "site=other.toml"),
+        ("merge", site.out, "--config", "site=nosuch"),
+    ])  # fmt: skip
+    wall_h = merged.json["task_list"][0]["wall_s"] / 3600
+    assert merged.json["bill"]["units"] == pytest.approx(20 * wall_h)
+    assert_refused(other, 2, "other.toml does not exist")
+    assert_refused(wrong, 2, "there is no site 'nosuch'", "sites are sockeye")
+    (site.folder / "other.toml").write_text('name = "other"\n[billing]\ngpu = 100\n')
+    given = site.badcjobs("report", site.out, "--json", "--config", "site=other.toml")
+    assert given.json["bill"]["units"] == pytest.approx(100 * wall_h), "what is given wins"
+    (site.folder / "badcjobs.toml").write_text('site = "gone.toml"\n')
+    told = site.badcjobs("merge", site.out)
+    assert told.exit_code == 0 and re.search(r"\n  bill +\S+ billed units", told.stdout)

@@ -41,7 +41,7 @@ def environ_of(line):
     return {name[1:] if name[0] == "." else f"SLURM_{name}": value for name, value in pairs}
 
 
-def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages):
+def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages, caplog):
     said = []
     for line in CASES["allocations"]:
         try:
@@ -57,6 +57,8 @@ def test_an_allocation_is_what_slurm_gave_and_outside_slurm_the_machine(pages):
         sizes = [size(environ_of(line)) for size in (room.requested_memory_bytes, room.own_memory_bytes)]
         whole, own = (one and one // 2**20 for one in sizes)
         memory.append(f"{line}: {whole} MiB, of which {own} are for this task of the step")
+        memory += [f"    {record.levelname}: {record.getMessage()}" for record in caplog.records]
+        caplog.clear()
     pages({"allocations.txt": "\n".join(said), "memory.txt": "\n".join(memory)})
 
 

@@ -179,10 +179,18 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
         order = CheckOrder(settings, {"HOME": str(tmp_path)}, SystemClock(), tmp_path, SubmitSettings(**submit))
         return [(one.severity, one.text, one.fix[:8]) for one in check(order).findings if one.subject == "memory"]
 
-    text = "7 GB may not hold a worker at the longest chunk (7,200 s)"
+    text = "7 GB may not hold 1 worker, which may need 9"
     assert said_about_memory() == [("warning", text, "--mem 9G")], "what submit asks for, before anything is known"
     assert said_about_memory(mem="9G") == said_about_memory(replace(settings, chunk_length_s=294.0)) == []
     assert said_about_memory(replace(settings, engine="demo")) == []
+    many = replace(settings, chunk_length_s=294.0, workers_per_gpu="40")
+    found = check(CheckOrder(many, {}, SystemClock(), tmp_path, SubmitSettings(cpus=2, mem="4G"))).findings
+    assert [
+        (one.severity, one.text, one.fix.split("   ")[0]) for one in found if one.subject in ("memory", "cores")
+    ] == [
+        ("warning", "4 GB may not hold 40 workers, which may need 88", "--mem 88G"),
+        ("warning", "2 cores for 40 workers: each keeps one busy", "--cpus 40"),
+    ]
 
 
 # template → values of its keys, as its own comments give them

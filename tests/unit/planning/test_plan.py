@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rooms import planning
+from rooms.cli import app, make_parser
+from rooms.cluster import fill_template
 from rooms.model import FITS, NO_CUTTING, Probed, ProbeKey, ProbeResult, Trial
-from rooms.planning import Measured, PlanOrder, PlanWish, Site, Speed, Survey, make_plan, plan_text
+from rooms.planning import Measured, PlanOrder, PlanWish, Site, SourceFacts, Speed, Survey, make_plan, plan_text
 from rooms.report import make_bill
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
@@ -28,6 +31,7 @@ from support.source_files import HEADER, read_cases, write_files
 from support.task_files import START_MS, TaskFile
 
 DATA = Path(__file__).parents[2] / "data"
+PARSE = make_parser(typer.main.get_command(app))
 HOUR_S, HOUR_MS = 3600, 3_600_000
 CURVES = ((30.0, 100.0), (60.0, 150.0), (240.0, 250.0)), ((15.0, 50.0), (60.0, 150.0)), ((40.0, 80.0), (60.0, 90.0))
 LEAN = {"devices": ("V100",), "lean_curve": CURVES[2], "safe_s": 18.0, "lean_safe_s": 60.0, "best_s": 17.0}
@@ -440,6 +444,7 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         lines = (f"cpus-per-task={choice.cpus}", f"mem={choice.mem_gb}G", f"gpus-per-node={choice.gpus}")
         assert all(f"#SBATCH --{one}\n" in script for one in lines)
         assert f"    --workers-per-gpu={choice.workers}\n" in script
+        assert " --config=site=sockeye " in script, "so that the report of the run shows its bill"
         document = json.loads((short_path / name / "plan.json").read_text())
         assert {one["chunk_s"] for one in document["choices"]} == {294, 1806 if name == "cheap" else 438}
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
@@ -453,8 +458,8 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
     sockeye, run = planning.find_site("sockeye", tmp_path), RunSettings(source=("x",), workers_per_gpu="auto")
 
     def ask(settings=run, prefer="cheapest", site=sockeye, longest_s=None, **submit):
-        environ = {"HOME": str(tmp_path)}
-        made = planning.usual_request(SubmitSettings(**submit), prefer, settings, site, environ, tmp_path, longest_s)
+        environ, source = {"HOME": str(tmp_path)}, SourceFacts(1, 0.0, 0, longest_s=longest_s, mean_s=longest_s)
+        made = planning.usual_request(SubmitSettings(**submit), prefer, settings, site, environ, tmp_path, source)
         return made.workers, made.cpus, made.mem_gb, made.rate
 
     cut = replace(run, chunk_length_s=300.0)
@@ -478,6 +483,11 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
     lessons.note("V100", alone_s=900.0)
     lessons.note("V100, 6 cores, chunks of 290 s", **facts)
     assert ask() == (6, 6, 11, 1700.0), "a run has learned more than a probe"
+    for memory_gib, wanted in ((16, (6, 6, 11, 1700.0)), (11, (4, 4, 8, 1150.0)), (1, (1, 2, 3, 300.0))):
+        lessons.note("V100, 6 cores, chunks of 290 s", device_bytes=2 * 2**30, memory_bytes=memory_gib * 2**30)
+        assert ask(prefer="fastest") == wanted, "as many as the memory of a device holds, a tenth of it left free"
+    lessons.note("V100, 6 cores, chunks of 290 s", device_bytes=None)
+    assert ask() == (6, 6, 11, 1700.0), "what a worker needs on a device is not known"
     assert planning.find_speed(None, None, run, {"HOME": str(tmp_path)}, tmp_path).devices == ("V100",)
     lessons.note("H200, 6 cores, chunks of 290 s", **facts)
     assert ask() == (4, 4, 8, 1500.0), "which of the two models it will be is not known"
@@ -497,3 +507,54 @@ def test_a_plan_with_the_request_of_a_job_costs_what_the_report_bills_for_that_j
         assert made.choice.units_per_1000_audio_hours == pytest.approx(units) and made.choice.measured
         assert made.billed_units == pytest.approx(units * 670_000 / 3_600_000)
     assert (made.choice.mem_gb, made.choice.cpus) == (bill.advised_mem_gb, bill.advised_cpus)
+
+
+def test_a_plan_lists_no_workers_that_the_memory_of_a_gpu_does_not_hold():
+    """With 6 workers a GPU has used 12 of its 16 GiB, so that 7 leave a tenth free; a wish for more is a problem."""
+    gib, site = 2**30, planning.find_site("sockeye", Path())
+    job = job_of(task_of(0, 670_000.0, done=100, workers=6, cpus=12, devices=1, memory_peak_bytes=9 * gib))
+    cards = tuple(replace(one, memory_total_bytes=16 * gib, memory_peak_bytes=12 * gib) for one in job.devices)
+    unknown = tuple(replace(one, memory_total_bytes=None) for one in cards)
+    for devices, most, fits in ((cards, 7, False), (unknown, 12, True)):
+        speed = planning.speed_of(replace(job, devices=devices), "x")
+        made = make_plan(survey_of(6_700_000), speed, PlanWish(gpus_per_task=1, cpus=12), site)
+        assert made.fastest.workers == max(one.workers for one in made.choices) == (12 if fits else 6)
+        made = make_plan(survey_of(6_700_000), speed, PlanWish(gpus_per_task=1, workers=8), site)
+        said = [(one.text, one.fix) for one in made.remarks if one.severity == "problem"]
+        text = f"8 per GPU, but its memory holds {most} by what was measured"
+        assert said == ([] if fits else [(text, f"-- --workers-per-gpu {most}")])
+
+
+def test_the_same_request_for_the_same_source_costs_the_same_in_plan_check_and_a_template(short_path):
+    """The start-up of all tasks is part of it; what is learned stands in the cache."""
+    write_files("july/a.wav: 582 s at 100 Hz\njuly/b.wav: 294 s at 100 Hz", short_path)
+    environ = {"HOME": str(short_path)}
+    facts = {"rates": {"2": 600.0, "6": 1700.0}, "worker_bytes": round(1.5 * 2**30), "chunk_s": 290.0}
+    Learned("hawkears", [short_path / ".cache/badcjobs/learned.json"]).note("V100, 6 cores, chunks of 290 s", **facts)
+    (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n[run]\nchunk_length = 294\n')
+    order = {"environ": environ, "rate": None, "site": "sockeye", "config": "x.toml"}
+    (short_path / "mine.toml").write_text('name = "mine"\n[billing]\ngpu = 1\n')
+    plan(short_path, "july", out=Path("own"), **{**order, "site": "mine.toml"})
+    assert f"\n    --config=site={short_path}/mine.toml\n" in (short_path / "own" / "wave-1.sbatch").read_text()
+    made = plan(short_path, "july", out=Path("cheap"), **order).plan
+    choice, units = made.choice, f"{made.choice.units_per_1000_audio_hours:,.1f}"
+    assert made.start_up_gpu_hours > made.work_gpu_hours, "with so little audio"
+    usual = RunSettings(source=("july",), out=Path("o"))
+    settings = replace(usual, chunk_length_s=294.0, workers_per_gpu=str(choice.workers))
+    asked = {"gpus_per_task": choice.gpus, "cpus": choice.cpus, "mem": f"{choice.mem_gb}G", "tasks": made.tasks}
+    values = {
+        "account": "st-lab-1-gpu", "array": f"0-{made.tasks - 1}", "gpus-per-node": choice.gpus,
+        "cpus-per-task": choice.cpus, "mem": f"{choice.mem_gb}G",
+        "args": f"--workers-per-gpu={choice.workers} --chunk-length=294",
+    }  # fmt: skip
+    words = [f"{key}={value}" for key, value in values.items()]
+    (short_path / "t.sbatch").write_text(fill_template("sockeye-array", words, Project(), complete=True).text)
+    for order in (
+        {"settings": settings, "submit": SubmitSettings(**asked)},
+        {"settings": usual, "script": "t.sbatch"},
+        {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch"},
+    ):
+        here = {"environ": environ, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
+        found = planning.check(planning.CheckOrder(**order, **here)).findings
+        (said,) = [one.text for one in found if one.subject == "billing"]
+        assert f"per 1,000 audio-hours: about {units}, with start-up, at " in said, order

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import root
 from rooms.cli import explain_moved_option, settings_text
-from rooms.model import ArrayShape, parse_patterns
+from rooms.model import ArrayShape, Billing, parse_patterns
 from rooms.planning import project_text
 from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
 
@@ -104,12 +104,12 @@ def test_the_nearest_project_file_is_read_and_other_tables_take_their_options(tm
 
 def test_a_task_in_another_folder_gets_the_same_settings(tmp_path):
     (tmp_path / "badc.toml").write_text("[run]\nretries = 7\n")
-    given = ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3"]
+    given = ["badc.toml", "run.stage=always", "run.root=audio", "alerts.idle_s=9", "submit.tasks=3", "site=mine.toml"]
     project = Project.read(given, tmp_path)
     words = project.run_words({"engine": "demo", "resume": False, "keep_raw": False, "retries": None}, Path("/lab"))
     assert words == [
-        f"--config={tmp_path}/badc.toml", "--config=alerts.idle_s=9", "--no-resume", "--config=run.keep_raw=false",
-        "--engine=demo", "--root=/lab/audio", "--config=run.stage=always",
+        f"--config={tmp_path}/badc.toml", "--config=alerts.idle_s=9", "--config=site=/lab/mine.toml", "--no-resume",
+        "--config=run.keep_raw=false", "--engine=demo", "--root=/lab/audio", "--config=run.stage=always",
     ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ SOME = RunSettings(out=Path("runs/july"), source=("m.csv",), engine="demo")
 PATTERNS = parse_patterns(["{study_area}/{location}/*", '{location}_"0+1"_{date}?{time}.wav'])[0]
 CUT = replace(SOME, chunk_length_s=300.0, overlap_s=6.0, cut=True)
 ALL = replace(CUT, patterns=PATTERNS, root="audio", engine="command", command="x", engine_args=("--a b", "\x7fé"),
-              interval_s=0.5, retries=5)  # fmt: skip
+              interval_s=0.5, retries=5, billing=Billing(6.0, 5.0, 1.0, "max"))  # fmt: skip
 
 
 def frozen(chosen=SOME, array=None, cwd="/data"):
@@ -162,6 +162,7 @@ def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path, pages):
     array = "[array]\nfirst = {}\nstep = {}\ncount = 2\n"
     for text in ("[array]\nfirst = 0\n", "array = 7\n", array.format(0, 1) + "last = 3\n", "run = 3\n",
                  array.format('"a"', 1), array.format(0, 0), "recordings = 3\n", "[recordings]\npatterns = [1]\n",
+                 "billing = 3\n", "[billing]\nmemory_gb = 5\n", "[billing]\ngpu = '6'\n",
                  "[run]\nchunk_length = 'long'\n" + array.format(0.5, 1)):  # fmt: skip
         path.write_text(text)
         with pytest.raises(BadInput) as refused:
