@@ -92,6 +92,7 @@ class Task:
         self.bench.run()
         learned = self.learned.about(self.subject)
         facts = f"{learned.workers}, settled={learned.settled}, each {learned.worker_bytes} and {learned.device_bytes}"
+        facts += f" of {learned.memory_bytes}"
         return "\n".join([*self.lines, f"  at work on {at_work}, threads {threads}", f"  learned: {facts}", ""])
 
 
