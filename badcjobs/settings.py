@@ -416,7 +416,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
         yield "SOURCE is missing: a manifest CSV, a folder of audio, or a list"
     out = values.get("out") or ""
     if out and absolute(Path(), out) in [absolute(Path(), source) for source in values.get("source") or ()]:
-        yield f"--out {out} is also a SOURCE: results need a folder of their own, as in --out {out}/results"
+        yield f"--out {out} is also a SOURCE: results need a folder of their own, as --out results"
 
 
 def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot be used") -> None:
