@@ -387,11 +387,6 @@ class TaskFacts:
         return (self.last_sign_ms - self.started_at_ms) / 1000
 
     @property
-    def had_work(self) -> bool:
-        """Whether chunks were left for it when it started; True for a recording."""
-        return self.workers != 0
-
-    @property
     def gpu_s(self) -> float:
         """Seconds that it had its devices, added up over the devices."""
         return self.wall_s * (self.devices or 0)
