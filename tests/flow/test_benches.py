@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support.browser import chromium
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
+from support.fake_mps import install_fake_mps
+from support.fake_nvml import fake_nvml_environ
 from support.stand_ins import install
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -29,12 +31,27 @@ def test_a_bench_keeps_its_promises_at_a_small_scale(name, tmp_path):
 
 
 @pytest.fixture
-def throughput(tmp_path):
-    """Run the README's bench of throughput in small, on a stand-in of HawkEars and one of NVIDIA's daemon."""
-    folder, programs = tmp_path / "hawkears", tmp_path / "bin"
+def hawkears(tmp_path):
+    """A folder as tests/hawkears/install makes it, with the stand-in."""
+    folder = tmp_path / "hawkears"
     (folder / "venv" / "bin").mkdir(parents=True)
     install_fake_hawkears(folder / "venv" / "bin").with_name("python-of-hawkears").rename(folder / "venv/bin/python")
     make_fake_root(folder / "root")
+    return folder
+
+
+def test_kills_of_everybody_lose_nothing_and_leave_nothing(hawkears, tmp_path):
+    environ = {**os.environ, **install_fake_mps(tmp_path / "bin"), **fake_nvml_environ(1), "FAKE_HAWKEARS_S": "0.2"}
+    small = ["--kills", 7, "--workers", 2, "--recordings", 24, "--scale", 0.02, "--pause", 1, "--folder", tmp_path]
+    command = [sys.executable, BENCH / "kills.py", "--hawkears", hawkears, *small]
+    done = subprocess.run(list(map(str, command)), env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count(" kept")) == (0, 5), done.stdout + done.stderr
+
+
+@pytest.fixture
+def throughput(hawkears, tmp_path):
+    """Run the README's bench of throughput in small, on a stand-in of HawkEars and one of NVIDIA's daemon."""
+    folder, programs = hawkears, tmp_path / "bin"
     log = 'printf "NEW CLIENT 7 from user 0\\n%.0s" $CLIENTS >"$CUDA_MPS_LOG_DIRECTORY/control.log"'
     install(programs / "nvidia-cuda-mps-control", f'#!/bin/sh\n[ "$1" != -d ] || {log}\n')
     environ = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "FAKE_HAWKEARS_S": "0"}
