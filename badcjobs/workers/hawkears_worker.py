@@ -44,7 +44,7 @@ _LATE_IMPORTS = (
     "hawkears.core.analyzer", "britekit.models.timm_model", "timm", "britekit.core.audio", "torchaudio",
     "librosa.core.audio", "av", "omegaconf",
 )  # fmt: skip
-_STARTS_THREADS = "polars"  # when it is imported
+_POSTPONED = ("polars", "scipy.signal")  # the import of the first starts threads; the second is slow, and not used
 _PR_SET_PDEATHSIG = 1
 
 
@@ -330,7 +330,7 @@ class Postponed(ModuleType):
     """Stands in for a module until a worker uses it: a process with threads cannot be forked."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__path__":  # which the import of a submodule needs
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -356,7 +356,7 @@ def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | 
         channel.send(json.dumps(facts).encode())
 
     try:
-        sys.modules[_STARTS_THREADS] = Postponed(_STARTS_THREADS)
+        sys.modules.update({name: Postponed(name) for name in _POSTPONED})
         read_call(options)
         for name in _LATE_IMPORTS:
             with suppress(ImportError):  # a worker will name it

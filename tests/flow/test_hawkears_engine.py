@@ -103,6 +103,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
         engine.check()
         session = engine.open(CPU, hawkears.folder)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
+        mapped = Path(f"/proc/{session.pid}/maps").read_text()
         stopped = results_of(session, long, interrupt=True)
         exit_code = session.close()
         alone.result()
@@ -117,6 +118,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     assert time.monotonic() - began_s < 3
     again.kill()
     assert (crashed.close(), again.close()) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert "/scipy/" in mapped and "/scipy/signal/" not in mapped, "it takes a second to import, and is not used"
     assert "not forked" not in caplog.text and "which has imported HawkEars" in caplog.text
     found = {one.chunk_id: fed[one.chunk_id].detections for one in good}
     assert {name: {replace(d, label_name=None) for d in each} for name, each in found.items()} == alone.result()
@@ -151,6 +153,8 @@ READ = """
 import json, sys, types, wave
 sys.path.insert(0, sys.argv[1])
 import numpy as np, hawkears_worker as worker
+sys.modules["email.mime"] = worker.Postponed("email.mime")
+import email.mime.text
 from britekit.core import audio
 files, asked, decode = sys.argv[2:], [], audio._decode_audio
 audio._decode_audio = lambda path: (asked.append(path), decode(path))[1]
