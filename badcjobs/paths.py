@@ -7,6 +7,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,9 +137,18 @@ class LocalFolder:
             ) from error
 
     def remove(self) -> None:
-        """Remove the folder and everything in it."""
+        """Remove the folder and everything in it; if we are killed meanwhile, the next task removes the rest.
+
+        It finds the owner file, which is removed last, and nothing to publish without the wrapper's file.
+        """
         shutil.rmtree(self.mps.resolve(), ignore_errors=True)
-        shutil.rmtree(self.path, ignore_errors=True)
+        for path in sorted(self.path.glob("*"), key=lambda path: path != self.wrapper_file):
+            if path != self.owner_file:
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):  # it was a folder
+                    path.unlink()
+        if not {*self.path.glob("*")} - {self.owner_file}:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 # --- has a file changed? ----------------------------------------------------------------------------------------------

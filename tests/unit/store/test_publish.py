@@ -6,6 +6,7 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -347,9 +348,55 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
     assert [path.name for path in sorted(run.tasks.glob("*.sqlite"))] == [target.name for _, target in ours]
 
 
+class Killed(BaseException):
+    """Ends a call as kill -9 ends a process."""
+
+
+def is_killed_after(removals, call, monkeypatch):
+    """Call something that removes files, and end it when so many have gone; return whether that was in time."""
+    numbers = count(1)
+
+    def followed(remove):
+        def remove_and_count(*args, **options):
+            remove(*args, **options)
+            if next(numbers) == removals:
+                raise Killed
+
+        return remove_and_count
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            patch.setattr(os, name, followed(getattr(os, name)))
+        try:
+            call()
+        except Killed:
+            return True
+    return False
+
+
+def test_what_is_left_by_a_task_that_is_killed_while_it_removes_its_folder_is_removed_by_the_next(
+    tmp_path, monkeypatch
+):
+    node, run, key = tmp_path / "node", RunFolder(tmp_path / "run"), TaskKey("4900", 0, 0, "gpu1")
+    run.create()
+    for removals in count(1):
+        folder, target = leave(run, node, removals)
+        publish([folder.wrapper_file, folder.recorder_file], target)
+        published = target.read_bytes()
+        (folder.scratch / "worker-0").mkdir(parents=True)
+        if not is_killed_after(removals, folder.remove, monkeypatch):
+            break
+        store.publish_left_behind(run, LocalFolder(node / "badcjobs-mine"), key, hostname="here")
+        assert list(folder.path.glob("*")) == [], "at most an empty folder, in the last moment"
+        assert target.read_bytes() == published, "not again, from what was left of the files"
+    assert removals > 5
+
+
 def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     folder = LocalFolder(tmp_path / "live")
     folder.path.mkdir()
+    assert not take_over(folder, 1.0, HandClock()), "there is nothing to publish"
+    folder.wrapper_file.touch()
     assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: nobody else can take it"
     owner = store.Owner.of(tmp_path / "x.sqlite", "mark", shared=False, hostname="here")
     (its_word, told), (waits, go) = os.pipe(), os.pipe()
