@@ -282,10 +282,9 @@ def _cost(job: read_model.JobFacts, states: Mapping[str, StateSummary]) -> read_
 
 
 def running_s(tasks: Sequence[read_model.TaskFacts]) -> float:
-    """Return for how long a task with workers was running, if any had some; time between submissions does not count."""
+    """Return for how long at least one task was running; time between two submissions does not count."""
     total_ms, until_ms = 0, 0
-    working = [task for task in tasks if task.workers != 0] or tasks
-    for start_ms, end_ms in sorted((task.started_at_ms, task.last_sign_ms) for task in working):
+    for start_ms, end_ms in sorted((task.started_at_ms, task.last_sign_ms) for task in tasks):
         total_ms += max(0, end_ms - max(start_ms, until_ms))
         until_ms = max(until_ms, end_ms)
     return total_ms / 1000

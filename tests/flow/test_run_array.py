@@ -55,16 +55,11 @@ def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice
     assert not (site.out / "learned.json").exists(), "one worker for each device, as nobody asked for more"
     assert len(done.stdout.splitlines()) <= 8
     speed = re.search(r"[\d,.]+ × real time", done.stdout)[0]
-    figures = ("energy_wh", "times_real_time", "wall_s")  # the GPU-hours that it held count
-    merges = [site.badcjobs("merge", site.out, *words) for words in ((), ("--json",))]
-    assert speed in merges[0].stdout, "one task, one speed"
+    assert speed in site.badcjobs("merge", site.out).stdout, "one task, one speed"
     again = site.run(*work, "--json")
     assert (again.exit_code, again.json["chunks"]) == (0, {"skipped": 12})
     assert again.json["telemetry"] == "not needed: no chunks were pending"
     assert 0 < again.json["wall_s"] < 60
-    merges.append(site.badcjobs("merge", site.out, "--json"))
-    before, after = ({name: merge.json[name] for name in figures} for merge in merges[1:])
-    assert (merges[2].json["tasks"], after) == (2, before), "a task that did nothing does not make the others slower"
     assert (len(site.task_databases()), site.count("attempt"), site.count("worker")) == (2, 12, 2)
     pages({"rows.txt": "\n".join(said)})
 
