@@ -32,6 +32,7 @@ _ESTIMATED = 1.05
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _GIB = 2**30
 StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of audio
+Cut = tuple[float | None, float | None, float, StartUp]  # the length that recordings are cut to, mean and longest chunk
 
 
 class Choice(NamedTuple):
@@ -50,36 +51,34 @@ class Choice(NamedTuple):
     joules_per_audio_hour: float | None  # of the GPUs
 
 
-def choose(
-    speed: Speed, wish: PlanWish, site: Site, lengths_s: Sequence[float | None],
-    start_up: StartUp = lambda rate, gpus: 0.0, longest_s: float = 0.0,
-) -> tuple[Choice, Choice, list[Choice]]:  # fmt: skip
+def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:
     """Return what to request, what is fastest, and all choices, the cheapest first, then those with less energy.
 
-    ``lengths_s``: of chunks, to choose from. The fastest has one worker per core, unless fewer were faster.
+    All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster.
     """
     gpus, most = wish.task_gpus(site), speed.most_workers
     full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
-    numbers = {full if wish.prefer == FASTEST else min(USUAL_WORKERS, full)}
+    both = full, min(USUAL_WORKERS, full)
+    numbers = {*both} if site.billing else {both[wish.prefer != FASTEST]}  # without a cost there is nothing to compare
     if wish.workers is not None:
         numbers = {wish.workers}
     elif speed.points:
         numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
     fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
     made = [
-        _make(speed, wish, site, some, many, length_s, start_up, longest_s)
-        for some, many, length_s in product([*fewer, gpus], sorted(numbers), lengths_s)
+        _make(speed, wish, site, some, many, cut) for some, many, cut in product([*fewer, gpus], sorted(numbers), cuts)
     ]
     smallest = min((one for one, _ in made if one.gpus == gpus), key=lambda one: (one.workers, one.mem_gb))
     every = sorted((one for one, fits in made if fits), key=rank) or [smallest]
-    fastest = max(every, key=lambda one: (one.gpus, one.workers > most, one.rate, -rank(one)[0]))
+    fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -rank(one)[0]))
     return fastest if wish.prefer == FASTEST else every[0], fastest, every
 
 
-def rank(choice: Choice) -> tuple[float, float, int, int]:
+def rank(choice: Choice) -> tuple[float, ...]:
     """Return the sort key, by billed units or, without weights, GPU time; an estimate counts as a bit more."""
     cost = (choice.units_per_1000_audio_hours or 1 / choice.rate) * (1.0 if choice.measured else _ESTIMATED)
-    return float(f"{cost:.3g}"), float(f"{choice.joules_per_audio_hour or 0.0:.3g}"), choice.gpus, choice.mem_gb
+    joules = float(f"{choice.joules_per_audio_hour or 0.0:.3g}")
+    return float(f"{cost:.3g}"), joules, choice.gpus, choice.mem_gb, choice.units_per_1000_audio_hours or 0.0
 
 
 def usual_request(
@@ -96,8 +95,8 @@ def usual_request(
     source = source or SourceFacts(0, 0.0, 0)
     speed = at_length(speed, source.mean_s or 0.0)
     start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
-    lengths_s = [source.mean_s or settings.chunk_length_s]
-    found, *_ = choose(speed, wish, site, lengths_s, lambda rate, gpus: start_up, source.longest_s or 0.0)
+    chunk_s = source.mean_s or settings.chunk_length_s
+    found, *_ = choose(speed, wish, site, [(chunk_s, chunk_s, source.longest_s or 0.0, lambda rate, gpus: start_up)])
     return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
 
 
@@ -115,11 +114,9 @@ def list_lengths(speed: Speed) -> list[float]:
     return sorted(one for one in known if one <= (speed.safe_s or math.inf))
 
 
-def _make(
-    speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, chunk_s: float | None, start_up: StartUp,
-    longest_s: float,
-) -> tuple[Choice, bool]:  # fmt: skip
+def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> tuple[Choice, bool]:
     """Return a choice, and whether it fits: into a node, a device, and into what was asked for."""
+    chunk_s, mean_s, longest_s, start_up = cut
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
     cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
     mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
@@ -134,12 +131,13 @@ def _make(
     rate = speed.audio_hours_per_gpu_hour
     if speed.points:  # the first point has the speed that is planned with
         usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
-        rate *= rate_of(speed.points, workers, chunk_s) / usual
+        rate *= rate_of(speed.points, workers, mean_s) / usual
     hours = 1 / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of audio
     cpus = wish.cpus or min(cpus, most_cpus)
     units = None if site.billing is None else site.billing.per_hour(gpus, mem_gb, cpus)
-    power_w = _power_of(speed.points, workers, chunk_s)
-    measured = any(one.workers == workers and _is_alike(one.chunk_s, chunk_s) for one in speed.points)
+    power_w = _power_of(speed.points, workers, mean_s)
+    points = () if speed.given else speed.points
+    measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
     per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
     return Choice(gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, units, per_1000, joules), fits
 
@@ -167,7 +165,7 @@ def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) ->
     if not known:
         length = "unknown length" if chunk_s is None else f"{chunk_s:,.0f} s"
         guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {length}"
-        return guessed_gb(in_all, chunk_s), f"assumed: {guess}; not measured"
+        return guessed_gb(in_all, chunk_s), f"assumed: {guess}, and a tenth left free; not measured"
     near_s = chunk_s or 3600.0  # a whole recording
     one = min(known, key=lambda one: (abs(math.log(one.workers / workers)), abs((one.chunk_s or near_s) - near_s)))
     each_bytes, why = (one.memory_bytes or 0.0) / one.workers, f"measured with {count(one.workers, 'worker')} per GPU"

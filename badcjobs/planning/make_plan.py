@@ -9,10 +9,10 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
-from badcjobs.planning.bill import FASTEST, Choice, billed_start_up_s, choose, rank
+from badcjobs.planning.bill import FASTEST, Choice, Cut, billed_start_up_s, choose, rank
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length
-from badcjobs.planning.plan_survey import Survey
+from badcjobs.planning.plan_survey import Lengths, Survey
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.rules import NOTE
@@ -88,10 +88,21 @@ class CampaignPlan:
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
 
 
+def cut_of(lengths: Lengths, speed: Speed, wish: plan_tasks.PlanWish, site: Site, chunk_s: float = 0.0) -> Cut:
+    """Return what to choose by: the lengths of chunks, and the start-up of their tasks."""
+    margin, mean_s = plan_tasks.make_margin(speed, wish.margin), lengths.mean_ms / 1000
+
+    def start_up(rate: float, gpus: int) -> float:
+        tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
+        return tasks * billed_start_up_s(speed) * 1000 / max(1, lengths.total_ms)
+
+    return chunk_s or mean_s, mean_s, lengths.longest_ms / 1000, start_up
+
+
 def make_plan(
-    survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Site, other_lengths_s: Sequence[float] = ()
+    survey: Survey, speed: Speed, wish: plan_tasks.PlanWish, site: Site, cuts: Sequence[Cut] = ()
 ) -> CampaignPlan:
-    """Return the plan: the same values give the same plan on every machine; ``other_lengths_s``: to compare with."""
+    """Return the plan: the same values give the same plan on every machine; ``cuts``: to choose from."""
     lengths = survey.lengths
     if not lengths.total_ms:
         mistakes, size = survey.mistakes, survey.walk.size
@@ -110,17 +121,9 @@ def make_plan(
             what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
         fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
         raise BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
-    speed = at_length(speed, lengths.mean_ms / 1000)
-    margin = plan_tasks.make_margin(speed, wish.margin)
-
-    def start_up(rate: float, gpus: int) -> float:
-        tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
-        return tasks * billed_start_up_s(speed) * 1000 / lengths.total_ms
-
-    chunk_s, longest_s = lengths.mean_ms / 1000, lengths.longest_ms / 1000
-    choice, fastest, choices = choose(speed, wish, site, [chunk_s], start_up, longest_s)
-    if other_lengths_s:
-        choices = sorted([*choices, *choose(speed, wish, site, other_lengths_s, start_up)[2]], key=rank)
+    best, speed = speed, at_length(speed, lengths.mean_ms / 1000)
+    margin, cuts = plan_tasks.make_margin(speed, wish.margin), cuts or [cut_of(lengths, speed, wish, site)]
+    choice, fastest, choices = choose(best if len(cuts) > 1 else speed, wish, site, cuts)
     if speed.points and choice.workers != (many := speed.points[0].workers):
         how = "measured" if choice.measured else f"estimated from {number(speed.audio_hours_per_gpu_hour)} with {many}"
         speed = replace(speed, origin=f"with {count(choice.workers, 'worker')}, {how}; {speed.origin}")

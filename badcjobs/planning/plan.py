@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
-from badcjobs.planning.bill import FASTEST, OVERLAP_S, billed_start_up_s, choose, list_lengths, rank
+from badcjobs.planning.bill import FASTEST, OVERLAP_S, Cut, billed_start_up_s, choose, list_lengths, rank
 from badcjobs.planning.findings import FINE, apply_rules, below, folded, worst_first
-from badcjobs.planning.make_plan import CampaignPlan, make_plan, to_dict
+from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
 from badcjobs.planning.place_rules import OUT, results_bytes
 from badcjobs.planning.plan_speed import find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
@@ -96,16 +97,21 @@ def plan_sources(
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
-    cutting, others_s = settings.cutting, list[float]()
-    if not cutting.cuts_recordings and site.billing and not all(isinstance(one, Manifest) for one in sources.parts):
-        lengths_s = list_lengths(speed)
-        length_s = choose(speed, wish, site, lengths_s)[0].chunk_s if lengths_s else None
-        overlap_s = OVERLAP_S if length_s and speed.bytes_per_s else 0.0
-        cutting = replace(cutting, chunk_length_s=length_s, overlap_s=overlap_s)
-        sources, others_s = replace(sources, cutting=cutting), [one for one in lengths_s if one != length_s]
+    cuts, lengths_s = list[Cut](), [] if sources.cutting.cuts_recordings or not site.billing else list_lengths(speed)
+    if lengths_s and not any(isinstance(part, Manifest) for part in sources.parts):
+        sources = replace(sources, read_header=cache(sources.read_header))  # they are read again, as chunks
+        whole = read_sources(sources, None, progress).lengths
+        cutting = replace(sources.cutting, overlap_s=OVERLAP_S if speed.bytes_per_s else 0.0)
+        longest_s = float("inf") if whole.unknown else whole.longest_ms / 1000
+        ways = {one: replace(cutting, chunk_length_s=one) for one in lengths_s if one < longest_s}
+        lengths = {whole.mean_ms / 1000: whole} if len(ways) < len(lengths_s) else {}
+        lengths |= {one: whole.cut(way) for one, way in ways.items()}
+        cuts = [cut_of(some, speed, wish, site, one) for one, some in lengths.items()]
+        cutting = ways.get(choose(speed, wish, site, cuts)[0].chunk_s or 0.0, sources.cutting)
+        sources = replace(sources, cutting=cutting)
     if order.out is None:
-        plan = make_plan(read_sources(sources, None, progress), speed, wish, site, others_s)
-        return Planned(plan, descriptions, cutting)
+        plan = make_plan(read_sources(sources, None, progress), speed, wish, site, cuts)
+        return Planned(plan, descriptions, sources.cutting)
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
     home = os.path.realpath(environ.get("HOME") or "/nonexistent")
@@ -115,11 +121,11 @@ def plan_sources(
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file)
-            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, others_s)
+            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, cuts)
             plan = replace(plan, remarks=(*plan.remarks, *of_place))
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
-    return Planned(plan, descriptions, cutting, target, written, left_out)
+    return Planned(plan, descriptions, sources.cutting, target, written, left_out)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -219,10 +225,11 @@ _COST = (
 # name of a line → its text, with values of _figures; a line without text is left out
 _LINES = {
     "request": "--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G --time={time}"
-    " ({prefer})",
-    "run": "{run}",
+    "{prefer}",
+    "run": "{run}{in_shards}",
     "cost": "{cost}",
-    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour, with the start-up of GPU time",
+    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; to choose the"
+    " cheapest, estimates count 5 % more",
     "source": "{sources}",
     "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
     " longest {longest_s:,.1f} s",
@@ -248,7 +255,7 @@ def plan_text(planned: Planned) -> str:
     plan = planned.plan
     figures = _figures(planned)
     problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
-    lines = [say("{plan.work_gpu_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
+    lines = [say("{all_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
     lines[0] += "" if plan.billed_units is None else f"; {number(plan.billed_units)} billed units"
     lines[0] += f"; {count(problems, 'problem')}" if problems else ""
     lines.append("")
@@ -274,14 +281,14 @@ def plan_text(planned: Planned) -> str:
 
 
 def _choice_table(plan: CampaignPlan) -> Table:
-    """Return the choices side by side: the cheapest, the fastest, and those that differ from the chosen one in one."""
+    """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
     mine, best = plan.choice, {"cheapest": min(plan.choices, key=rank), "fastest": plan.fastest}
-    others = (one for one in plan.choices if one not in (mine, *best.values()))
-    near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], mine[:3], strict=True)))
+    others = (one for one in plan.choices if one not in best.values())
+    near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], best["cheapest"][:3], strict=True)))
     rows = list[Row]()
-    for one in (one for one in plan.choices if one in {mine, *best.values(), *near[:_SHOWN_CHOICES]}):
+    for one in (one for one in plan.choices if one in {*best.values(), *near[:_SHOWN_CHOICES]}):
         marks = [word for word, other in best.items() if one == other]
-        words = ", ".join([*marks, "measured" if one.measured else "estimated"])
+        words = ", ".join([*marks, "measured" if one.measured else "from --rate" if plan.speed.given else "estimated"])
         counts = (f"{one.gpus}", f"{one.workers}", f"{one.cpus}", f"{one.mem_gb}G", f"{one.chunk_s or 0:,.0f} s")
         cost = (one.rate * one.gpus, 0), (one.units_per_1000_audio_hours, 1), (one.joules_per_audio_hour, 1)
         rows.append((*counts, *(number(*pair) for pair in cost), f"→ {words}" if one == mine else words))
@@ -302,7 +309,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
     else:
         gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
         finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
-    cheapest = "the cheapest" if plan.site.billing else "least GPU time"
+    prefer = "the fastest" if plan.prefer == FASTEST else "the cheapest" if plan.site.billing else "least GPU time"
     no_weights = None if plan.site.billing else "not known: no --site with [billing]"
     run = {"workers-per-gpu": plan.choice.workers if plan.speed.points else AUTO}
     run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
@@ -313,6 +320,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
         **vars(plan),
         **start_up,
         "plan": plan,
+        "all_hours": plan.work_gpu_hours + plan.start_up_gpu_hours,  # as they are billed
         "lengths": lengths,
         "sources": ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else ""),
         "cut": f", {survey.cut:,} of them cut out of longer files on the fly" if survey.cut else "",
@@ -329,8 +337,9 @@ def _figures(planned: Planned) -> dict[str, Any]:
         "time_why": "what the fullest task needs" if plan.sizing.chosen else "as requested",
         "measured": "" if gpu_hours is None else measured,
         "finished": finished,
-        "prefer": "the fastest" if plan.prefer == FASTEST else cheapest,
+        "prefer": f" ({prefer})" if len(plan.choices) > 1 else "",
         "run": " ".join(f"--{option} {value}" for option, value in run.items() if value != "0"),
+        "in_shards": " (the shards are cut to it)" if planned.folder and planned.cutting.cuts_recordings else "",
         "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights, **start_up})),
     }
 

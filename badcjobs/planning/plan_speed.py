@@ -63,6 +63,7 @@ class Speed:
     devices: tuple[str, ...] = ()
     points: tuple[Measured, ...] = ()  # with several numbers of workers; the first is what this is the speed of
     bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
+    given: bool = False  # by --rate
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     curve: Curve = ()  # a probe's trials
     lean_curve: Curve = ()  # with one thread, and nothing beside it
@@ -115,7 +116,7 @@ def find_speed(
         )
         raise BadInput("no measured speed for this engine", why=why, fix=_how(settings))
     bytes_per_s = guess_worker_bytes(1.0) - guess_worker_bytes(0.0) if settings.engine == _USUAL else 0.0
-    return replace(measured, bytes_per_s=bytes_per_s)
+    return replace(measured, bytes_per_s=bytes_per_s, given=rate is not None)
 
 
 def _how(settings: RunSettings, store: str | None = None) -> str:
@@ -148,7 +149,11 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
 
 def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     database = find_job_database(path)
-    job = read_job(database)
+    job, mine = read_job(database), settings.engine
+    if others := sorted({task.engine for task in job.tasks if task.engine} - {mine}):
+        what, why = f"{name} ran the engine {' and '.join(others)}; this plan is for {mine}", "speed and memory differ"
+        words = shell_line("--", *option_words({"engine": others[0], "command": job.last_settings.get("command")}))
+        raise BadInput(what, why=why, fix=f"{words}   (or --from a run of {mine})")
     try:
         speed = speed_of(job, name)
     except ValueError as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
+from badcjobs.model import Cutting
 from badcjobs.report.words import count
 from badcjobs.sources.badc_manifest import CUT, HEADER, Columns, Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
@@ -71,6 +73,14 @@ class Lengths:
             self.empty += 0 if length_ms else many
         self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
         self._many.append(many)
+
+    def cut(self, cutting: Cutting) -> Lengths:
+        """Return those of the chunks into which these recordings are cut."""
+        cut = Lengths()
+        for length_ms, many in self.runs():
+            for chunk_ms, chunks in Counter(end - start for start, end in cutting.stretches(length_ms)).items():
+                cut.add(chunk_ms, many * chunks)
+        return cut
 
     def guess(self, unknown_s: float, many: int) -> None:
         """Take the estimated length of this many unknown ones together; the mean counts for the others."""

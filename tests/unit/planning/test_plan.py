@@ -412,8 +412,11 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     tell("the cache, but another engine", environ={"HOME": str(tmp_path)})
     (tmp_path / "raw" / "tasks").mkdir(parents=True)
     tell("never merged", speed_from=Path("raw"))
-    task = TaskFile(tmp_path / "july", states={"a": "done"}, ended_at_ms=None).write()
-    merge(MergeOrder([tmp_path / "july"], tmp_path / "july" / "job.sqlite"), SystemClock())
+    for name, engine in (("june", "demo"), ("july", "command")):
+        task = TaskFile(tmp_path / name, states={"a": "done"}, ended_at_ms=None, engine=engine).write()
+        merge(MergeOrder([tmp_path / name], tmp_path / name / "job.sqlite"), SystemClock())
+    tell("of a job with another engine", speed_from=Path("june"))
+    tell("of such a job, for the default engine and with a rate", speed_from=Path("june"), flags={}, rate=7.0)
     tell("of a job", speed_from=Path("july"))
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     tell("of a job that went on", speed_from=Path("july"))
@@ -446,11 +449,54 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         assert f"    --workers-per-gpu={choice.workers}\n" in script
         assert " --config=site=sockeye " in script, "so that the report of the run shows its bill"
         document = json.loads((short_path / name / "plan.json").read_text())
-        assert {one["chunk_s"] for one in document["choices"]} == {294, 1806 if name == "cheap" else 438}
+        assert {one["chunk_s"] for one in document["choices"]} == {294, 438}, "no longer than the recordings"
+        assert choice.chunk_s == (planned.cutting.chunk_length_s or 438)
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
     kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
     assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 3, "as it was asked for"
+    tables = [re.findall(r"^ {5}\d .*ed$", text.replace("→ ", ""), re.M) for text in said.values()]
+    assert tables[0] == tables[1], "only the arrow moves"
+    for text, label in zip(said.values(), ("cheapest", "fastest"), strict=True):
+        assert [row.split("→ ")[1].split(",")[0] for row in text.splitlines() if "→ " in row] == [label]
     pages(said)
+
+
+PROBED_S = {60.0: 1000.0, 240.0: 1200.0, 960.0: 1190.0}
+
+
+@pytest.mark.parametrize(
+    ("recordings_s", "offered_s", "cheapest", "fastest"),
+    [((30, 30), {30}, (30, None), (30, None)), ((240, 100), {60, 170}, (60, 60), (170, None)),
+     ((600, 250), {60, 240, 425}, (240, 240), (425, None)), ((60, 60), {60}, (60, None), (60, None)),
+     ((2000, 1900), {60, 240, 960}, (240, 240), (240, 240))],
+)  # fmt: skip
+@pytest.mark.parametrize("prefer", ["cheapest", "fastest"])
+def test_row_arrow_speed_cost_run_line_and_shards_are_one_choice(
+    short_path, recordings_s, offered_s, cheapest, fastest, prefer
+):  # fmt: skip
+    """Of a probe of several lengths, recordings are cut to those that are shorter, or not at all."""
+    chosen = cheapest if prefer == "cheapest" else fastest
+    write_files("\n".join(f"july/r{n}.wav: {s} s at 100 Hz" for n, s in enumerate(recordings_s)), short_path)
+    trials = tuple(Trial(s, False, FITS, 9, 3.0, rate, 1, 2**30, 12.0) for s, rate in PROBED_S.items())
+    key = ProbeKey("V100", 32 * 2**30, "demo", "0.1.0", "demo", 3, 3)
+    probes = [Probed(key, trials, ProbeResult(960.0, None, 960.0, 240.0, 1200.0), True)]
+    (short_path / "p.toml").write_text(to_toml(probes))
+    order = {"rate": None, "speed_from": Path("p.toml"), "site": "sockeye", "plan": PlanSettings(prefer)}
+    (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
+    planned = plan(short_path, "july", out=Path("p"), config="x.toml", flags={"engine": "demo"}, **order)
+    made, text = planned.plan, plan_text(planned)
+    assert {one.chunk_s for one in made.choices} == offered_s
+    assert (made.choice.chunk_s, planned.cutting.chunk_length_s) == chosen
+    assert made.choice.rate == made.speed.audio_hours_per_gpu_hour
+    assert f"--chunk-length {chosen[1]} (the shards are cut to it)\n" in text or chosen[1] is None
+    assert ("--chunk-length" in text) is (chosen[1] is not None)
+    (arrow,) = [line for line in text.splitlines() if "→" in line]
+    units = f"{made.choice.units_per_1000_audio_hours:,.1f}"
+    assert f" {chosen[0]} s " in arrow and f" {units} " in arrow and f"  cost        {units} billed" in text
+    assert f"→ {prefer}" in arrow or f", {prefer}, " in arrow
+    assert max(one.gpus * one.rate for one in made.choices) == made.fastest.gpus * made.fastest.rate
+    longest_ms = max(one.end_ms - one.start_ms for one in tasks_of(short_path / "p"))
+    assert longest_ms == 1000 * (chosen[1] or max(recordings_s))
 
 
 def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
