@@ -454,6 +454,9 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
     kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
     assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 3, "as it was asked for"
+    write_files("m.csv: rows\n  1 × r#,c#,july/a.wav,0,582000,0,,x", short_path)
+    beside = plan(short_path, "july", "m.csv", rate=None, speed_from=Path("p.toml"), site="sockeye")
+    assert beside.cutting.chunk_length_s is None and {one.chunk_s for one in beside.plan.choices} == {486}
     tables = [re.findall(r"^ {5}\d .*ed$", text.replace("→ ", ""), re.M) for text in said.values()]
     assert tables[0] == tables[1], "only the arrow moves"
     for text, label in zip(said.values(), ("cheapest", "fastest"), strict=True):
