@@ -226,7 +226,7 @@ _COST = (
 _LINES = {
     "request": "--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G --time={time}"
     "{prefer}",
-    "run": "{run}{in_shards}",
+    "run": "{run}{shards}",
     "cost": "{cost}",
     "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; to choose the"
     " cheapest, estimates count 5 % more",
@@ -339,7 +339,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
         "finished": finished,
         "prefer": f" ({prefer})" if len(plan.choices) > 1 else "",
         "run": " ".join(f"--{option} {value}" for option, value in run.items() if value != "0"),
-        "in_shards": " (the shards are cut to it)" if planned.folder and planned.cutting.cuts_recordings else "",
+        "shards": " (the shards are cut)" if planned.folder and survey.cut and planned.cutting.chunk_length_s else "",
         "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights, **start_up})),
     }
 

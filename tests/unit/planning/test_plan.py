@@ -491,7 +491,7 @@ def test_row_arrow_speed_cost_run_line_and_shards_are_one_choice(
     assert {one.chunk_s for one in made.choices} == offered_s
     assert (made.choice.chunk_s, planned.cutting.chunk_length_s) == chosen
     assert made.choice.rate == made.speed.audio_hours_per_gpu_hour
-    assert f"--chunk-length {chosen[1]} (the shards are cut to it)\n" in text or chosen[1] is None
+    assert f"--chunk-length {chosen[1]} (the shards are cut)\n" in text or chosen[1] is None
     assert ("--chunk-length" in text) is (chosen[1] is not None)
     (arrow,) = [line for line in text.splitlines() if "→" in line]
     units = f"{made.choice.units_per_1000_audio_hours:,.1f}"
