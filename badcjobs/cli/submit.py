@@ -116,7 +116,7 @@ def complete(
     from badcjobs.planning.site import Site, find_site
 
     name, account = site or project.site, options.account or ""
-    rules = Site("") if name is None else find_site(name, Path.cwd())
+    rules = Site("") if name is None else find_site(name, Path.cwd(), "--site " if site else "--config site=")
     if rules.account_ends_with and options.merge_account is None and account.endswith(rules.account_ends_with):
         options = replace(options, merge_account=account.removesuffix(rules.account_ends_with))
     known = None if place is None else (read_intent(place) or (None, read_record(place)))[1]

@@ -261,6 +261,8 @@ probe empty.wav --config probe.margin_percent=99 --config probe.lengths_s=[0,10]
 probe good.wav --out notes.wav/probe.toml -- --engine demo --simulate 1
 probe good.wav --html nowhere/probe.html -- --engine demo --simulate 1
 check --site atlantis
+plan manifest.csv --rate 400 --site atlantis
+template array --config site=atlantis
 check nowhere.sbatch
 check -- --engine kazoo
 check --time noon
