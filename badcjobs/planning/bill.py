@@ -60,6 +60,7 @@ def choose(
     """
     gpus, most = wish.task_gpus(site), speed.most_workers
     full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
+    full = min(full, max(1, site.node_cpus // gpus)) if site.node_cpus else full
     numbers = {full if wish.prefer == FASTEST else min(USUAL_WORKERS, full)}
     if wish.workers is not None:
         numbers = {wish.workers}

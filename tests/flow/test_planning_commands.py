@@ -286,6 +286,27 @@ def test_wrong_input_is_refused_before_anything_is_started(site, pages):
     assert not any(map(tried, [*refused, no_gpu])) and not store(site).exists()
 
 
+def test_a_template_asks_for_the_gpus_of_a_node_and_for_cores_and_memory_of_the_same_workers(site):
+    for gpus in ("gpus = 2\n", ""):
+        text = f'name = "mine"\n[node]\n{gpus}cpus = 8\nmemory_gb = 64\n'
+        (site.folder / f"mine{len(gpus)}.toml").write_text(text)
+    fastest = ("--config", "plan.prefer=fastest", "--config")
+    commands = {
+        "2 8 27G": ("array", *fastest, "site=mine9.toml"),
+        "1 4 14G": ("single", *fastest, "site=mine9.toml"),
+        "2 4 14G": ("array", "--config", "site=mine9.toml"),
+        "4 8 27G": ("array", *fastest, "site=mine0.toml"),
+        "3 6 20G": ("array", *fastest, "site=mine9.toml", "--set=gpus-per-node=3"),
+    }
+    made = site.badcjobs_each([("template", *words) for words in commands.values()])
+    assert [requested(one.stdout) for one in made] == [*commands]
+
+
+def requested(script):
+    options = ("gpus-per-node", "cpus-per-task", "mem")
+    return " ".join(re.search(rf"^#SBATCH --{option}=(\S+)", script, re.MULTILINE)[1] for option in options)
+
+
 def test_a_script_that_is_shown_is_alone_on_stdout(site):
     here = ("submit", site.manifest(2), "--out", "run", "--cluster", "local", "--dry-run", "--", "--engine", "demo")
     filled = ("template", "array", "--set", "source=july.csv", "--set", "out=run")
