@@ -287,16 +287,20 @@ def test_wrong_input_is_refused_before_anything_is_started(site, pages):
 
 
 def test_a_template_asks_for_the_gpus_of_a_node_and_for_cores_and_memory_of_the_same_workers(site):
+    """Also the script in the README, which is the fastest request on Sockeye."""
     for gpus in ("gpus = 2\n", ""):
         text = f'name = "mine"\n[node]\n{gpus}cpus = 8\nmemory_gb = 64\n'
         (site.folder / f"mine{len(gpus)}.toml").write_text(text)
     fastest = ("--config", "plan.prefer=fastest", "--config")
+    readme = (Path(__file__).parents[2] / "README.md").read_text().partition("```bash\n")[2].partition("```")[0]
+    length = re.search(r"badcjobs run .* --chunk-length (\d+)\n", readme)[1]
     commands = {
         "2 8 27G": ("array", *fastest, "site=mine9.toml"),
         "1 4 14G": ("single", *fastest, "site=mine9.toml"),
         "2 4 14G": ("array", "--config", "site=mine9.toml"),
         "4 8 27G": ("array", *fastest, "site=mine0.toml"),
         "3 6 20G": ("array", *fastest, "site=mine9.toml", "--set=gpus-per-node=3"),
+        requested(readme): ("sockeye-array", *fastest, "site=sockeye", "--config", f"run.chunk_length={length}"),
     }
     made = site.badcjobs_each([("template", *words) for words in commands.values()])
     assert [requested(one.stdout) for one in made] == [*commands]
