@@ -217,3 +217,9 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     (site.folder / "badcjobs.toml").write_text('site = "gone.toml"\n')
     told = site.badcjobs("merge", site.out)
     assert told.exit_code == 0 and re.search(r"\n  bill +\S+ billed units", told.stdout)
+    unknown = {**array_task(0, (0,)), **granted, "SLURM_MEM_PER_NODE": "abc"}
+    words = (*words[:-1], "site=other.toml", "--out", "abc")
+    assert site.badcjobs("run", *words, env=unknown).exit_code == 0
+    told = site.badcjobs("merge", "abc")
+    assert re.search(r"\n  bill +not known: no memory request was recorded\n", told.stdout)
+    assert "not known: no memory request was recorded" in (site.folder / "abc" / "report.html").read_text()
