@@ -105,20 +105,22 @@ def submit(
 
 def complete(
     options: SubmitSettings, project: Project, flags: Mapping[str, Any], site: str | None = None,
-    place: Path | None = None,
+    place: Path | None = None, *, fit: bool = False,
 ) -> SubmitSettings:  # fmt: skip
     """Return the options with what is not given: the account of the merge job, cores and memory for the workers.
 
     The merge is paid by the account without the site's ending for GPUs. ``place``: a run folder, whose job keeps what
-    it was submitted with, whatever was learned since.
+    it was submitted with, whatever was learned since. ``fit``: at most the GPUs of a node.
     """
     from badcjobs.planning.bill import usual_request
     from badcjobs.planning.site import Site, find_site
 
     name, account = site or project.site, options.account or ""
-    rules = Site("") if name is None else find_site(name, Path.cwd())
+    rules = Site("") if name is None else find_site(name, Path.cwd(), "--site " if site else "--config site=")
     if rules.account_ends_with and options.merge_account is None and account.endswith(rules.account_ends_with):
         options = replace(options, merge_account=account.removesuffix(rules.account_ends_with))
+    if fit and rules.node_gpus:
+        options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, rules.node_gpus))
     known = None if place is None else (read_intent(place) or (None, read_record(place)))[1]
     if known is not None and known.asked is not None:
         return replace(options, cpus=options.cpus or known.asked["--cpus"], mem=options.mem or known.asked["--mem"])

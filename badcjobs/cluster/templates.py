@@ -70,11 +70,12 @@ _OF_SUBMIT = {
 
 def fill_template(
     name: str, settings: Sequence[str], project: Project, *, complete: bool,
-    request: Callable[[SubmitSettings], SubmitSettings] = lambda options: options,
+    request: Callable[..., SubmitSettings] = lambda options, fit: options,
 ) -> Template:  # fmt: skip
     """Return a template filled in with ``KEY=VALUE`` texts and, for other keys, from the project file.
 
-    ``complete``: refuse missing required values. ``request``: adds cores and memory to these options.
+    ``complete``: refuse missing required values. ``request``: adds cores and memory to these options, and with ``fit``
+    lowers their GPUs to those of a node.
     """
     texts = {one.name: one.text for one in list_templates()}
     name = name.removesuffix(_ENDING)
@@ -85,10 +86,11 @@ def fill_template(
     words = [word for key, word in _from_project(project) if key in known and key not in said]
     given = parse_settings(texts[name], [*words, *settings], name, complete=complete)
     if {"gpus-per-node", "cpus-per-task", "mem"} <= known:
-        gpus = given.get("gpus-per-node") or [key.value for key in keys_of(texts[name]) if key.name == "gpus-per-node"]
+        (usual,) = [key.value for key in keys_of(texts[name]) if key.name == "gpus-per-node"]
+        gpus = sbatch.count_gpus({"gpus-per-node": given.get("gpus-per-node", [usual])[0]})
         cpus = int(given.get("cpus-per-task", ["0"])[0]) or None
-        options = request(SubmitSettings(gpus_per_task=sbatch.count_gpus({"gpus-per-node": gpus[0]}), cpus=cpus))
-        more = [("cpus-per-task", options.cpus), ("mem", options.mem)]
+        options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), fit="gpus-per-node" not in given)
+        more = [("gpus-per-node", options.gpus_per_task), ("cpus-per-task", options.cpus), ("mem", options.mem)]
         given = {key: [str(value)] for key, value in more if value is not None} | given
     return Template(name, fill(texts[name], given))
 

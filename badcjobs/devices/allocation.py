@@ -59,7 +59,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     number = _whole_number(text)
     if text and number is None:
-        raise BadInput(f"{name}={text} is not a whole number", why="Slurm always sets a number here")
+        raise BadInput(f"{name}={text} is not a whole number from 0", why="Slurm always sets a number here")
     return number
 
 
@@ -155,7 +155,7 @@ def own_memory_bytes(facts: Mapping[str, str]) -> int | None:
     requested_bytes = requested_memory_bytes(facts)
     for name, _ in _REQUESTS:
         if (text := facts.get(name, "").strip()) and _whole_number(text) is None:
-            log.warning("%s=%s is not a whole number: this request for memory is not known", name, text)
+            log.warning("%s=%s is not a whole number from 0: this request for memory is not known", name, text)
     if requested_bytes is None:
         return None
     groups = _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", ""))

@@ -58,6 +58,7 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     """
     gpus, most = wish.task_gpus(site), speed.most_workers
     full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
+    full = min(full, max(1, site.node_cpus // gpus)) if site.node_cpus else full
     both = full, min(USUAL_WORKERS, full)
     numbers = {*both} if site.billing else {both[wish.prefer != FASTEST]}  # without a cost there is nothing to compare
     if wish.workers is not None:

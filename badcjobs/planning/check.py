@@ -263,6 +263,7 @@ def _collect_facts(
     few = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
     orders = (own, order.prefer, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
     needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
+    usual = usual_request(*orders[0], order.environ, order.cwd)  # without a look at the source, as submit and templates
     is_known = settings.engine == "hawkears" and ((source and source.longest_s) or settings.workers_wanted)
     if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
@@ -291,7 +292,7 @@ def _collect_facts(
         cluster=preflight_facts.query_nodes(order.environ) if answers else None,
         trial=trial,
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
-        needed_gb=needed.mem_gb,
+        needed_gb=max(needed.mem_gb, usual.mem_gb),
         workers=least.gpus * least.workers if is_known and asked.gpus_per_task else None,
         workers_gb=least.mem_gb,
         rate=had.rate,

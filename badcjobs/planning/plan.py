@@ -45,7 +45,7 @@ from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, known_texts, say
 from badcjobs.report.tables import Row, Table, columns, table_text
 from badcjobs.report.words import count, data_size, duration, number
-from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
+from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.open import open_sources
 from badcjobs.workers.staging import MOST_STAGED_BYTES
@@ -90,6 +90,8 @@ def plan_sources(
     check_wish(wish, site)
     fill = _script_filler(order, site, cwd)
     if order.out is not None:  # as a test, to find mistakes before a long reading
+        if absolute(cwd, str(order.out)) in [absolute(cwd, one) for one in settings.source]:
+            raise BadInput(f"--out {order.out} is also a SOURCE: a plan needs a folder of its own", fix="--out plan")
         numbers = dict.fromkeys(("gpus-per-node", "cpus-per-task"), 1)
         fill({"array": "0-0", "time": "1:00:00", **numbers, "mem": "1G", "source": "tasks.txt", "out": "out"}, None)
     root = None if settings.root is None else cwd / settings.root

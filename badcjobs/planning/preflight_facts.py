@@ -127,7 +127,7 @@ class PreflightFacts:
     trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
-    needed_gb: float | None = None  # memory that the workers of a task need
+    needed_gb: int = 0  # memory that the workers of a task need on a node; 0: not known
     workers: int | None = None  # that HawkEars has in any case: as asked for, or one on each GPU
     workers_gb: int = 0  # memory that they need
     rate: float | None = None  # audio-hours per GPU-hour of what is asked for

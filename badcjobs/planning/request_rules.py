@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -9,13 +10,14 @@ from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
 from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
-from badcjobs.model import USUAL_WORKERS, guessed_gb
 from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.report.words import count, number
 from badcjobs.settings import nearest
 
+_MUCH_LESS = 0.8  # of the bill: a request that saves less is no better
+_ENOUGH = "what the workers may need"
 _AGAIN = "   (what is left is done when you submit it again)"
 # Problems with these subjects have a line to paste; the message of sbatch would only repeat them.
 _EXPLAINED = {"array", "time", "GPUs", "cores", "memory", "account", "partition", "constraint", "nodes"}
@@ -165,10 +167,7 @@ _ARRAY_AND_TIME = (
 def _node(facts: PreflightFacts) -> Cases:
     """Compare what a task wants of one node with a node of the site; Slurm is asked for what its file does not have."""
     asked, site = facts.asked, facts.site
-    size = None if facts.cluster is None else largest_size(facts.cluster, asked.partition)
-    gpus, cores, memory_mib = size or (None, None, None)
-    of_slurm = (gpus, cores, memory_mib and memory_mib / 1024)
-    of_site = (site.node_gpus, site.node_cpus, site.node_memory_gb)
+    of_site, of_slurm = _node_sizes(facts)
     wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node)
     units = ("GPUs", "cores", "GB of memory")
     for many, unit, in_file, there in zip(wanted, units, of_site, of_slurm, strict=True):
@@ -180,10 +179,20 @@ def _node(facts: PreflightFacts) -> Cases:
             "cores": f"#SBATCH --cpus-per-task={most}",
             "memory": f"#SBATCH --mem={most:.0f}G" if most == int(most) else f"#SBATCH --mem={int(most * 1024)}M",
         }
+        if site.billing and 0 < facts.needed_gb <= most:  # not what would cost too much then
+            fixes["memory"] = f"#SBATCH --mem={facts.needed_gb}G   ({_ENOUGH})"
         subject = unit.split()[-1]
         fix = fixes[subject] if most else "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
         whose = _reached(facts)[0] if in_file is None else site.name
         yield {"subject": subject, "wanted": many, "unit": unit, "whose": whose, "most": most, "fix": fix}
+
+
+def _node_sizes(facts: PreflightFacts) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+    """Return GPUs, cores and memory in GB of a node: by the file of the site, and by Slurm."""
+    size = None if facts.cluster is None else largest_size(facts.cluster, facts.asked.partition)
+    gpus, cores, memory_mib = size or (None, None, None)
+    site = facts.site
+    return (site.node_gpus, site.node_cpus, site.node_memory_gb), (gpus, cores, memory_mib and memory_mib / 1024)
 
 
 def _spread(facts: PreflightFacts) -> Cases:
@@ -222,18 +231,17 @@ def _billing(facts: PreflightFacts) -> Cases:
         start_up = "with" if facts.source and facts.source.audio_s else "without"
         per = f"; per 1,000 audio-hours: about {number(1000 * units * facts.task_hours)}, {start_up} start-up, at"
         per += f" {number(facts.rate)} audio-hours per GPU-hour"
-    highest = max(gpus, cores) if billing.rule == "max" else gpus
-    free_gb = highest / site.bill_memory_gb / nodes if site.bill_memory_gb else 0.0
-    usual_gb = guessed_gb(USUAL_WORKERS * -(-asked.gpus_per_task // nodes), None)
-    enough_mib = int(max(facts.needed_gb or 0.0, usual_gb, free_gb) * 1024)
+    _, most_cpus, most_gb = [one or other or math.inf for one, other in zip(*_node_sizes(facts), strict=True)]
+    enough_gb, cpus = int(min(facts.needed_gb, most_gb)), min(asked.cpus or 0, nodes * most_cpus)  # more are refused
+    now, then = (billing.per_hour(asked.gpus_per_task, nodes * (gb or 0), cpus) for gb in (on_a_node_gb, enough_gb))
     paid = max(gpus, memory if billing.rule == "max" else 0.0)
     yield {
         "memory_times": memory / gpus,
         "cores_times": cores / gpus,
-        "too_much": memory > gpus and (on_a_node_gb or 0) * 1024 > enough_mib,
+        "too_much": facts.needed_gb and memory > gpus and then <= _MUCH_LESS * now,
         "too_many": cores > paid,
-        "cores_paid": max(1, int(paid / site.bill_cpu / nodes)) if site.bill_cpu else 1,
-        "enough": f"{enough_mib}M" if enough_mib % 1024 else f"{enough_mib // 1024}G",
+        "cores_paid": max(1, int(min(paid / site.bill_cpu / nodes, most_cpus))) if site.bill_cpu else 1,
+        "enough": enough_gb,
         "bill": f"{', '.join(parts)}; {total}{per}",
     }
 
@@ -269,7 +277,7 @@ _NODES_AND_COST = (
     rules("billing", _billing)(
         warning_if(
             "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
-            "#SBATCH --mem={enough}   (what the workers may need; badcjobs plan compares the requests)",
+            f"#SBATCH --mem={{enough}}G   ({_ENOUGH})",
             lambda f: f.too_much,
         ),
         warning_if(

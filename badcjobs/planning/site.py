@@ -97,8 +97,8 @@ _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-def find_site(name: str, cwd: Path) -> Site:
-    """Read a site file that comes with badcjobs, by its name, or the user's own, by its path."""
+def find_site(name: str, cwd: Path, option: str = "--site ") -> Site:
+    """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it."""
     if name.endswith(".toml"):
         path = cwd / name
     else:
@@ -108,7 +108,7 @@ def find_site(name: str, cwd: Path) -> Site:
             raise BadInput(
                 f"there is no site {name!r}",
                 why=f"sites are {', '.join(known)}, or a file whose name ends in .toml",
-                fix=f"badcjobs check --site {known[0]}   (or --site ./{name}.toml; see badcjobs guide sockeye)",
+                fix=f"the same command with {option}{known[0]}   (or ./{name}.toml; see badcjobs guide sockeye)",
             )
     if not path.exists():
         raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
@@ -118,7 +118,7 @@ def find_site(name: str, cwd: Path) -> Site:
 def find_billing(project: Project, cwd: Path) -> Billing | None:
     """Return the weights of the project's site; None: it has none, or the file of the project names a missing one."""
     with suppress(*(() if "site" in project.keys else (BadInput,))):
-        return find_site(project.site or "", cwd).billing
+        return find_site(project.site or "", cwd, "--config site=").billing
     return None
 
 

@@ -351,8 +351,12 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
 def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     """Return what the tasks are billed, and what they would be with the memory and GPUs used and a core per worker."""
     tasks = [task for task in facts.tasks if task.devices]
-    if billing is None or not tasks or any(task.memory_limit_bytes is None or task.cpus is None for task in tasks):
+    if billing is None or not tasks:
         return None
+    requests = {"memory request": [t.memory_limit_bytes for t in tasks], "number of cores": [t.cpus for t in tasks]}
+    if unknown := [what for what, values in requests.items() if None in values]:
+        of_slurm = not all(task.job_id.startswith("local") for task in tasks)  # elsewhere nothing is billed
+        return Bill(why_unknown=f"no {unknown[0]} was recorded") if of_slurm else None
     used = rules.without_unused(facts)
     largest = max((t for t in used.tasks if t.devices), key=lambda t: (t.audio_s > 0, t.devices, t.workers or 0))
     gpus, workers = largest.devices or 0, rules.workers_of(largest, used) or largest.cpus or 0

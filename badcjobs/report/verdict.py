@@ -231,6 +231,7 @@ HEADLINES = (
         "{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours", " ({joules:round} J per audio-hour)",
     )),
     ("bill", (
+        "not known: {unbilled}",
         "{bill.units:one} billed units",
         ", {bill.units_per_1000_audio_hours:one?} per 1,000 audio-hours",
         "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus} --mem={bill.advised_mem_gb}G it"
@@ -321,7 +322,8 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
         "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings
         "joules": None if kwh is None else kwh * 3600,
-        "bill": bill,
+        "unbilled": bill and bill.why_unknown,
+        "bill": bill if bill and bill.why_unknown is None else None,
         "cost": cost if cost.tries else None,
         # A short try may fall between two readings of power.
         "some_tries": f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"

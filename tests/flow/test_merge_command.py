@@ -200,7 +200,7 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     granted = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_CPUS_PER_TASK": "2", "SLURM_MEM_PER_NODE": "4096"}
     words = (site.manifest(2), "--engine", "demo", "--simulate", 1, "--config", "site=mine.toml")
     refused = site.run(*words[:-1], "site=nosuch")
-    assert_refused(refused, 2, "there is no site 'nosuch'", "sites are sockeye")
+    assert_refused(refused, 2, "there is no site 'nosuch'", "the same command with --config site=sockeye")
     assert site.run(*words, env={**array_task(0, (0,)), **granted}).exit_code == 0
     rules.unlink()
     merged, other, wrong = site.badcjobs_each([
@@ -210,10 +210,16 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     (wall_ms,) = rows(site.out / "job.sqlite", "SELECT ended_at_ms - started_at_ms FROM task")[0]
     assert merged.json["bill"]["units"] == pytest.approx(20 * wall_ms / 3_600_000, rel=0.2)
     assert_refused(other, 2, "other.toml does not exist")
-    assert_refused(wrong, 2, "there is no site 'nosuch'", "sites are sockeye")
+    assert_refused(wrong, 2, "there is no site 'nosuch'", "the same command with --config site=sockeye")
     (site.folder / "other.toml").write_text('name = "other"\n[billing]\ngpu = 100\n')
     given = site.badcjobs("report", site.out, "--json", "--config", "site=other.toml")
     assert given.json["bill"]["units"] == pytest.approx(5 * merged.json["bill"]["units"]), "what is given wins"
     (site.folder / "badcjobs.toml").write_text('site = "gone.toml"\n')
     told = site.badcjobs("merge", site.out)
     assert told.exit_code == 0 and re.search(r"\n  bill +\S+ billed units", told.stdout)
+    unknown = {**array_task(0, (0,)), **granted, "SLURM_MEM_PER_NODE": "abc"}
+    words = (*words[:-1], "site=other.toml", "--out", "abc")
+    assert site.badcjobs("run", *words, env=unknown).exit_code == 0
+    told = site.badcjobs("merge", "abc")
+    assert re.search(r"\n  bill +not known: no memory request was recorded\n", told.stdout)
+    assert "not known: no memory request was recorded" in (site.folder / "abc" / "report.html").read_text()

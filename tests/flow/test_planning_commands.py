@@ -261,6 +261,8 @@ probe empty.wav --config probe.margin_percent=99 --config probe.lengths_s=[0,10]
 probe good.wav --out notes.wav/probe.toml -- --engine demo --simulate 1
 probe good.wav --html nowhere/probe.html -- --engine demo --simulate 1
 check --site atlantis
+plan manifest.csv --rate 400 --site atlantis
+template array --config site=atlantis
 check nowhere.sbatch
 check -- --engine kazoo
 check --time noon
@@ -282,6 +284,31 @@ def test_wrong_input_is_refused_before_anything_is_started(site, pages):
     text = re.sub(r"ffmpeg on PATH \(.*", "ffmpeg on PATH (…)", "\n".join(said))  # as the decoder of the machine says
     pages({"refusals.txt": text.replace(str(site.folder), "HERE")})
     assert not any(map(tried, [*refused, no_gpu])) and not store(site).exists()
+
+
+def test_a_template_asks_for_the_gpus_of_a_node_and_for_cores_and_memory_of_the_same_workers(site):
+    """Also the script in the README, which is the fastest request on Sockeye."""
+    for gpus in ("gpus = 2\n", ""):
+        text = f'name = "mine"\n[node]\n{gpus}cpus = 8\nmemory_gb = 64\n'
+        (site.folder / f"mine{len(gpus)}.toml").write_text(text)
+    fastest = ("--config", "plan.prefer=fastest", "--config")
+    readme = (Path(__file__).parents[2] / "README.md").read_text().partition("```bash\n")[2].partition("```")[0]
+    length = re.search(r"badcjobs run .* --chunk-length (\d+)\n", readme)[1]
+    commands = {
+        "2 8 27G": ("array", *fastest, "site=mine9.toml"),
+        "1 4 14G": ("single", *fastest, "site=mine9.toml"),
+        "2 4 14G": ("array", "--config", "site=mine9.toml"),
+        "4 8 27G": ("array", *fastest, "site=mine0.toml"),
+        "3 6 20G": ("array", *fastest, "site=mine9.toml", "--set=gpus-per-node=3"),
+        requested(readme): ("sockeye-array", *fastest, "site=sockeye", "--config", f"run.chunk_length={length}"),
+    }
+    made = site.badcjobs_each([("template", *words) for words in commands.values()])
+    assert [requested(one.stdout) for one in made] == [*commands]
+
+
+def requested(script):
+    options = ("gpus-per-node", "cpus-per-task", "mem")
+    return " ".join(re.search(rf"^#SBATCH --{option}=(\S+)", script, re.MULTILINE)[1] for option in options)
 
 
 def test_a_script_that_is_shown_is_alone_on_stdout(site):

@@ -242,7 +242,8 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
     for file in (site.out / "learned.json", Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "learned.json"):
         (lesson,) = json.loads(file.read_text())["lessons"][f"command {command}"].items()
-        rates = lesson[1].pop("rates")
+        rates, memory = lesson[1].pop("rates"), lesson[1].pop("memory_bytes")
+        assert memory == 16 * 2**30
         assert lesson == ("Simulated GPU, 2 cores, chunks of 10 s", {"workers": 2, "settled": True, "chunk_s": 0.6})
         assert rates.keys() == {"1", "2"} and rates["2"] > 1.05 * rates["1"]
     little = {"SLURM_MEM_PER_NODE": "3072", "SLURM_RESTART_COUNT": "1"}

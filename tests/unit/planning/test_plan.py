@@ -515,8 +515,6 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
     assert ask() == (2, 2, 7, 0.0) and ask(gpus_per_task=4) == (2, 8, 27, 0.0), "nothing is cut: of any length"
     assert ask(cut) == (2, 2, 5, 0.0) and ask(longest_s=7200.0) == (2, 2, 17, 0.0)
     assert ask(cut, "fastest", gpus_per_task=4) == (6, 24, 53, 0.0), "one worker per core"
-    readme = (DATA.parents[1] / "README.md").read_text()
-    assert re.search(r"--gpus-per-node=4\n#SBATCH --cpus-per-task=24 +# the fastest .*\n#SBATCH --mem=53G\n", readme)
     assert ask(replace(run, workers_per_gpu="3")) == (3, 3, 10, 0.0)
     assert ask(replace(run, chunk_length_s=1800.0)) == (2, 2, 8, 0.0)
     assert ask(mem="4G")[:3] == (2, 2, 4) and ask(site=Site("")) == (2, 2, 7, 0.0)

@@ -277,8 +277,14 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
         devices = (DEVICE, replace(unused, work=DeviceWork(beside)))
         bill = make_bill(job(*tasks, waiting, devices=devices, decisions=tuple(ramp)), sockeye)
         assert (bill.advised_gpus, bill.advised_cpus) == (1, cpus), "a core for each worker that had chunks"
-    for unknown, weights in ((task, None), (replace(task, memory_limit_bytes=None), sockeye)):
-        assert make_bill(job(unknown), weights) is None
+    unknown, local = replace(task, name="1_3", memory_limit_bytes=None), {"job_id": "local1-2"}
+    for tasks, weights in (((task,), None), ((waiting,), sockeye), ((replace(unknown, **local),), sockeye)):
+        assert make_bill(job(*tasks), weights) is None, "where Slurm gave no GPU, there is nothing to bill"
+    assert make_bill(job(replace(task, **local)), sockeye).units == 320.0
+    for what, name in (("memory request", "memory_limit_bytes"), ("number of cores", "cpus")):
+        bill = make_bill(job(task, replace(task, name="1_3", **{name: None})), sockeye)
+        said = dict(headlines(replace(summarize(job(task)), bill=bill)))
+        assert said["bill"] == f"not known: {bill.why_unknown}" == f"not known: no {what} was recorded"
     known = job(replace(task, workers=9, devices=1))
     (found,) = (one for one in find(summarize(known)) if one.kind == "cpus_request")
     assert found.lines == (f"#SBATCH --cpus-per-task={make_bill(known, sockeye).advised_cpus}",), "the same advice"
