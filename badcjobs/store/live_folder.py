@@ -134,7 +134,7 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return folder.wrapper_file.exists()  # its disk had no room for the owner file: nobody else can take it over
+        return folder.wrapper_file.exists()  # its disk had no room for the owner file: no other can take it over
     end_s = clock.monotonic_s() + patience_s
     while not _lock(fd) and clock.monotonic_s() < end_s:
         clock.sleep(0.1)
