@@ -75,7 +75,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
         self._node_faults = 0  # pauses since the last chunk done
         self._paused_until_s = -math.inf
-        self._paused_at_ms = -1
+        self._at_fault_until_ms = -1
         self._retired_from: set[int | None] = set()  # devices
         self._faults_ms: dict[int | None, int] = {}  # device → its last fault under MPS
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
@@ -217,7 +217,7 @@ class Supervisor:
             self._settle(plan, result)
             self._pause(f"{result.error_class}: {_last_line(result.error)}")
             self._queue.put_back([result.chunk])
-        elif result.error_class in retry.MAY_BE_NODE and result.started_at_ms <= self._paused_at_ms:
+        elif result.error_class in retry.MAY_BE_NODE and result.started_at_ms <= self._at_fault_until_ms:
             self._settle(plan, replace(result, charged=False))  # it ran while the node was at fault
             if result.charged:
                 self._queue.put_back([result.chunk])
@@ -359,7 +359,8 @@ class Supervisor:
             return
         pause_s = self.policy.delay_s(self._node_faults)
         log.warning("a fault of this node, not of a chunk (%s): no work for %.1f s, no copies in advance", why, pause_s)
-        self._paused_until_s, self._paused_at_ms = now_s + pause_s, self.clock.now_ms()
+        self._paused_until_s = now_s + pause_s
+        self._at_fault_until_ms = self.clock.now_ms() + round(pause_s * 1000)  # a batch in progress goes on
         self._queue.pause(pause_s)
 
     def _give_up(self, reason: str) -> None:

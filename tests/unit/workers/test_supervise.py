@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ from rooms.task import TimeBudget
 from rooms.workers import RetryPolicy, WorkQueue
 from support.facts import calls
 from support.hand_clock import HandClock
-from support.supervised import OK, Bench, acting, done, failed, plan_on
+from support.supervised import CLOCK, OK, Bench, acting, done, failed, plan_on
 
 SOME = settings(max_examples=20, phases=[Phase.generate])  # an example that never ends is long enough once
 
@@ -137,6 +138,19 @@ def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
         lines += [f"  ended: {why}" for why in [*bench.tally.retired, gave_up, bench.tally.node_fault] if why]
         lines += [f"  said: {error}" for (error,) in bench.rows(ERRORS)]
     pages({"stories.txt": "\n".join(lines)})
+
+
+def test_what_a_batch_meets_while_the_node_is_at_fault_is_not_charged(tmp_path):
+    acts = iter(["no_space", "exit_code"])
+
+    def script(session, batch):
+        for chunk in batch:
+            yield ChunkStarted(chunk, CLOCK.now_ms())
+            yield failed(chunk, act) if (act := next(acts, None)) else done(chunk)
+            time.sleep(0.05)  # the next one begins within the pause
+
+    bench = Bench(tmp_path, script, chunks=2, wants=2, policy=RetryPolicy(0, backoff_s=0.5)).run()
+    assert bench.tries == {"c0": [("no_space", "lost"), OK], "c1": [("exit_code", "lost"), OK]}
 
 
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
