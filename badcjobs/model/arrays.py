@@ -118,6 +118,7 @@ class Allocation:
 
 
 _GIB = 2**30
+_USABLE = 0.9  # of a memory: more raises an alert on a device, and may get a job killed
 LEAST_CPUS = 2  # of a task: badcjobs itself reads and cuts audio
 USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
 
@@ -128,13 +129,13 @@ def guess_worker_bytes(chunk_s: float | None) -> int:
 
 
 def fitting_workers(memory_bytes: float, worker_bytes: float) -> int:
-    """Return how many workers a memory holds, at least one; a tenth is left free (more raises an alert, or kills)."""
-    return max(1, int(0.9 * memory_bytes / worker_bytes))
+    """Return how many workers a memory holds, at least one; a tenth is left free."""
+    return max(1, int(_USABLE * memory_bytes / worker_bytes))
 
 
 def guessed_gb(workers: int, chunk_s: float | None) -> int:
     """Return the memory to request for so many workers in all, until it is measured; a run leaves a tenth free."""
-    return ceil(workers * guess_worker_bytes(chunk_s) / 0.9 / _GIB)
+    return ceil(workers * guess_worker_bytes(chunk_s) / _USABLE / _GIB)
 
 
 def advised_gb(peak_bytes: float) -> int:

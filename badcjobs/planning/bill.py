@@ -21,10 +21,9 @@ from badcjobs.planning.preflight_facts import SourceFacts
 from badcjobs.planning.site import Site
 from badcjobs.report.words import count
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
+from badcjobs.workers.chunk_audio import OVERLAP_S, WIDE_GRID_S
 
 FASTEST = "fastest"
-OVERLAP_S = 6.0  # no window of HawkEars, which are 3 s long, is lost at the end of a chunk
-_STEP_S = 36  # chunks that begin at its multiples have the spectrograms of the whole recording
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
 _MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
 _ALIKE = 1.1  # lengths of chunks
@@ -110,8 +109,8 @@ def list_lengths(speed: Speed) -> list[float]:
     """Return the lengths to which recordings can be cut, as far as anything is known about them."""
     known = {one.chunk_s for one in speed.points if one.chunk_s}
     if speed.bytes_per_s:  # HawkEars
-        steps = {8.0, *(max(1.0, (one - OVERLAP_S) // _STEP_S) for one in known)}
-        known = {many * _STEP_S + OVERLAP_S for many in steps}
+        steps = {8.0, *(max(1.0, (one - OVERLAP_S) // WIDE_GRID_S) for one in known)}
+        known = {many * WIDE_GRID_S + OVERLAP_S for many in steps}
     return sorted(one for one in known if one <= (speed.safe_s or math.inf))
 
 

@@ -32,11 +32,11 @@ from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
-from badcjobs.planning.bill import FASTEST, OVERLAP_S, Cut, billed_start_up_s, choose, list_lengths, rank
+from badcjobs.planning.bill import FASTEST, Cut, billed_start_up_s, choose, list_lengths, rank
 from badcjobs.planning.findings import FINE, apply_rules, below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
 from badcjobs.planning.place_rules import OUT, results_bytes
-from badcjobs.planning.plan_speed import find_speed
+from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
 from badcjobs.planning.preflight_facts import PreflightFacts, look_at_folder
@@ -47,7 +47,8 @@ from badcjobs.report.tables import Row, Table, columns, table_text
 from badcjobs.report.words import count, data_size, duration, number
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.open import open_sources
+from badcjobs.sources.open import Sources, open_sources
+from badcjobs.workers.chunk_audio import OVERLAP_S
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
@@ -83,7 +84,7 @@ class Planned:
 def plan_sources(
     order: PlanOrder, environ: Mapping[str, str], cwd: Path, progress: Progress = lambda rows: None
 ) -> Planned:
-    """Read the sources once, from end to end, and plan them; wrong input is refused before that."""
+    """Read the sources from end to end, and plan them; wrong input is refused before that."""
     site = Site("") if order.site is None else find_site(order.site, cwd)
     settings = order.project.make(RunSettings, order.flags, "plan")
     wish = PlanWish.of(order.submit, order.plan, settings.workers_wanted)
@@ -99,18 +100,7 @@ def plan_sources(
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
-    cuts, lengths_s = list[Cut](), [] if sources.cutting.cuts_recordings or not site.billing else list_lengths(speed)
-    if lengths_s and not any(isinstance(part, Manifest) for part in sources.parts):
-        sources = replace(sources, read_header=cache(sources.read_header))  # they are read again, as chunks
-        whole = read_sources(sources, None, progress).lengths
-        cutting = replace(sources.cutting, overlap_s=OVERLAP_S if speed.bytes_per_s else 0.0)
-        longest_s = float("inf") if whole.unknown else whole.longest_ms / 1000
-        ways = {one: replace(cutting, chunk_length_s=one) for one in lengths_s if one < longest_s}
-        lengths = {whole.mean_ms / 1000: whole} if len(ways) < len(lengths_s) else {}
-        lengths |= {one: whole.cut(way) for one, way in ways.items()}
-        cuts = [cut_of(some, speed, wish, site, one) for one, some in lengths.items()]
-        cutting = ways.get(choose(speed, wish, site, cuts)[0].chunk_s or 0.0, sources.cutting)
-        sources = replace(sources, cutting=cutting)
+    sources, cuts = _choose_cutting(sources, speed, wish, site, progress)
     if order.out is None:
         plan = make_plan(read_sources(sources, None, progress), speed, wish, site, cuts)
         return Planned(plan, descriptions, sources.cutting)
@@ -128,6 +118,28 @@ def plan_sources(
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
     return Planned(plan, descriptions, sources.cutting, target, written, left_out)
+
+
+def _choose_cutting(
+    sources: Sources, speed: Speed, wish: PlanWish, site: Site, progress: Progress
+) -> tuple[Sources, list[Cut]]:
+    """Return the sources, cut to the length that costs least, and the lengths that were compared.
+
+    Recordings are read for this; their headers are kept. Nothing is chosen if the user has, or if rows are listed.
+    """
+    lengths_s = list_lengths(speed) if site.billing and not sources.cutting.cuts_recordings else []
+    if not lengths_s or any(isinstance(part, Manifest) for part in sources.parts):
+        return sources, []
+    sources = replace(sources, read_header=cache(sources.read_header))
+    whole = read_sources(sources, None, progress).lengths
+    cutting = replace(sources.cutting, overlap_s=OVERLAP_S if speed.bytes_per_s else 0.0)
+    longest_s = float("inf") if whole.unknown else whole.longest_ms / 1000
+    ways = {one: replace(cutting, chunk_length_s=one) for one in lengths_s if one < longest_s}
+    lengths = {whole.mean_ms / 1000: whole} if len(ways) < len(lengths_s) else {}
+    lengths |= {one: whole.cut(way) for one, way in ways.items()}
+    cuts = [cut_of(some, speed, wish, site, one) for one, some in lengths.items()]
+    best_s = choose(speed, wish, site, cuts)[0].chunk_s
+    return replace(sources, cutting=ways.get(best_s or 0.0, sources.cutting)), cuts
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
