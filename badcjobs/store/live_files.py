@@ -42,7 +42,10 @@ class LiveHalf:
     kind: str = "local"
 
     def __call__(self, workplace: Path) -> str | None:
-        """Return the URI of the file, or of a copy if its disk is too full even to read it."""
+        """Return the URI of the file, or of a copy if it cannot be read where it is.
+
+        Its disk is too full to open the log, or its writer was killed while it created the file.
+        """
         if not self.path.exists():
             return None
         if self.kind == "left":
@@ -54,9 +57,9 @@ class LiveHalf:
             with closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA user_version").fetchone()
             return uri
-        except sqlite3.OperationalError:  # its writer has ended: copy it with its log
-            copy = workplace / self.path.name
-            for ending in ("", "-wal"):
+        except sqlite3.OperationalError:  # its writer has ended: copy it with its log or journal
+            copy = workplace / f"copy-{self.path.name}"
+            for ending in ("", "-wal", "-journal"):
                 source = self.path.with_name(self.path.name + ending)
                 if source.exists():
                     shutil.copyfile(source, copy.with_name(copy.name + ending))

@@ -159,6 +159,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     cuda = bool(os.environ.get("CUDA_VISIBLE_DEVICES")) and os.environ.get("FAKE_HAWKEARS_CUDA") != "0"
     log("Using CUDA" if cuda else "Using CPU")
+    if not cuda and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        time.sleep(60)  # it loads its models: time to end it before the first recording
     if options.region and options.region not in KNOWN_REGIONS:
         log("Error: no eBird county found matching given region")
         return

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -346,6 +347,22 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
     there = [(folder.path.exists(), target.exists()) for folder, target in (idle, *of_others)]
     assert there == [(False, False), *[(True, False)] * len(of_others)]
     assert [path.name for path in sorted(run.tasks.glob("*.sqlite"))] == [target.name for _, target in ours]
+
+
+def test_a_recorder_that_was_killed_while_it_created_its_file_does_not_keep_the_work_from_being_published(tmp_path):
+    run, made = RunFolder(tmp_path / "run"), tmp_path / "made.sqlite"
+    run.create()
+    folder, target = leave(run, tmp_path / "node", 1)
+    for path in folder.path.glob(f"{folder.recorder_file.name}*"):
+        path.unlink()
+    with closing(sqlite3.connect(made)) as db:
+        db.executescript("PRAGMA cache_size = 1; BEGIN; CREATE TABLE t AS SELECT zeroblob(99999)")
+        for ending in ("", "-journal"):
+            shutil.copyfile(f"{made}{ending}", f"{folder.recorder_file}{ending}")
+    store.publish_left_behind(run, LocalFolder(tmp_path / "node" / "badcjobs-mine"), KEY, hostname="here")
+    words = "SELECT verdict, (SELECT count(*) FROM chunk WHERE status = 'done'), (SELECT count(*) FROM gap) FROM task"
+    assert query(target, words) == [("killed", 1, 0)]
+    assert not folder.path.exists()
 
 
 class Killed(BaseException):
