@@ -142,11 +142,6 @@ def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_fail
 ON_DEMO = ("--engine", "demo", "--json", "--simulate")
 
 
-def locks(site):
-    """Return the environment of a machine whose locks are this test's own."""
-    return {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
-
-
 def loads(site, *loads):
     """Write a simulation in which device i has load i, as the script writes it."""
     script = site.folder / "loads.toml"
@@ -158,7 +153,7 @@ def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_
     script = loads(site, "[[0, 95]]", "[[0, 10]]", "[[0, 60]]", "[[0, 95], [2, 1]]", "[[0, 40]]")
     began_ms = time.time() * 1000
     limits = ("--max-gpus", 2, "--config", "run.max_utilization=30", "--config", "run.wait_s=60")
-    done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.1", *limits, env=locks(site))
+    done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.1", *limits)
     assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 2, 2), done.stderr
     assert "waiting for 2 free GPUs: GPU 0 is 95 % busy; " in done.stderr
     found = site.rows("SELECT device_index, uuid, why FROM device ORDER BY device_index")
@@ -170,7 +165,7 @@ def test_a_run_takes_the_freest_devices_records_why_and_does_not_count_its_wait_
 
 def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_all_are_recorded(site):
     script = loads(site, "[[0, 95]]", "[[0, 80]]", "[[0, 0]]")
-    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1,2", **locks(site)}
+    env = {**array_task(0, (0,)), "CUDA_VISIBLE_DEVICES": "0,1,2"}
     done = site.run(site.manifest(6), *ON_DEMO, script, "--engine-arg=--burn-s=0.15", "--max-gpus", 2, env=env)
     assert (done.exit_code, done.json["devices"], done.json["workers"]) == (0, 3, 2), done.stderr
     used = "SELECT DISTINCT d.device_index FROM worker w JOIN device d USING (device_id) ORDER BY 1"
@@ -182,12 +177,12 @@ def test_inside_slurm_the_granted_gpus_are_used_in_their_order_not_locked_and_al
 def test_a_run_that_gets_no_device_leaves_nothing_and_a_signal_ends_its_wait(site):
     script, manifest = loads(site, "[[0, 95]]", "[[0, 95]]"), site.manifest(3)
     busy = ("--simulate", script, "--max-gpus", 9, "--config", "run.max_utilization=50")  # more than there are
-    refused = site.run(manifest, "--engine", "demo", *busy, env=locks(site))
+    refused = site.run(manifest, "--engine", "demo", *busy)
     assert_refused(refused, 3, "2 free GPUs requested", "GPU 0 is 95 % busy", "GPU 1 is 95 % busy")
     wait = ("--config", "run.wait_s=600")
-    no_engine = site.run(manifest, "--command", "no-such-program {input} {output}", *busy, *wait, env=locks(site))
+    no_engine = site.run(manifest, "--command", "no-such-program {input} {output}", *busy, *wait)
     assert_refused(no_engine, 3, "no-such-program")  # before it waits for a device
-    program = site.start_run(manifest, "--engine", "demo", *busy, *wait, env=locks(site))
+    program = site.start_run(manifest, "--engine", "demo", *busy, *wait)
     wait_for(lambda: "waiting for 2 free GPU" in program.stderr, "it waits")
     program.send(signal.SIGTERM)
     assert_refused(program.wait(60), 75, "SIGTERM")
@@ -202,10 +197,10 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
     command = f"{site.script('command.sh', text)} {{input}} {{output}}"
     outs = [site.folder / f"run-{name}" for name in ("a", "b")]
     args = (*QUICK, "--command", command, "--simulate", 4, "--max-gpus", 2)
-    programs = [site.start("run", manifest, "--out", out, *args, env=locks(site)) for out in outs]
+    programs = [site.start("run", manifest, "--out", out, *args) for out in outs]
 
     def free(many):
-        found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many, env=locks(site))
+        found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many)
         return [device["uuid"] for device in found.json["devices"]] if found.exit_code == 0 else [found.json["why"]]
 
     wait_for(lambda: len(list(seen.iterdir())) == 4, "four cards in use")
@@ -245,7 +240,7 @@ def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(s
     prompts, commands, environs = [], [], []
     for line in (DATA / "gpus_commands.txt").read_text().split("\n\n")[1].splitlines():
         before, _, arguments = line.partition("gpus")
-        environ = {"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}
+        environ = {}
         for word in before.split():
             environ |= {CUDA: word[5:]} if word.startswith("CUDA=") else machines[word]
         shown = [f"{name}={environ[name]} " for name in (CUDA, *SHOWN) if name in environ]

@@ -299,7 +299,7 @@ def test_a_task_in_the_emulation_writes_what_it_was_given_and_what_its_processes
         "submit", site.manifest(6), "--out", site.out, "--cluster", "local", "--wait", "--tasks", 1,
         "--gpus-per-task", 2, "--mem", "2G", "--time", "00:30:00", "--", "--simulate", 2,
         "--command", f"{engine} {{input}} {{output}}",
-        env={"BADCJOBS_LOCK_DIR": str(site.folder / "locks")}, timeout_s=90,
+        timeout_s=90,
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     ((memory_bytes, time_s),) = site.rows("SELECT memory_limit_bytes, time_limit_s FROM task")

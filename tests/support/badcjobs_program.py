@@ -114,8 +114,9 @@ class Site:
 
     def environ(self, changes: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        # What runs learn from each other stays within a test.
-        places = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.local), MARK: self._mark}
+        # What runs learn from each other, and the GPUs that they lock, stay within a test.
+        places = {"XDG_CACHE_HOME": str(self.folder / "cache"), "BADCJOBS_LOCK_DIR": str(self.folder / "locks")}
+        places |= {"TMPDIR": str(self.local), MARK: self._mark}
         places["SYSFS_PATH"] = "/nowhere"  # a GPU of this machine changes nothing
         python_path = without_charts(kept.get("PYTHONPATH"))
         return {**kept, "PYTHONPATH": python_path, "LANG": "C.UTF-8", **places, **(changes or {})}
