@@ -47,18 +47,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in which many tests needed their second try."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and len(reporter.stats.get("rerun", ())) > MOST_RETRIES and session.exitstatus == 0:
+    if reporter and len(tried_again(reporter)) > MOST_RETRIES and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show why a test needed its second try: it may be more than a busy machine."""
-    tried_again = terminalreporter.stats.get("rerun", ())
-    for report in tried_again:
-        terminalreporter.section(f"first try of {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
-    if len(tried_again) > MOST_RETRIES:
-        terminalreporter.section(f"FAILED: {len(tried_again)} tests needed a second try, at most {MOST_RETRIES} may")
+    for name, texts in tried_again(terminalreporter).items():
+        terminalreporter.section(f"first try of {name}")
+        terminalreporter.write_line("\n".join(texts))
+    if (tests := len(tried_again(terminalreporter))) > MOST_RETRIES:
+        terminalreporter.section(f"FAILED: {tests} tests needed a second try, at most {MOST_RETRIES} may")
+
+
+def tried_again(reporter: pytest.TerminalReporter) -> dict[str, list[str]]:
+    """Return the tests that needed their second try, with what failed in the first: the test, its end, or both."""
+    texts: dict[str, list[str]] = {}
+    for report in reporter.stats.get("rerun", ()):
+        texts.setdefault(report.nodeid, []).append(report.longreprtext)
+    return texts
 
 
 @pytest.fixture

@@ -69,7 +69,8 @@ def test_a_silent_claim_is_taken_over_and_its_holder_stops_without_another_resul
     restarted = {**array_task(0, (0,)), "SLURM_RESTART_COUNT": "1"}
     second = start(**(restarted if how == "lost with its node" else array_task(0, (0,), job_id=5000)))
     wait_for(lambda: "taking over the work of task 4821_0.r0.gpu-01" in second.stderr, "it takes over")
-    working(site, 1 if how == "killed" else 2)
+    of_second = ("attempt JOIN task USING (task_id)", "(job_id, restart) != ('4821', 0)")
+    wait_for(lambda: site.count_now(*of_second), "the second has begun a chunk")
     if how == "suspended":
         (site.folder / "gate").touch()
         assert second.wait().exit_code == 0, "the result of the first waits for its wrapper"

@@ -93,7 +93,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     caplog.set_level("INFO", logger="badcjobs")
     audio, other = hawkears.folder / "audio", hawkears.folder / "other"
     good = [sound(audio / f"site{n}_2023061{n}_040000.wav", 3 + n, 1500 + 700 * n) for n in range(4)]
-    crumb, long = sound(other / "crumb.wav", 0.3), [sound(other / f"long{n}.wav", 6) for n in range(9)]
+    crumb, long = sound(other / "crumb.wav", 0.3), sound(other / "long.wav", 6)
     broken = [Chunk(name, name, name, str(other / name)) for name in ("bad.wav", "empty.wav")]
     (other / "bad.wav").write_bytes(b"this is not audio" * 50)
     (other / "empty.wav").write_bytes(b"")
@@ -104,7 +104,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
         session = engine.open(CPU, hawkears.folder)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
         mapped = Path(f"/proc/{session.pid}/maps").read_text()
-        stopped = results_of(session, long, interrupt=True)
+        stopped = results_of(session, [replace(long, chunk_id=str(n)) for n in range(60)], interrupt=True)
         exit_code = session.close()
         alone.result()
     crashed = engine.open(CPU, hawkears.folder)
@@ -127,8 +127,8 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     assert fed["site1_20230611_040000"].audio_s == 4 and fed["crumb"].detections == ()
     told = {"bad.wav": "bad_audio", "empty.wav": "bad_audio", "crumb": None}
     assert {name: fed[name].error_class for name in told} == told
-    # Two threads, and one of them may have begun its next before the word came.
-    assert exit_code == 0 and 1 <= len(stopped) <= 3 and all(result.ok for result in stopped.values())
+    # What two threads have begun, and a few more on a busy machine: until the word comes.
+    assert exit_code == 0 and 1 <= len(stopped) < 30 and all(result.ok for result in stopped.values())
 
 
 def test_what_cannot_work_is_told_by_its_cause(hawkears):
