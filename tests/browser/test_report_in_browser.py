@@ -125,8 +125,8 @@ def test_every_chart_is_drawn_asks_nobody_and_says_what_is_under_the_pointer(pag
 
 def test_all_charts_are_zoomed_by_dragging_across_one_or_with_keys_and_a_button_goes_back(page):
     start, end = page.evaluate(TIMES)
-    x, y = page.center("#chart-temperature_c", 0.4)
-    page.drag(x, y, 80)
+    assert tooltip(page, "temperature_c"), "it is painted when it comes into sight, and may move then"
+    page.drag(*page.center("#chart-temperature_c", 0.4), 80)
     page.wait_for(f"{TIMES}[1] - {TIMES}[0] < {(end - start) / 2}")
     page.click("[data-move=all]")
     page.wait_for(f"{TIMES}[0] === {start} && {TIMES}[1] === {end}")

@@ -203,13 +203,13 @@ def test_a_recorder_that_cannot_start_is_a_gap_as_long_as_the_task(site):
 
 def test_a_recorder_that_hangs_holds_up_the_end_for_seconds_and_not_for_ever(site):
     """Drivers do hang; the wrapper waits for an answer of the recorder only with a limit."""
-    program = start(site, 2)
+    program = start(site, 8)
     (recorder,) = site.recorders()
     recorder.suspend()
     done = program.wait(timeout_s=90)
     assert done.exit_code == 0, done.stderr
     assert "telemetry incomplete: the recorder did not answer" in done.stdout
-    assert site.rows(STATES) == [("done", 2)]
+    assert site.rows(STATES) == [("done", 8)]
     assert site.rows("SELECT max(at_ms) = (SELECT max(from_ms) FROM gap) FROM sample") == [(1,)]
     assert list(site.local.iterdir()) == []
 
