@@ -134,7 +134,7 @@ def verdict_of(summary: Summary) -> Verdict:
 def _figures(summary: Summary) -> dict[str, object]:
     gpu_s, busy, measured = summary.gpu_hours * 3600, busy_share(summary.devices), summary.energy_measured_percent
     many, wh = summary.energy_devices, summary.energy_wh
-    partly = "" if many == len(summary.devices) else f" (known for {many:,} of {devices_words(summary.devices)})"
+    partly = "" if many == len(summary.devices) else f", known for {many:,} of {devices_words(summary.devices)}"
     return {
         "s": summary,
         "gpu_time": gpu_time(gpu_s),
