@@ -7,9 +7,9 @@ import soxr
 
 
 def resample(signal, *, orig_sr, target_sr, res_type, axis):
-    frames = math.ceil(signal.shape[axis] * (float(target_sr) / orig_sr))
+    """Resample along the last axis, the only one that HawkEars asks for."""
     found = numpy.apply_along_axis(soxr.resample, axis, signal, orig_sr, target_sr, quality=res_type)
-    missing = [
-        (0, max(0, frames - found.shape[axis])) if n == axis % signal.ndim else (0, 0) for n in range(signal.ndim)
-    ]
-    return numpy.pad(found, missing).take(range(frames), axis=axis).astype(signal.dtype)
+    frames = math.ceil(signal.shape[-1] * (float(target_sr) / orig_sr))
+    if (missing := frames - found.shape[-1]) > 0:
+        found = numpy.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, missing)])
+    return numpy.asarray(found[..., :frames], dtype=signal.dtype)
