@@ -30,8 +30,9 @@ _ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _GIB = 2**30
-StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of audio
-Cut = tuple[float | None, float | None, float, StartUp]  # the length that recordings are cut to, mean and longest chunk
+StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of recordings
+# the length that recordings are cut to, the mean and the longest chunk, audio with its overlaps per audio recorded
+Cut = tuple[float | None, float | None, float, float, StartUp]
 
 
 class Choice(NamedTuple):
@@ -96,7 +97,8 @@ def usual_request(
     speed = at_length(speed, source.mean_s or 0.0)
     start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
     chunk_s = source.mean_s or settings.chunk_length_s
-    found, *_ = choose(speed, wish, site, [(chunk_s, chunk_s, source.longest_s or 0.0, lambda rate, gpus: start_up)])
+    cut: Cut = chunk_s, chunk_s, source.longest_s or 0.0, 1.0, lambda rate, gpus: start_up
+    found, *_ = choose(speed, wish, site, [cut])
     return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
 
 
@@ -116,7 +118,7 @@ def list_lengths(speed: Speed) -> list[float]:
 
 def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> tuple[Choice, bool]:
     """Return a choice, and whether it fits: into a node, a device, and into what was asked for."""
-    chunk_s, mean_s, longest_s, start_up = cut
+    chunk_s, mean_s, longest_s, repeated, start_up = cut
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
     cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
     mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
@@ -132,7 +134,7 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     if speed.points:  # the first point has the speed that is planned with
         usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
         rate *= rate_of(speed.points, workers, mean_s) / usual
-    hours = 1 / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of audio
+    hours = repeated / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of recordings
     cpus = wish.cpus or min(cpus, most_cpus)
     units = None if site.billing is None else site.billing.per_hour(gpus, mem_gb, cpus)
     power_w = _power_of(speed.points, workers, mean_s)

@@ -88,15 +88,18 @@ class CampaignPlan:
         return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
 
 
-def cut_of(lengths: Lengths, speed: Speed, wish: plan_tasks.PlanWish, site: Site, chunk_s: float = 0.0) -> Cut:
+def cut_of(
+    lengths: Lengths, recorded_ms: int, speed: Speed, wish: plan_tasks.PlanWish, site: Site, chunk_s: float = 0.0
+) -> Cut:
     """Return what to choose by: the lengths of chunks, and the start-up of their tasks."""
     margin, mean_s = plan_tasks.make_margin(speed, wish.margin), lengths.mean_ms / 1000
 
     def start_up(rate: float, gpus: int) -> float:
         tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
-        return tasks * billed_start_up_s(speed) * 1000 / max(1, lengths.total_ms)
+        return tasks * billed_start_up_s(speed) * 1000 / max(1, recorded_ms)
 
-    return chunk_s or mean_s, mean_s, lengths.longest_ms / 1000, start_up
+    repeated = lengths.total_ms / max(1, recorded_ms)
+    return chunk_s or mean_s, mean_s, lengths.longest_ms / 1000, repeated, start_up
 
 
 def make_plan(
@@ -122,7 +125,8 @@ def make_plan(
         fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
         raise BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
     best, speed = speed, at_length(speed, lengths.mean_ms / 1000)
-    margin, cuts = plan_tasks.make_margin(speed, wish.margin), cuts or [cut_of(lengths, speed, wish, site)]
+    recorded_ms = lengths.total_ms - survey.shared_ms
+    margin, cuts = plan_tasks.make_margin(speed, wish.margin), cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
     choice, fastest, choices = choose(best if len(cuts) > 1 else speed, wish, site, cuts)
     if speed.points and choice.workers != (many := speed.points[0].workers):
         how = "measured" if choice.measured else f"estimated from {number(speed.audio_hours_per_gpu_hour)} with {many}"
@@ -142,7 +146,7 @@ def make_plan(
         choices=tuple(sorted(choices, key=lambda one: (round(one.units_per_1000_audio_hours or 0.0, 1), *rank(one)))),
         fastest=fastest,
         prefer=wish.prefer,
-        billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * lengths.total_ms / 3.6e9,
+        billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * recorded_ms / 3.6e9,
         waves=waves,
         waves_why=waves_why,
         gpus=gpus,

@@ -137,7 +137,7 @@ def _choose_cutting(
     ways = {one: replace(cutting, chunk_length_s=one) for one in lengths_s if one < longest_s}
     lengths = {whole.mean_ms / 1000: whole} if len(ways) < len(lengths_s) else {}
     lengths |= {one: whole.cut(way) for one, way in ways.items()}
-    cuts = [cut_of(some, speed, wish, site, one) for one, some in lengths.items()]
+    cuts = [cut_of(some, whole.total_ms, speed, wish, site, one) for one, some in lengths.items()]
     best_s = choose(speed, wish, site, cuts)[0].chunk_s
     return replace(sources, cutting=ways.get(best_s or 0.0, sources.cutting)), cuts
 

@@ -451,6 +451,8 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         document = json.loads((short_path / name / "plan.json").read_text())
         assert {one["chunk_s"] for one in document["choices"]} == {294, 438}, "no longer than the recordings"
         assert choice.chunk_s == (planned.cutting.chunk_length_s or 438)
+        billed = choice.units_per_1000_audio_hours * (582 + 294) / 3_600_000
+        assert planned.plan.billed_units == pytest.approx(billed), "per hour of recordings: overlaps cost more"
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
     kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
     assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 3, "as it was asked for"
