@@ -20,6 +20,7 @@ from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, 
 from badcjobs.errors import ExitCode
 from badcjobs.live import text_fit as fitting
 from badcjobs.live.text_fit import GAP, Part, rate, span
+from badcjobs.paths import user_cache
 from badcjobs.report.words import count, plain
 from badcjobs.settings import RunSettings
 from badcjobs.task.progress import TaskProgress
@@ -47,6 +48,7 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     Example:
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT
     """
+    keep_bytecode()
     from badcjobs.planning.site import find_billing
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
@@ -71,6 +73,14 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
         stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and "SLURM_JOB_ID" not in os.environ
         say_next(*(this_command() if stopped else ["badcjobs", "merge", Path(end["out"])]))
     return int(end["exit_code"])
+
+
+def keep_bytecode() -> None:
+    """Write bytecode to our cache if it must not be beside the sources: to compile NVML's binding takes 15 MiB."""
+    if sys.dont_write_bytecode and (cache := user_cache(os.environ)) is not None:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache / "python-cache")
+        sys.dont_write_bytecode = False
 
 
 class ProgressBars:

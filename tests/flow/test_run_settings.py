@@ -27,6 +27,16 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
     assert site.rows("SELECT count(*), min(status), max(status) FROM chunk") == [(3, "done", "done")] * 2
 
 
+def test_bytecode_that_must_not_lie_beside_the_sources_lies_in_our_cache(site):
+    """The wrapper writes it, and the recorder finds it: to compile NVML's binding takes 15 MiB."""
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = site.start_run(site.manifest(1), "--engine", "demo", "--simulate", 1, env=env).wait()
+    assert done.exit_code == 0, done.stderr
+    cache = Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "python-cache"
+    written = {path.name.split(".")[0] for path in cache.rglob("*.pyc")}
+    assert {"run_task", "recorder_process"} <= written
+
+
 def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
     done = site.badcjobs("demo", "--out", site.out)
     assert done.exit_code == 0, done.stderr
