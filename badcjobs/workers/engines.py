@@ -41,7 +41,7 @@ _QUERY_S = 300.0  # a cold import from a parallel filesystem is slow
 _QUERY_TRIES = 3
 _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
-    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
+    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("PYTORCH_KERNEL_CACHE_PATH", "torch-kernels"),
 )  # fmt: skip
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # Arrow's allocator starts one when it is loaded
 _MOST_PARENTS = 3

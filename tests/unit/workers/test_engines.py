@@ -140,7 +140,7 @@ def test_caches_stay_warm_from_one_task_to_the_next_where_the_user_can_write(tmp
         names = {name: value.removeprefix(f"{tmp_path / where}/") for name, value in env.items() if "-cache" in value}
         assert names == {
             "NUMBA_CACHE_DIR": "numba-cache", "MPLCONFIGDIR": "matplotlib-cache", "CUDA_CACHE_PATH": "nv-cache",
-            "TORCHINDUCTOR_CACHE_DIR": "torchinductor-cache",
+            "TORCHINDUCTOR_CACHE_DIR": "torchinductor-cache", "PYTORCH_KERNEL_CACHE_PATH": "torch-kernels-cache",
         }  # fmt: skip
     assert hawkears_environment({"NUMBA_CACHE_DIR": "/warm"}, GPU, (), scratch)["NUMBA_CACHE_DIR"] == "/warm"
 
