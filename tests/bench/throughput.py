@@ -40,8 +40,8 @@ from support.measured import Promises
 
 ROOT = Path(__file__).resolve().parents[2]
 BADCJOBS = "badcjobs run"
-CACHES = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR")
-HOURS = {"6h": 6.0, "30h": 30.0}
+CACHES = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH")
+RANK_H, MANY_H = 6.0, 30.0
 AS_GOOD = 1.05  # one run cannot tell sets apart that are closer
 SHORTEST_S = 3.0  # in less, HawkEars hears nothing
 SAME_SCORE = 0.0015  # HawkEars writes three decimals
@@ -186,16 +186,18 @@ def read_facts(database: Path, began_ms: float) -> Run:
     for after_ms, audio_s in query(database, sql):
         rates[after_ms // 10_000 * 10] = rates.get(after_ms // 10_000 * 10, 0) + (audio_s or 0) / 10
     decided = query(database, "SELECT at_ms, kind, value, reason FROM decision ORDER BY at_ms")
-    (first_ms,), (bytes_used,), (workers,) = (
+    (first_ms,), (bytes_used,), (workers,), recorder = (
         query(database, sql)[0]
         for sql in ("SELECT min(ended_at_ms) FROM chunk", "SELECT max(memory_bytes) FROM usage_sample",
-                    "SELECT count(*) FROM worker")
+                    "SELECT count(*) FROM worker",
+                    "SELECT 1e5 * cpu_s / (last_at_ms - started_at_ms), memory_bytes / 1048576.0 FROM recorder")
     )  # fmt: skip
     return {
         "device": query(database, "SELECT name, driver FROM device"),
         "chunks": chunks,
         "workers": workers,
         "memory_gb": bytes_used and bytes_used / 1e9,
+        "recorder": recorder,  # percent of a core, MiB
         "first_result_s": (first_ms - began_ms) / 1000,
         "real_time_after_s": dict(sorted(rates.items())),  # in each ten seconds from the first result on
         "decisions": [
@@ -213,9 +215,9 @@ def contenders(ranking: dict[HandSet, float]) -> list[HandSet]:
     return close + [way for way, seconds in shared.items() if seconds == min(shared.values()) < best_s]
 
 
-def promised(kind: Kind, purpose: str, cores: int) -> float:
+def promised(kind: Kind, hours: float, cores: int) -> float:
     """Return how many times as fast as the best set without MPS badcjobs is at least."""
-    if purpose != "30h" or kind.chunk_s is None or cores < 6:
+    if hours < MANY_H or kind.chunk_s is None or cores < 6:
         return 0.95
     return 1.10 if cores < 16 else 1.25
 
@@ -240,15 +242,16 @@ def compare(bench: Bench, kind: Kind, args: argparse.Namespace, promises: Promis
         ranking = {}
         for way in sets:
             try:
-                ranking[way] = bench.run(way, kind, "rank", HOURS["6h"] * args.scale)["seconds"]
+                ranking[way] = bench.run(way, kind, "rank", RANK_H * args.scale)["seconds"]
             except NoMps as problem:
                 print(f"  {way}: left out: {problem}", flush=True)
         sets = contenders(ranking)
-    for purpose in args.only:
+    for hours in args.only:
+        purpose = f"{hours:g}h"
         ways: list[Way] = [*sets, BADCJOBS]
         for number in range(args.rounds):
             for way in ways[:: -1 if number % 2 else 1]:
-                bench.run(way, kind, purpose, HOURS[purpose] * args.scale)
+                bench.run(way, kind, purpose, hours * args.scale)
                 if way == BADCJOBS and not compared:
                     many, differ = bench.compare_detections(kind)
                     alike = bool(many) and not differ  # nothing found is nothing compared
@@ -258,7 +261,7 @@ def compare(bench: Bench, kind: Kind, args: argparse.Namespace, promises: Promis
         print(f"\n{purpose} in {kind.name}, {args.cores} cores, median of {args.rounds}:\n\n", end="")
         print(*table(runs, ways), "", sep="\n", flush=True)
         times = {way: statistics.median(run["seconds"] for run in runs if run["way"] == str(way)) for way in ways}
-        least = promised(kind, purpose, args.cores) if args.promise is None else args.promise
+        least = promised(kind, hours, args.cores) if args.promise is None else args.promise
         best = min((way for way in sets if not way.mps), key=lambda way: times[way], default=None)
         for way in sets:
             ratio, what = times[way] / times[BADCJOBS], f"as fast as {way}"
@@ -280,7 +283,7 @@ def main() -> int:
     parser.add_argument("--by-hand", nargs="*", metavar="PxT[+mps]", help="sets [1x3 3x2 Nx1, without and with MPS]")
     parser.add_argument("--audio", nargs="+", choices=both, default=both, help="files of 30 min, chunks of 30 s [both]")
     parser.add_argument("--chunk-length", type=float, default=300, metavar="S", help="of what badcjobs cuts [300]")
-    parser.add_argument("--only", nargs="+", choices=[*HOURS], default=[*HOURS], help="repeat on so much audio [both]")
+    parser.add_argument("--only", nargs="+", type=float, default=[6, 30], metavar="H", help="hours of audio [6 30]")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="repeat so often [3]")
     parser.add_argument("--promise", type=float, metavar="RATIO", help="be so many times as fast as the best set")
     parser.add_argument("--compare", type=int, default=12, metavar="N", help="chunks to compare the detections of [12]")

@@ -48,6 +48,15 @@ def test_kills_of_everybody_lose_nothing_and_leave_nothing(hawkears, tmp_path):
     assert (done.returncode, done.stdout.count(" kept")) == (0, 5), done.stdout + done.stderr
 
 
+def test_the_cheapest_choice_of_a_plan_is_run_and_what_it_is_billed_compared(hawkears, tmp_path):
+    """On a stand-in, whose chunks all take as long, the verdict says nothing."""
+    small = ["--cores", 2, "--recordings", 4, "--simulate", 1, "--scale", 0.02, "--folder", tmp_path]
+    command = [sys.executable, BENCH / "bill.py", "--hawkears", hawkears, *small]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) in ((0, ""), (1, "")), done.stdout + done.stderr
+    assert re.search(r"→ cheapest, .*(\n.*)*billed for the cheapest +0\.\d\d units +within 15% ", done.stdout)
+
+
 @pytest.fixture
 def throughput(hawkears, tmp_path):
     """Run the README's bench of throughput in small, on a stand-in of HawkEars and one of NVIDIA's daemon."""
@@ -71,7 +80,7 @@ def throughput(hawkears, tmp_path):
 
 @pytest.mark.parametrize(("audio", "hours"), [("long", (6, 30)), ("30s", (6,))])
 def test_throughput_ranks_all_sets_by_hand_and_repeats_the_best_of_them_with_badcjobs(throughput, audio, hours):
-    done, found = throughput("--promise", "0", "--audio", audio, "--only", *(f"{each}h" for each in hours))
+    done, found = throughput("--promise", "0", "--audio", audio, "--only", *hours)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     ranked = [run for run in found["runs"] if run["purpose"] == "rank"]
     names = [f"by hand, {way}{mps}" for way in ("1 × 3", "3 × 2", "2 × 1") for mps in ("", ", MPS")]
@@ -96,14 +105,14 @@ def test_throughput_ranks_all_sets_by_hand_and_repeats_the_best_of_them_with_bad
     ids=["slower than promised", "other detections", "MPS not used"],
 )
 def test_throughput_can_lose(throughput, words, clients, said):
-    done, _ = throughput("--by-hand", "2x1", "--only", "6h", "--audio", "long", *words, clients=clients)
+    done, _ = throughput("--by-hand", "2x1", "--only", 6, "--audio", "long", *words, clients=clients)
     assert (done.returncode, said in done.stdout + done.stderr) == (1, True), done.stdout + done.stderr
 
 
 def test_throughput_promises_more_with_more_cores_and_repeats_the_best_sets():
     bench = runpy.run_path(str(BENCH / "throughput.py"))
     long, short = bench["Kind"]("long", 1800, 4, 300), bench["Kind"]("30s", 30, 60)
-    cases = [(long, "30h", 4), (long, "30h", 6), (long, "30h", 16), (long, "6h", 16), (short, "30h", 16)]
+    cases = [(long, 30, 4), (long, 30, 6), (long, 30, 16), (long, 6, 16), (short, 30, 16)]
     assert [bench["promised"](*case) for case in cases] == [0.95, 1.1, 1.25, 0.95, 0.95]
     few, close, best, mps, slow = ((1, 3, False), (3, 2, False), (6, 1, False), (6, 1, True), (3, 2, True))
     ranked = {few: 80, close: 28.3, best: 27, mps: 24, slow: 25}
@@ -114,7 +123,7 @@ def test_throughput_promises_more_with_more_cores_and_repeats_the_best_sets():
 
 
 def test_throughput_leaves_out_sets_for_which_mps_does_not_work(throughput):
-    words = ["--by-hand", "2x1", "2x1+mps", "--only", "6h", "--audio", "long", "--promise", "0"]
+    words = ["--by-hand", "2x1", "2x1+mps", "--only", 6, "--audio", "long", "--promise", "0"]
     done, found = throughput(*words, clients=1)
     assert (done.returncode, {run["way"] for run in found["runs"]}) == (0, {"by hand, 2 × 1", "badcjobs run"})
     assert "by hand, 2 × 1, MPS: left out: 1 of 2 processes were connected" in done.stdout
