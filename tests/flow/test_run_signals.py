@@ -35,7 +35,8 @@ class Stage:
         manifest.write_text(manifest.read_text().replace("rec0,c000", "rec0,bad"))
         self.command = ("--command", f"{script} {{input}} {{output}}", "--simulate", 2, "--retries", 0, *args)
         self.program = site.start_run(manifest, *self.command)
-        wait_for(lambda: self.running == 2 and len(self.programs()) == 2, "two chunks are running")
+        bad = "outcome = 'failed'"
+        wait_for(lambda: site.count_now("attempt", bad) and self.running == len(self.programs()) == 2, "two run")
 
     @property
     def running(self):
