@@ -39,6 +39,7 @@ TASK_MARK = "BADCJOBS_TASK"
 _PREFIX_MARK = "BADCJOBS_PREFIX"  # every process started by one prefix has this one
 
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+USUAL_MPS_PIPE, _NO_PIPE = Path("/tmp/nvidia-mps"), "/nonexistent"  # CUDA looks in the first without the variable
 _CONTAINERS = ("", "APPTAINERENV_", "SINGULARITYENV_")  # the container removes the prefix inside
 _ROCR = "ROCR_VISIBLE_DEVICES"
 # Their numbers count only the devices that ROCR shows, so they would be wrong with one device.
@@ -158,7 +159,8 @@ def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str
         lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices; ROCR obeys an empty list.
         lists |= {} if device else {_ROCR: ""}
-        lists |= {MPS_PIPE: plan.pipe} if plan.pipe else {}
+        is_near = MPS_PIPE in environ or USUAL_MPS_PIPE.exists()  # a daemon that this worker shall not use
+        lists |= {MPS_PIPE: plan.pipe or _NO_PIPE} if plan.pipe or is_near else {}
     env |= {prefix + name: value for name, value in lists.items() for prefix in _CONTAINERS}
     env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
     env.setdefault("OMP_NUM_THREADS", str(plan.threads))

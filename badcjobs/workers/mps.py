@@ -25,7 +25,7 @@ from badcjobs.devices.nvml import find_mps_obstacle
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Device
 from badcjobs.paths import LocalFolder
-from badcjobs.processes import MPS_PIPE, TASK_MARK, bind_to_parent, end_leftovers, last_lines
+from badcjobs.processes import MPS_PIPE, TASK_MARK, USUAL_MPS_PIPE, bind_to_parent, end_leftovers, last_lines
 from badcjobs.store.live_folder import Owner, hold, locked
 from badcjobs.workers.feed import Decision
 
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PID_FILE = f"{_CONTROL}.pid"  # in the folder of the pipes
-_USUAL_PIPE = Path("/tmp/nvidia-mps")  # where CUDA programs look without the variable
 _ALONE = "one worker per device"
 _MOST_CLIENTS = 48  # of a device, since Volta
 _PLACE, _NAME = Path("/tmp"), "badcjobs-mps-"  # on the node, and short: a socket's path has at most 107 characters
@@ -51,14 +50,18 @@ def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str 
         return "the device is a MIG slice"
     if most > _MOST_CLIENTS:
         return f"{most} workers per device; the most is {_MOST_CLIENTS}"
-    if environ.get(MPS_PIPE):
-        return f"{MPS_PIPE} is set: the workers use the daemon of this site, in {environ[MPS_PIPE]}"
-    with suppress(OSError, ValueError):
-        if psutil.pid_exists(int((_USUAL_PIPE / _PID_FILE).read_text())):
-            return f"the workers use the daemon of this machine, in {_USUAL_PIPE}"
     if shutil.which(_CONTROL, path=environ.get("PATH")) is None:
         return f"{_CONTROL} is not on PATH"
     return find_mps_obstacle(device.uuid)
+
+
+def find_site_pipe(environ: Mapping[str, str]) -> str | None:
+    """Return the folder of a daemon that this site has started; None: there is none."""
+    named = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
+    with suppress(OSError, ValueError):
+        pid = int((named / _PID_FILE).read_text())
+        return str(named) if MPS_PIPE in environ or psutil.pid_exists(pid) else None  # its process may not be visible
+    return None
 
 
 # --- one device -------------------------------------------------------------------------------------------------------
@@ -159,14 +162,16 @@ class MpsDaemons:
     _daemons: dict[int | None, MpsDaemon] = field(default_factory=dict)
     _folder: LocalFolder | None = None
     _mark: str = ""
+    _site_pipe: str | None = None
 
     def __post_init__(self) -> None:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
 
     def pipe_of(self, device_id: int | None) -> str | None:
         """Return the folder through which new workers of a device reach its daemon; None: there is none."""
-        daemon = self._daemons.get(device_id)
-        return None if daemon is None or not is_alive(daemon.control) else str(daemon.pipe)
+        if (daemon := self._daemons.get(device_id)) is None:
+            return self._site_pipe
+        return str(daemon.pipe) if is_alive(daemon.control) else None
 
     def look_for(self, device_id: int | None, pid: int | None) -> None:
         """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
@@ -192,10 +197,11 @@ class MpsDaemons:
         """
         end_left_behind(hostname)
         self._mark, reasons = mark, dict[tuple[str | None, str | None], Device]()
+        self._site_pipe = None if wanted == "off" else find_site_pipe(environ)
         if not devices and wanted == "on":
             raise NotHere("--mps on: the task has no device", why="MPS is for GPUs", fix="badcjobs run … --mps auto")
         for device_id, device in devices:
-            why = "--mps off" if wanted == "off" else find_obstacle(device, most, environ)
+            why = "--mps off" if wanted == "off" else self._site_pipe or find_obstacle(device, most, environ)
             try:
                 if why is None and self._folder is None:
                     self._folder = LocalFolder.create(_PLACE, _NAME)
@@ -207,12 +213,14 @@ class MpsDaemons:
                 daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: mark})
                 if (why := daemon.start()) is None:
                     self._daemons[device_id] = daemon
-            if why is not None and wanted == "on":
+            if why is not None and why != self._site_pipe and wanted == "on":
                 name = device.name or device.token
                 raise NotHere(f"--mps on: MPS cannot be used on {name}", why=why, fix="badcjobs run … --mps auto")
             reasons.setdefault((device.name, why), device)  # devices of one model have one row
+        whose = f"the daemon of this site, in {self._site_pipe}" if self._site_pipe else "a daemon of ours"
         for (_, why), device in reasons.items():
-            self._decide(device, why is None, why or f"up to {most} workers share the device through a daemon of ours")
+            used = why == self._site_pipe  # or both are None
+            self._decide(device, used, f"up to {most} workers share the device through {whose}" if used else f"{why}")
 
     def check(self, end_workers: Callable[[int | None], object]) -> None:
         """Note daemons that have ended, and end the workers of a server that has: they could hang."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -117,6 +118,23 @@ def test_workers_that_do_not_reach_the_daemon_are_recorded_as_not_connected(site
     assert (used, "is not connected, and runs without it" in why) == (0.0, True)
 
 
+@pytest.fixture(params=["ours", "of the site"])
+def daemon(request, machine, short_path):
+    """Give the machine a daemon of its site, with the variable in every job; or nothing."""
+    if request.param == "ours":
+        yield
+        return
+    folders = {name: str(short_path / name.lower()) for name in (PIPE, PIPE.replace("PIPE", "LOG"))}
+    for folder in folders.values():
+        Path(folder).mkdir()
+    control, env = ["nvidia-cuda-mps-control"], {**os.environ, **machine.env, **folders}
+    machine.env |= folders
+    subprocess.run([*control, "-d"], env=env, check=True)
+    yield
+    subprocess.run(control, input="quit\n", env=env, text=True, check=False)
+
+
+@pytest.mark.usefixtures("daemon")
 def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(site, machine):
     manifest = site.manifest(24)
     (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")

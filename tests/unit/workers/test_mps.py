@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rooms.devices import find_mps_obstacle
 from rooms.model import ChunkStarted, Device, WorkerPlan
-from rooms.root import LocalFolder, NotHere, SessionBroken
+from rooms.root import LocalFolder, NotHere, SessionBroken, worker_environment
 from rooms.workers import MpsDaemons, end_left_behind, find_obstacle
 from support.fake_mps import ILLEGAL_ADDRESS, install_fake_mps
 from support.fake_nvml import FakeNvml, fake_slice_uuid, fake_uuid
@@ -76,7 +76,6 @@ REASONS = {
     "compute mode": ({}, {"compute_mode": 3}),
     "NVML does not find the device": ({"uuid": fake_uuid(7)}, {}),
     "nvidia-cuda-mps-control is not on PATH": ({"PATH": "/nowhere"}, {}),
-    "use the daemon of this site, in /site/mps": ({"CUDA_MPS_PIPE_DIRECTORY": "/site/mps"}, {}),
 }
 
 
@@ -94,6 +93,23 @@ def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, 
         task.start("on", [(DEVICE_ID, device)], most, **environ)
     assert (refused.value.why, "--mps auto" in refused.value.fix) == (why, True)
     assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(0.0, "--mps off")]
+
+
+def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machine, task, tmp_path):
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "site")}
+    ((used, ours),) = task.start(**environ)
+    assert (used, ours) == (1.0, "up to 2 workers share the device through a daemon of ours"), "there is none"
+    task.mps.close()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "nvidia-cuda-mps-control.pid").write_text("7")
+    for wanted in ("auto", "on"):
+        theirs = ours.replace("a daemon of ours", f"the daemon of this site, in {tmp_path}/site")
+        assert task.start(wanted, **environ) == [(1.0, theirs)]
+        assert (task.mps.pipe_of(DEVICE_ID), task.processes()) == (f"{tmp_path}/site", [])
+    assert task.start("off", **environ) == [(0.0, "--mps off")]
+    assert task.mps.pipe_of(DEVICE_ID) is None
+    told = worker_environment(environ, WorkerPlan(0, GPU, DEVICE_ID, 1))
+    assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent", "else CUDA would use it"
 
 
 def test_mps_on_without_any_device_is_refused(machine, task):
