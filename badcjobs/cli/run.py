@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sys
@@ -76,11 +77,10 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
 
 
 def keep_bytecode() -> None:
-    """Write bytecode to our cache if it must not be beside the sources: to compile NVML's binding takes 15 MiB."""
-    if sys.dont_write_bytecode and (cache := user_cache(os.environ)) is not None:
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache / "python-cache")
-        sys.dont_write_bytecode = False
+    """Write bytecode to our cache if NVML's binding has none beside it: the recorder needs 15 MiB to compile it."""
+    spec, cache = importlib.util.find_spec("pynvml"), user_cache(os.environ)
+    if spec is not None and cache is not None and not Path(spec.cached or "").exists():
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache / "python-cache")
 
 
 class ProgressBars:

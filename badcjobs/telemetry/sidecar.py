@@ -125,13 +125,14 @@ class Sidecar:
                 pipe.close()
 
     def _start(self, *options: str) -> None:
+        bytecode = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
         try:
             self._order.write(self._order_file)
             with self._log_file.open("ab") as errors:
                 self._log_before = errors.tell()
                 self._answers = {}
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", protocol.MODULE, *options, str(self._order_file)],
+                    [sys.executable, *bytecode, "-m", protocol.MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

@@ -1,11 +1,14 @@
 """``badcjobs demo``, the whole path with nothing installed; and run.toml, which every task of a run must agree with."""
 
+import signal
 from pathlib import Path
 
 from rooms.cli import make_audio
 from rooms.model import ArrayShape
 from rooms.root import FrozenRun
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
+from support.fake_nvml import fake_nvml_environ
+from support.waiting import wait_for
 
 
 def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
@@ -27,14 +30,19 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
     assert site.rows("SELECT count(*), min(status), max(status) FROM chunk") == [(3, "done", "done")] * 2
 
 
-def test_bytecode_that_must_not_lie_beside_the_sources_lies_in_our_cache(site):
-    """The wrapper writes it, and the recorder finds it: to compile NVML's binding takes 15 MiB."""
-    env = {"PYTHONDONTWRITEBYTECODE": "1"}
-    done = site.start_run(site.manifest(1), "--engine", "demo", "--simulate", 1, env=env).wait()
-    assert done.exit_code == 0, done.stderr
+def test_bytecode_is_kept_in_our_cache_if_nvmls_binding_has_none_beside_it(site):
+    """The wrapper compiles it, and the recorder finds it: it would need 15 MiB for that."""
+    nowhere = {"PYTHONPYCACHEPREFIX": str(site.folder / "nowhere"), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**fake_nvml_environ(1), **nowhere}
+    program = site.start_run(site.manifest(60), "--engine", "demo", "--workers-per-gpu", 1, env=env)
+    wait_for(lambda: site.count_now("sample"), "the recorder works")
+    (recorder,) = site.recorders()
     cache = Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "python-cache"
-    written = {path.name.split(".")[0] for path in cache.rglob("*.pyc")}
-    assert {"run_task", "recorder_process"} <= written
+    assert f"pycache_prefix={cache}" in recorder.cmdline()
+    program.send(signal.SIGTERM)
+    assert program.wait().exit_code in (0, 75), program.stderr
+    assert {path.name.split(".")[0] for path in cache.rglob("*.pyc")} >= {"pynvml", "run_task"}
+    assert not Path(nowhere["PYTHONPYCACHEPREFIX"]).exists(), "programs of chunks write none"
 
 
 def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
