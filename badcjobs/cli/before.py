@@ -164,7 +164,7 @@ def plan(
         int | None, typer.Option(metavar="N", help="Tasks that run at a time [the site's limit].")
     ] = None,
     gpus_per_task: Annotated[
-        int | None, typer.Option(metavar="N", help="GPUs of each task [a node of the site, or 1].")
+        int | None, typer.Option(metavar="N", help="GPUs of each task [the cheapest, or 1].")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of each task [what it needs].")] = None,
     root: Root = None,

@@ -49,6 +49,7 @@ class Choice(NamedTuple):
     units_per_hour: float | None  # billed
     units_per_1000_audio_hours: float | None  # billed, with start-up
     joules_per_audio_hour: float | None  # of the GPUs
+    fits: bool = True  # into a node, a device, and into what was asked for
 
 
 def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:
@@ -59,6 +60,7 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     gpus, most = wish.task_gpus(site), speed.most_workers
     full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
     full = min(full, max(1, site.node_cpus // gpus)) if site.node_cpus else full
+    full = int(min(full, max(speed.device_room(cut[0]) for cut in cuts)))
     both = full, min(USUAL_WORKERS, full)
     numbers = {*both} if site.billing else {both[wish.prefer != FASTEST]}  # without a cost there is nothing to compare
     if wish.workers is not None:
@@ -66,11 +68,10 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     elif speed.points:
         numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
     fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
-    made = [
-        _make(speed, wish, site, some, many, cut) for some, many, cut in product([*fewer, gpus], sorted(numbers), cuts)
-    ]
-    smallest = min((one for one, _ in made if one.gpus == gpus), key=lambda one: (one.workers, one.mem_gb))
-    every = sorted((one for one, fits in made if fits), key=rank) or [smallest]
+    ways = product([*fewer, gpus], sorted(numbers), cuts)
+    made = [_make(speed, wish, site, some, many, cut) for some, many, cut in ways]
+    smallest = min((one for one in made if one.gpus == gpus), key=lambda one: (one.workers, one.mem_gb))
+    every = sorted((one for one in made if one.fits), key=rank) or [smallest]
     fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -rank(one)[0]))
     return fastest if wish.prefer == FASTEST else every[0], fastest, every
 
@@ -111,13 +112,12 @@ def list_lengths(speed: Speed) -> list[float]:
     """Return the lengths to which recordings can be cut, as far as anything is known about them."""
     known = {one.chunk_s for one in speed.points if one.chunk_s}
     if speed.bytes_per_s:  # HawkEars
-        steps = {8.0, *(max(1.0, (one - OVERLAP_S) // WIDE_GRID_S) for one in known)}
+        steps = {8, *(max(1, round((one - OVERLAP_S) / WIDE_GRID_S)) for one in known)}
         known = {many * WIDE_GRID_S + OVERLAP_S for many in steps}
     return sorted(one for one in known if one <= (speed.safe_s or math.inf))
 
 
-def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> tuple[Choice, bool]:
-    """Return a choice, and whether it fits: into a node, a device, and into what was asked for."""
+def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> Choice:
     chunk_s, mean_s, longest_s, repeated, start_up = cut
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
     cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
@@ -128,8 +128,8 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
     fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(chunk_s)
     if wish.mem_gb or mem_gb > most_gb:
-        mem_why = "from [submit] mem" if wish.mem_gb else f"all of a node ({mem_gb} GB would be requested: {mem_why})"
-        mem_gb = most_gb
+        asked = "from [submit] mem" if wish.mem_gb else "all of a node"
+        mem_gb, mem_why = most_gb, f"{asked}; {mem_gb} GB would be requested: {mem_why}"
     rate = speed.audio_hours_per_gpu_hour
     if speed.points:  # the first point has the speed that is planned with
         usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
@@ -141,7 +141,7 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     points = () if speed.given else speed.points
     measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
     per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
-    return Choice(gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, units, per_1000, joules), fits
+    return Choice(gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, units, per_1000, joules, fits)
 
 
 def _is_alike(one_s: float | None, other_s: float | None) -> bool:
@@ -163,7 +163,7 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
 def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) -> tuple[int, str]:
     """Return the memory to request for all workers of a task, so many per GPU, and why; None: of unknown length."""
     each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
-    known = [one for one in speed.points if one.memory_bytes]
+    known = [one for one in speed.points if one.memory_bytes and (chunk_s or not one.chunk_s)]
     if not known:
         length = "unknown length" if chunk_s is None else f"{chunk_s:,.0f} s"
         guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {length}"

@@ -50,6 +50,7 @@ class CampaignPlan:
     parallel: int | None  # tasks at a time; None: as many as there are
     site: Site
     files: int  # at most, of the whole campaign
+    workers_asked: int | None = None  # per GPU, by the user
     quiet: str = NOTE  # the severity of remarks that must not alarm
     remarks: tuple[Remark, ...] = ()
 
@@ -154,6 +155,7 @@ def make_plan(
         parallel=wish.parallel if wish.parallel and wish.parallel < waves[0].tasks else None,
         site=site,
         files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
+        workers_asked=wish.workers,
     )
     return replace(plan, remarks=tuple(apply_rules((*SOURCE_RULES, *_FIT_REMARKS), plan)))
 
@@ -218,6 +220,11 @@ _FIT_REMARKS = (
             "-- --workers-per-gpu {room}",
             lambda f: f.choice.workers > f.room,
         ),
+        problem_if(
+            "{choice.workers} per GPU may need more than {choice.cpus} cores and {choice.mem_gb} GB: {choice.mem_why}",
+            "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
+            lambda f: f.choice.workers <= f.room and not f.choice.fits,
+        ),
         note_if(
             "a node has {site.cores_per_gpu} cores per GPU, but so many workers were not measured: they may cost less;"
             " run one task with the request of the fastest, and plan again --from it",
@@ -266,8 +273,8 @@ _FIT_REMARKS = (
             lambda f: f.shortest_s is not None and f.chunk_s < f.shortest_s,
         ),
         note_if(
-            "it was measured with chunks of {speed.chunk_s:,.3g} s on average, and those of this plan have"
-            " {chunk_s:,.3g} s: short ones are slower; run one task of this plan first, and plan again --from it",
+            "it was measured with chunks of {speed.chunk_s:one} s on average, and those of this plan have"
+            " {chunk_s:one} s: short ones are slower; run one task of this plan first, and plan again --from it",
             when=lambda f: f.is_other_length,
         ),
     ),

@@ -296,9 +296,10 @@ def plan_text(planned: Planned) -> str:
 
 def _choice_table(plan: CampaignPlan) -> Table:
     """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
-    mine, best = plan.choice, {"cheapest": min(plan.choices, key=rank), "fastest": plan.fastest}
+    mine, cheapest = plan.choice, min(plan.choices, key=rank)
+    best = {"cheapest" if plan.site.billing else "least GPU time": cheapest, "fastest": plan.fastest}
     others = (one for one in plan.choices if one not in best.values())
-    near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], best["cheapest"][:3], strict=True)))
+    near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], cheapest[:3], strict=True)))
     rows = list[Row]()
     for one in (one for one in plan.choices if one in {*best.values(), *near[:_SHOWN_CHOICES]}):
         marks = [word for word, other in best.items() if one == other]
@@ -325,7 +326,7 @@ def _figures(planned: Planned) -> dict[str, Any]:
         finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
     prefer = "the fastest" if plan.prefer == FASTEST else "the cheapest" if plan.site.billing else "least GPU time"
     no_weights = None if plan.site.billing else "not known: no --site with [billing]"
-    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points else AUTO}
+    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points or plan.workers_asked else AUTO}
     run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
     how = "measured" if plan.margin.start_up_measured else "assumed"
     start_up = {"billed_s": billed_start_up_s(plan.speed), "how": how}

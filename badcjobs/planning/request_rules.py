@@ -236,10 +236,10 @@ def _billing(facts: PreflightFacts) -> Cases:
     now, then = (billing.per_hour(asked.gpus_per_task, nodes * (gb or 0), cpus) for gb in (on_a_node_gb, enough_gb))
     paid = max(gpus, memory if billing.rule == "max" else 0.0)
     yield {
-        "memory_times": memory / gpus,
-        "cores_times": cores / gpus,
-        "too_much": facts.needed_gb and memory > gpus and then <= _MUCH_LESS * now,
-        "too_many": cores > paid,
+        "memory_times": memory / gpus if gpus else 0.0,
+        "cores_times": cores / gpus if gpus else 0.0,
+        "too_much": facts.needed_gb and memory > gpus > 0 and then <= _MUCH_LESS * now,
+        "too_many": cores > paid and gpus,
         "cores_paid": max(1, int(min(paid / site.bill_cpu / nodes, most_cpus))) if site.bill_cpu else 1,
         "enough": enough_gb,
         "bill": f"{', '.join(parts)}; {total}{per}",

@@ -66,9 +66,8 @@ class Site:
     @property
     def billing(self) -> Billing | None:
         """How it bills; None: not in its file."""
-        if self.bill_gpu is None:
-            return None
-        return Billing(self.bill_gpu, self.bill_memory_gb or 0.0, self.bill_cpu or 0.0, self.bill_rule)
+        gpu, memory_gb, cpu = (one or 0.0 for one in (self.bill_gpu, self.bill_memory_gb, self.bill_cpu))
+        return Billing(gpu, memory_gb, cpu, self.bill_rule) if gpu or memory_gb or cpu else None
 
     @property
     def cores_per_gpu(self) -> int | None:
