@@ -302,7 +302,7 @@ class ForkParent:
 
     def _ask(self, order: object, fds: Sequence[int] = (), *, limit_s: float = _ANSWER_S) -> dict[str, Any]:
         """Send an order and return the answer; end a parent that gives none."""
-        answer, why = b"", "it has ended"
+        answer, why = b"", "the process that imports HawkEars has ended"
         with self._lock:
             try:
                 self._socket.settimeout(limit_s)

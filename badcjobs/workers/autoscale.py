@@ -114,7 +114,7 @@ class Autoscaler:
         for who, total, what, need, sharing in (device, job):
             if total is not None and (room := fitting_workers(total, sharing * need)) < self._workers:
                 reason += f"; {room} instead of {self._workers}: {who} {format_bytes(total)}{what}"
-                reason += f", and a worker may need {format_bytes(need)}"
+                reason += f", and a worker may need {format_bytes(need)} (a tenth stays free)"
                 self._workers, self._settled = room, False
         one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
         self._record(self._workers, f"start: {one_per_core}{reason}")

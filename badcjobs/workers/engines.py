@@ -151,6 +151,12 @@ class HawkEarsEngine:
         args = self.start.args
         refuse_arguments(args, _RESERVED_2)
         python = find_python(self.python, self.start)
+        if not any(self._models.glob("*.ckpt")):
+            raise NotHere(
+                f"HawkEars has no models in {self._models}",
+                why="it looks for models in its working folder; without models it ends immediately, with exit code 0",
+                fix=f"cd {self._models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
+            )
         argv = [*self.start.launcher.prefix_for("check"), python]
         cache = user_cache(self.start.environ)
         if self.forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
@@ -168,12 +174,6 @@ class HawkEarsEngine:
                 f"HawkEars in {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
                 why=problem,
                 fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
-            )
-        if not any(self._models.glob("*.ckpt")):
-            raise NotHere(
-                f"HawkEars has no models in {self._models}",
-                why="it looks for models in its working folder; without models it ends immediately, with exit code 0",
-                fix=f"cd {self._models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
             )
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
