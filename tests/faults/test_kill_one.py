@@ -336,5 +336,5 @@ def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_
     ((workers, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' LIMIT 1")
     assert (workers, why) == (
         2, "start: 4 cores and 16 GiB of GPU memory per device; 2 instead of 4: the job has 4.0 GiB of main memory, and"
-        " a worker may need 1.8 GiB"
+        " a worker may need 1.8 GiB (a tenth stays free)"
     )  # fmt: skip
