@@ -49,7 +49,7 @@ class Choice(NamedTuple):
     units_per_hour: float | None  # billed
     units_per_1000_audio_hours: float | None  # billed, with start-up
     joules_per_audio_hour: float | None  # of the GPUs
-    fits: bool = True  # into a node, a device, and into what was asked for
+    fits: bool  # into a node, a device, and into what was asked for
 
 
 def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:

@@ -201,7 +201,8 @@ class MpsDaemons:
         if not devices and wanted == "on":
             raise NotHere("--mps on: the task has no device", why="MPS is for GPUs", fix="badcjobs run … --mps auto")
         for device_id, device in devices:
-            why = "--mps off" if wanted == "off" else self._site_pipe or find_obstacle(device, most, environ)
+            theirs = self._site_pipe if device.backend == "nvml" else None
+            why = "--mps off" if wanted == "off" else theirs or find_obstacle(device, most, environ)
             try:
                 if why is None and self._folder is None:
                     self._folder = LocalFolder.create(_PLACE, _NAME)
@@ -217,10 +218,10 @@ class MpsDaemons:
                 name = device.name or device.token
                 raise NotHere(f"--mps on: MPS cannot be used on {name}", why=why, fix="badcjobs run … --mps auto")
             reasons.setdefault((device.name, why), device)  # devices of one model have one row
-        whose = f"the daemon of this site, in {self._site_pipe}" if self._site_pipe else "a daemon of ours"
+        how: dict[str | None, str] = {None: f"up to {most} workers share the device through a daemon of ours"}
+        how |= {pipe: f"the workers use the daemon of this site, in {pipe}"} if (pipe := self._site_pipe) else {}
         for (_, why), device in reasons.items():
-            used = why == self._site_pipe  # or both are None
-            self._decide(device, used, f"up to {most} workers share the device through {whose}" if used else f"{why}")
+            self._decide(device, why in how, how.get(why, why or ""))
 
     def check(self, end_workers: Callable[[int | None], object]) -> None:
         """Note daemons that have ended, and end the workers of a server that has: they could hang."""

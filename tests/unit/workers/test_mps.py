@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,10 @@ def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machin
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "nvidia-cuda-mps-control.pid").write_text("7")
     for wanted in ("auto", "on"):
-        theirs = ours.replace("a daemon of ours", f"the daemon of this site, in {tmp_path}/site")
-        assert task.start(wanted, **environ) == [(1.0, theirs)]
+        assert task.start(wanted, **environ) == [(1.0, f"the workers use the daemon of this site, in {tmp_path}/site")]
         assert (task.mps.pipe_of(DEVICE_ID), task.processes()) == (f"{tmp_path}/site", [])
+    ((used, why),) = task.start(devices=[(DEVICE_ID, replace(GPU, backend="simulated"))], **environ)
+    assert (used, "not read through NVML" in why) == (0.0, True)
     assert task.start("off", **environ) == [(0.0, "--mps off")]
     assert task.mps.pipe_of(DEVICE_ID) is None
     told = worker_environment(environ, WorkerPlan(0, GPU, DEVICE_ID, 1))
