@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from badcjobs.processes import bind_to_parent
-
 _MOST_BYTES = 2**20  # of the output of run_program
 _LONGEST_LINE = 2**16  # of a stream; the rest of a line is dropped
 _LONGEST_REASON = 500  # characters
@@ -137,6 +135,8 @@ class Stream:
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    from badcjobs.processes import bind_to_parent  # late: a recorder that starts no program stays smaller
+
     return subprocess.Popen(
         list(argv),
         stdin=subprocess.DEVNULL,

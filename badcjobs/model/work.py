@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from unicodedata import normalize
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from badcjobs.model.devices import Device
 
@@ -368,6 +367,8 @@ def parse_time_zone(text: str) -> tzinfo | None:
         return None
     with suppress(ValueError):
         return datetime.strptime(text, "%z").tzinfo
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # late: the recorder needs no time zones, and stays smaller
+
     with suppress(ValueError, OSError, ZoneInfoNotFoundError):
         return ZoneInfo(text)
     raise ValueError(f"{text!r} is neither an offset such as -07:00 nor a time zone such as America/Yellowknife")

@@ -2,11 +2,12 @@
 
     python tests/bench/telemetry.py                 about 3 minutes
     python tests/bench/telemetry.py --seconds 20    quicker, coarser
+    python tests/bench/telemetry.py --mps           the loads are clients of CUDA MPS
 
 Known loads of 5, 30 and 100 %, kernels that spin for a share of every period, are recorded with ``badcjobs record``;
 the busy share in the task database is compared with what the GPU's own events say, its energy with a power integral
-taken apart from it, at 50 Hz. Then the recorder's process is measured with four devices at 1 Hz. Exits with 1 when a
-promise was not kept, with 3 without a GPU.
+taken apart from it, at 50 Hz, and the load's process must be among ours. Then, beside a load of 100 %, the recorder's
+process is measured with four devices at 1 Hz. Exits with 1 when a promise was not kept, with 3 without a GPU.
 """
 
 import argparse
@@ -19,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import pynvml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.by_hand import mps_daemon
 from support.measured import Promises
 
 HERE = Path(__file__).parent
@@ -107,7 +109,8 @@ def run_load(duty_percent: float, seconds: float) -> dict[str, float]:
         periods += 1
         time.sleep(max(0.0, start_s + periods * PERIOD_S - time.monotonic()) if duty_percent < 100 else 0)
     took_s = time.monotonic() - start_s
-    return {"started_ms": started_ms, "ended_ms": started_ms + took_s * 1000, "busy_percent": 100 * busy_s / took_s}
+    ended_ms, busy_percent = started_ms + took_s * 1000, 100 * busy_s / took_s
+    return {"pid": os.getpid(), "started_ms": started_ms, "ended_ms": ended_ms, "busy_percent": busy_percent}
 
 
 def integral_j(points: Points) -> float:
@@ -134,25 +137,33 @@ def power_meter() -> Iterator[list[tuple[float, float]]]:
         thread.join()
 
 
-def judge_load(folder: Path, promises: Promises, duty: int, seconds: float) -> None:
+def load_line(duty: float, seconds: float) -> list[str]:
+    """Return the command that makes a known load."""
+    return [sys.executable, __file__, f"--duty={duty}", f"--seconds={seconds}"]
+
+
+def judge_load(folder: Path, promises: Promises, duty: int, seconds: float, environ: Mapping[str, str]) -> None:
     """Record a known load and compare it with what was true."""
     target = folder / f"duty{duty}.sqlite"
-    load = [sys.executable, __file__, f"--duty={duty}", f"--seconds={seconds}"]
-    record = [sys.executable, "-m", "badcjobs", "record", "--out", str(target), "--interval", "1", "--", *load]
+    record = [sys.executable, "-m", "badcjobs", "record", "--out", str(target), "--interval", "1", "--"]
     with power_meter() as points:
-        done = subprocess.run(record, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [*record, *load_line(duty, seconds)], check=True, capture_output=True, text=True, env=environ
+        )
     truth: dict[str, float] = json.loads(done.stdout.splitlines()[0])
     columns = "SELECT at_ms, {0} FROM sample WHERE {0} IS NOT NULL ORDER BY at_ms"
     with closing(sqlite3.connect(f"file:{target}?immutable=1", uri=True)) as db:
         busy, counter, power = (
             db.execute(columns.format(metric)).fetchall() for metric in ("busy_percent", "energy_j", "power_w")
         )
+        listed = db.execute("SELECT count(*) FROM process WHERE pid = ? AND ours", (truth["pid"],)).fetchone()
     windows = [(t2 - t1, share) for (t1, _), (t2, share) in pairwise(busy)
                if t1 >= truth["started_ms"] and t2 <= truth["ended_ms"]]  # fmt: skip
     recorded = sum(w * share for w, share in windows) / sum(w for w, _ in windows)
     promises.just(f"load of {duty} %: true busy share", truth["busy_percent"], "%")
     promises.just("  recorded", recorded, "%")
     promises.at_most("  difference", abs(recorded - truth["busy_percent"]), 2, "points")
+    promises.at_least("  the load's process among ours", *listed, 1, "")
     (from_ms, first_j), (to_ms, last_j) = counter[0], counter[-1]
     metered = [point for point in points if from_ms <= point[0] <= to_ms]
     meter_j = integral_j(metered) * (to_ms - from_ms) / (metered[-1][0] - metered[0][0])
@@ -193,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=40, help="how long each load lasts (default 40, at least 15)")
     parser.add_argument("--duty", type=float, help="only make a load of so many percent, and print what was true")
+    parser.add_argument("--mps", action="store_true", help="the loads are clients of CUDA MPS")
     args = parser.parse_args()
     if args.duty is not None:
         print(json.dumps(run_load(args.duty, args.seconds)))
@@ -207,10 +219,14 @@ def main() -> int:
         return 3
     print(f"telemetry on one {name}, driver {pynvml.nvmlSystemGetDriverVersion()}")
     promises = Promises(small=False)
-    with tempfile.TemporaryDirectory(prefix="badcjobs-bench-") as folder:
+    mps = mps_daemon(dict(os.environ), clients=len(DUTIES) + 1) if args.mps else nullcontext({})
+    with tempfile.TemporaryDirectory(prefix="badcjobs-bench-") as folder, mps as variables:
+        environ = {**os.environ, **variables}
         for duty in DUTIES:
-            judge_load(Path(folder), promises, duty, args.seconds)
-        judge_recorder(Path(folder), promises, args.seconds)
+            judge_load(Path(folder), promises, duty, args.seconds, environ)
+        with subprocess.Popen(load_line(100, 3600), env=environ) as load:
+            judge_recorder(Path(folder), promises, args.seconds)
+            load.terminate()
     return 1 if promises.broken else 0
 
 

@@ -28,6 +28,22 @@ HEARTBEAT = re.compile(
 )
 SLOWLY = ("--engine", "demo", "--engine-arg=--burn-s=0.3")
 BEATS = ("--config", "run.heartbeat_every_s=0.2")
+AN_HOUR = """
+import re, sys
+from pathlib import Path
+from rooms.model import METRICS, HostReading, Reading
+from rooms.telemetry import TelemetryWriter
+def read_peak():
+    return int(re.findall(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[0])
+writer = TelemetryWriter(Path(sys.argv[1]), 1)
+for second in range(3600):
+    with writer.batch():
+        reading = Reading(**{name: second for name in METRICS})
+        writer.write_tick(second * 1000, [(device, reading) for device in range(4)], HostReading(50.0, second, 2**36))
+    if second == 60:
+        after_a_minute = read_peak()
+print(read_peak() - after_a_minute)
+"""
 SECRET = "/services/T0123/xyzzy"
 # Busy with children of its own, as an engine that runs a program for each chunk is.
 COMMAND = """python3 -c 'import time
@@ -75,6 +91,13 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     assert rows(out, cost) == [("simulated", 0.05, ticks, 1, 1, 1)]
     assert rows(out, "SELECT DISTINCT source FROM metric_source WHERE metric = 'busy_percent'") == [("simulated",)]
     assert list(site.local.iterdir()) == []
+
+
+def test_an_hour_of_samples_of_four_devices_needs_hardly_more_memory_than_a_minute(out):
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    more_kib = int(subprocess.check_output([sys.executable, "-c", AN_HOUR, str(out)], env=environ))
+    assert rows(out, "SELECT count(*) FROM sample") == [(4 * 3600,)]
+    assert more_kib < 1024
 
 
 def test_text_has_a_line_per_device_and_instant(site):

@@ -86,7 +86,7 @@ RECORDER = "import badcjobs.telemetry.recorder_process, badcjobs.devices.choose,
 LIGHT = {
     "import badcjobs": {*HEAVY, "badcjobs.api", "badcjobs.store", "badcjobs.model", "json", "pathlib"},
     HELP: {*HEAVY, "badcjobs.cli.run"},
-    f"{RECORDER}, badcjobs.devices.nvidia_smi": {"hashlib", "psutil", "sqlite_utils"},
+    f"{RECORDER}, badcjobs.devices.nvidia_smi": {"hashlib", "psutil", "socket", "sqlite_utils", "zoneinfo"},
     "import badcjobs.cli.program, badcjobs.task.run_task": {"sqlite_utils"},
 }
 
