@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -52,6 +53,7 @@ _EXEC_TRIES, _EXEC_S = 20, 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
 _END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
 _ANSWER_S = 60.0  # a fork takes milliseconds
+IMPORT_S = 300.0  # of an engine: a cold import from a parallel filesystem is slow
 _POLL_S = 0.01
 _CONNECT_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
 
@@ -135,10 +137,8 @@ class Launcher:
 
     def kill(self, process: Process) -> None:
         """Kill the whole group of a program that may have ended, and what a prefix has started in another group."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # already gone
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # already gone
         if process.pid in self._behind:
             end_leftovers(self._behind[process.pid], _PREFIX_MARK)
 
@@ -245,16 +245,11 @@ class ForkParent:
     """A program that has imported an engine and forks workers, with the same ``start`` as Launcher.
 
     Its workers end with it. It ends with the thread that has started it, so it gets a thread of its own.
-    ``argv`` makes its command line, with the number of its end of the socket; ``first_s`` limits the first answer.
+    ``argv`` makes its command line, with the number of its end of the socket.
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        argv: Callable[[int], Sequence[str]],
-        env: Mapping[str, str],
-        cwd: Path,
-        first_s: float,
+        self, launcher: Launcher, argv: Callable[[int], Sequence[str]], env: Mapping[str, str], cwd: Path
     ) -> None:
         self._env, self._lock = env, threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -272,7 +267,7 @@ class ForkParent:
         with theirs:
             threading.Thread(target=hold, name="fork parent", daemon=True).start()
             self.pid = started.result().pid
-        self.facts = self._ask(None, limit_s=first_s)
+        self.facts = self._ask(None, limit_s=IMPORT_S)
 
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool
@@ -309,8 +304,10 @@ class ForkParent:
                 if order is not None:
                     socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
                 answer = self._socket.recv(1 << 16)
-            except OSError as error:
-                why = str(error)
+            except TimeoutError:
+                why = f"the process that imports HawkEars has not answered for {limit_s:.0f} s"
+            except OSError:  # it has ended
+                pass
             if not answer:
                 self._socket.close()
                 with suppress(OSError):
@@ -321,14 +318,15 @@ class ForkParent:
         return facts
 
 
+@dataclass(eq=False)
 class ForkedProcess:
     """A worker that a parent has forked; only the parent can wait for it."""
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], parent: ForkParent) -> None:
-        self.pid, self._parent = pid, parent
-        self.stdin: IO[bytes] | None = stdin
-        self.stdout: IO[bytes] | None = stdout
-        self.returncode: int | None = None
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    _parent: ForkParent
+    returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code."""

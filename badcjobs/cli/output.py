@@ -155,12 +155,13 @@ class Pace:
     def __init__(self, what: str, every_s: float = 3.0) -> None:
         self._what = what
         self._every_s = every_s
-        self._started_s = time.monotonic()
-        self._next_s = self._started_s + every_s
+        self._started_s = self._next_s = 0.0  # the first call starts the clock
 
     def __call__(self, done: int, of: int | None = None, rows: int | None = None, *, what: str | None = None) -> None:
         """Report the amount done, and its rows; ``what`` replaces the name of the amount."""
         now_s = time.monotonic()
+        if not self._started_s:
+            self._started_s, self._next_s = now_s, now_s + self._every_s
         if now_s < self._next_s or done == of:  # the result follows
             return
         self._next_s, spent_s = now_s + self._every_s, now_s - self._started_s

@@ -219,11 +219,9 @@ def run_program() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except Exception as error:
-        bug = BadcjobsError(
-            f"{type(error).__name__}: {error}",
-            why="this is a bug in badcjobs",
-            fix="the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …",
-        )
+        fix = "the same command with --debug:  badcjobs --debug " + " ".join(sys.argv[1:2]) + " …"
+        fix = "report it, with the traceback above" if debug else fix
+        bug = BadcjobsError(f"{type(error).__name__}: {error}", why="this is a bug in badcjobs", fix=fix)
         sys.exit(_print_error(bug, debug))
 
 

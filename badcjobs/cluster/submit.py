@@ -26,7 +26,7 @@ from badcjobs.report.summary import Summary
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings
-from badcjobs.sources.open import open_sources
+from badcjobs.sources.open import open_sources_of
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder, merge
@@ -106,8 +106,7 @@ def make_plan(
 
 def read_source(settings: RunSettings, cwd: Path, progress: Progress) -> tuple[int, int, int | None]:
     """Read every row and check the audio of some; return the number of rows, of checked rows, of listed manifests."""
-    root = None if settings.root is None else cwd / settings.root
-    sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
+    sources = open_sources_of(settings, cwd)
     rows = 0
 
     def count(_row: int, _part: int, _key: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from badcjobs.live.snapshot import mean_of_known
-from badcjobs.report.words import UNKNOWN, plain, spark
+from badcjobs.report.words import UNKNOWN, clock, plain, spark
 
 GAP = "  "
 _CONTINUED = " \\\n    "  # between the lines of a wrapped command
@@ -65,10 +65,8 @@ def span(seconds: float | None) -> str:
     """Return a time span as 0:14:10, or as 3d 04h from 100 hours on."""
     if seconds is None:
         return UNKNOWN
-    left = round(seconds)
-    if left >= 100 * 3600:
-        return f"{left // 86400}d {left // 3600 % 24:02d}h"
-    return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
+    hours = round(seconds) // 3600
+    return f"{hours // 24}d {hours % 24:02d}h" if hours >= 100 else clock(seconds)
 
 
 def shorten(text: str, width: int) -> str:

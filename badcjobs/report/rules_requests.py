@@ -10,7 +10,7 @@ from badcjobs.model import LEAST_CPUS, Billing, advised_gb
 from badcjobs.report import rules
 from badcjobs.report.progress import is_running, was_killed
 from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
-from badcjobs.report.words import count
+from badcjobs.report.words import clock, count, round_up
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 
 # --- work on the CPU although there were GPUs -------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
             "asked_s": max(t.time_limit_s or 0.0 for t in over),
             "done": sum(t.done for t in over),
             "left": sum(t.pending for t in over),
-            "time": _time_option(_TIME_MARGIN * needed_s + 300),
+            "time": clock(round_up(_TIME_MARGIN * needed_s + 300)),
             "subjects": [task.name for task in over],
         }
         return
@@ -290,7 +290,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
         return
     for_good = all(t.verdict is not None for t in known)  # how long the others will take is not known
     longest = max(ended, key=lambda t: t.wall_s)
-    asked_s, wanted_s = max(t.time_limit_s or 0.0 for t in ended), _round_up(_TIME_MARGIN * longest.wall_s + 300)
+    asked_s, wanted_s = max(t.time_limit_s or 0.0 for t in ended), round_up(_TIME_MARGIN * longest.wall_s + 300)
     near = longest.wall_s >= _NEAR * asked_s
     yield {
         "over": 0,
@@ -300,7 +300,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
         "longest": longest,
         "of_asked": rules.share(longest.wall_s, asked_s),
         "ended": len(ended),
-        "time": _time_option(max(wanted_s, 1.2 * asked_s) if near else wanted_s),
+        "time": clock(round_up(max(wanted_s, 1.2 * asked_s) if near else wanted_s)),
         "subjects": [longest.name],
     }
 
@@ -310,17 +310,6 @@ def _ran_out(task: TaskFacts) -> bool:
         return True
     at_end = task.wall_s >= _STOPPED_NEAR * (task.time_limit_s or math.inf)
     return task.verdict in ("stopped", "killed") and task.pending > 0 and at_end
-
-
-def _round_up(seconds: float) -> float:
-    """Round a time limit up: to 5 minutes, or from 3 h on to half an hour."""
-    step_s = 300 if seconds < 3 * 3600 else 1800
-    return math.ceil(seconds / step_s) * step_s
-
-
-def _time_option(seconds: float) -> str:
-    minutes = round(_round_up(seconds) / 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:00"
 
 
 @rules.topic(rules.Rule(

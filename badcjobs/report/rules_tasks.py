@@ -369,4 +369,15 @@ def _short(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {"many": len(found), "reasons": [one.reason for one in found], "subjects": [one.subject for one in found]}
 
 
-TOPICS = (_damaged, _missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed, _short)
+@topic(Rule(
+    "gave_up", PROBLEM,
+    says="{why.tasks:count task} gave up with chunks left.",
+    evidence=("{why.reason:last_line}",),
+    fix="Correct this first: the same command may give up again.",
+))  # fmt: skip
+def _gave_up(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    if summary.verdict != "done":
+        yield from ({"why": one} for one in facts.decisions if one.kind == "gave_up")
+
+
+TOPICS = (_damaged, _missing, _silent, _killed, _lost, _again, _poison, _out_of_memory, _failed, _gave_up, _short)

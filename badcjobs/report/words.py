@@ -48,10 +48,11 @@ def memory(value: int | None) -> str:
 
 
 def data_size(value: int | None) -> str:
-    """Return bytes of files as TB, GB or MB, as quotas are counted."""
+    """Return bytes of files as TB, GB, MB or kB, as quotas are counted."""
     if value is None:
         return UNKNOWN
-    unit, scale = next(((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9)) if value >= scale), ("MB", 1e6))
+    units = ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)
+    unit, scale = next(((unit, scale) for unit, scale in units if value >= scale), ("kB", 1e3))
     return f"{value / scale:,.1f} {unit}"
 
 
@@ -105,6 +106,18 @@ def period(from_ms: int, to_ms: int) -> str:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key by which gpu9 comes before gpu10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def round_up(seconds: float) -> int:
+    """Round a time limit up to 5 minutes, from 3 h on to half an hour."""
+    step_s = 300 if seconds <= 3 * 3600 else 1800
+    return -(-int(seconds + 0.999) // step_s) * step_s
+
+
+def clock(seconds: float) -> str:
+    """Return a time limit as sbatch takes it."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def count(many: int, one: str, more: str | None = None) -> str:

@@ -23,7 +23,7 @@ from badcjobs.store.task_writer import count_gaps
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
-_NOT_OURS = ("the file is empty", "file is not a database", "not a badcjobs database")
+NO_DATABASE = ("the file is empty", "file is not a database", "not a badcjobs database")
 _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.token))"  # each physical device once
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
@@ -40,9 +40,9 @@ def _suggest_fix(path: Path, why: str) -> str:
     """Return the command to paste; a damaged file is moved away first, because a merge would read it again."""
     if path.suffix in (".csv", ".jsonl"):
         return f"{shlex.join(['badcjobs', 'record', '--out', str(path.with_suffix('.sqlite'))])} …   (not as text)"
-    if why in _NOT_OURS and (job := path.with_name("job.sqlite")) != path and job.is_file():
+    if why in NO_DATABASE and (job := path.with_name("job.sqlite")) != path and job.is_file():
         return f"the same command with {shlex.quote(str(job))}"
-    if why in _NOT_OURS and not (path.parent / "tasks").is_dir():
+    if why in NO_DATABASE and not (path.parent / "tasks").is_dir():
         return "badcjobs report RUN_FOLDER   (the folder given as --out to badcjobs run)"
     if "malformed" not in why and "damaged" not in why:
         return shlex.join(["badcjobs", "merge", str(path.parent)])
@@ -95,7 +95,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_files=sum(file.lost_something for file in files),
         file_folders=_folders(files),
-        conflicts=value("SELECT count(*) FROM rival_chunk WHERE status = 'done'"),
+        conflicts=value(f"SELECT count(*) FROM ({_DONE_AGAIN})"),
         last_settings=parse_settings(last.settings if last is not None else None),
         audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
         left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
@@ -158,12 +158,13 @@ _DECISIONS = """
         SELECT kind, subject, value, reason, count(DISTINCT task_id) AS tasks, max(at_ms) FROM decision
         GROUP BY kind, subject)
     ORDER BY kind, subject"""
+_DONE_AGAIN = "SELECT DISTINCT recording_id, chunk_id FROM rival_chunk WHERE status = 'done'"
 # The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
-_AGAIN_GPU_S = """
+_AGAIN_GPU_S = f"""
     SELECT total(gpu_s) FROM (
         SELECT c.gpu_s, row_number() OVER (
             PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
-        FROM (SELECT DISTINCT recording_id, chunk_id FROM rival_chunk WHERE status = 'done')
+        FROM ({_DONE_AGAIN})
         JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)
         WHERE a.outcome = 'done')
     WHERE number > 1"""

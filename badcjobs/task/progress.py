@@ -158,9 +158,8 @@ class Rates:
 
     def __init__(self, work: Iterable[Work] = ()) -> None:
         work = list(work)
-        self._by_device: dict[int | None, tuple[float | None, float | None]] = {}
-        for device_id in {device_id for device_id, _, _ in work}:
-            self._by_device[device_id] = _slowest([one for one in work if one[0] == device_id])
+        devices = {device_id for device_id, _, _ in work}
+        self._by_device = {device: _slowest([one for one in work if one[0] == device]) for device in devices}
         self._anywhere = _slowest(work)
 
     def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
@@ -246,6 +245,5 @@ class TimeBudget:
     def over(self) -> bool:
         """Whether the time for work is over."""
         is_over = self.left_s <= 0
-        if is_over:
-            self.out_of_time = True
+        self.out_of_time = self.out_of_time or is_over
         return is_over

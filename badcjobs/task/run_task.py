@@ -52,7 +52,7 @@ from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.workers.autoscale import Autoscaler
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.engines import chunks_at_once_of
-from badcjobs.workers.feed import EngineSetup
+from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.mps import MpsDaemons
 from badcjobs.workers.retry import RetryPolicy
@@ -131,7 +131,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     database = out.task_database(key)
     records = None
     try:
-        with make_claim(resolved, settings, world, key) as claim:
+        with make_claim(resolved, settings, world, out, key) as claim:
             records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
             records.claim_file = claim.path
             world.log_to(out.task_log(key))
@@ -160,7 +160,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.writer.close()
 
 
-def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, key: TaskKey) -> Claim:
+def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, out: RunFolder, key: TaskKey) -> Claim:
     """Return the claim on our part of the source, which two live tasks never have at the same time."""
     run, shard = resolved.run.settings, resolved.shard
     source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
@@ -168,7 +168,6 @@ def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, key:
     part = Part(f"{source:08x}", line, shard.index, shard.count)
     beat_s, now_ms = min(LONGEST_BEAT_S, settings.heartbeat_every_s), world.clock.now_ms()
     me = Holder(key.name, resolved.allocation.restart, world.pid, find_process(world.pid), beat_s, now_ms, now_ms)
-    out = RunFolder(settings.out.absolute())
     return Claim(out, part, me, world.clock, lambda: raise_if_stopped(world.stop))
 
 
@@ -275,7 +274,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
     """Give chunks to the workers until the work or the time is over; the loop runs about five times a second."""
     if task.world.stop.requested or task.time.over or task.claim.lost:
         return Tally()  # the signal arrived, or the time ended, while the work was listed
-    setup = set_up_engine(task, workers)
+    audio = set_up_audio(task, workers)
     supervisor = Supervisor(
         task.resolved.engine,
         workers.plans,
@@ -284,7 +283,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
         scratch=task.records.local.scratch,
         timetable=task.time.fit_test,
-        audio=setup.audio,
+        audio=audio,
         mps=task.mps,
         device_state=task.records.device_state,
         is_taken_over=lambda: not task.claim.check(),
@@ -297,7 +296,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
             if task.settings.keep_raw and not isinstance(task.resolved.engine, CommandEngine):
                 log.info("--keep-raw: the engine %s writes no output files", task.resolved.engine.name)
-            setup.start_staging(supervisor.upcoming)
+            audio.start_staging(supervisor.upcoming)
         while supervisor.busy:
             supervisor.handle_events(timeout_s=0.2)
             left = pending - supervisor.tally.done - supervisor.tally.failed
@@ -309,8 +308,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             workers.update(
                 supervisor, left=left, memory_peaks=task.records.memory_peaks, memory_held=task.records.memory_held
             )
-            task.mps.check(supervisor.end_shared)
-            for decision in (*setup.decisions(), *task.mps.decisions()):
+            task.mps.check(supervisor.end_shared, supervisor.give_up)
+            for decision in (*audio.decisions(), *task.mps.decisions()):
                 task.add_decision(*decision)
             if task.world.clock.monotonic_s() >= heartbeat_s:
                 heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
@@ -321,21 +320,21 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 lost &= {task.writer.device_id(device) for device in task.devices}
                 log.info("%s", heartbeat_line(progress, pulse, len(task.devices), len(lost)))
             task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
-        for decision in (*setup.decisions(), *task.mps.decisions()):
+        for decision in (*audio.decisions(), *task.mps.decisions()):
             task.add_decision(*decision)
     except BaseException:
         supervisor.kill()
         raise
     finally:
-        setup.stop_staging()
+        audio.stop_staging()
         task.mps.close()
     return supervisor.tally
 
 
-def set_up_engine(task: Task, workers: Autoscaler) -> EngineSetup:
+def set_up_audio(task: Task, workers: Autoscaler) -> AudioSteps:
     """Prepare staging and cutting of audio, with the limits known from probes and earlier tasks."""
     engine, files = task.resolved.engine, known_files(STORE, task.out.path, task.world.environ)
-    return EngineSetup(
+    return AudioSteps(
         stage=task.settings.stage,
         local=task.records.local.path,
         wants=engine.wants,
@@ -409,6 +408,8 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     """Kill the remaining processes, stop the recorder, publish the task database, and return the result."""
     exit_code, verdict, note = end
     records = task.records
+    if exit_code == ExitCode.NOT_HERE:
+        task.add_decision("gave_up", None, None, note or "")
     end_leftovers(records.mark)
     published = records.close(exit_code=exit_code, verdict=verdict)
     telemetry = "on" if records.recorder is not None else "not needed: no chunks were pending"
@@ -420,9 +421,8 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         unsaved = task.writer.waiting
         note = f"the last publication failed; the task's own files stay in {records.local.path}"
         note += f", without {count(unsaved, 'transaction')} that no disk accepted" if unsaved else ""
-        note += (
-            f"; as long as this node exists: {shell_line('badcjobs', 'merge', task.settings.out, records.local.path)}"
-        )
+        merge = shell_line("badcjobs", "merge", task.settings.out, records.local.path)
+        note += f"; as long as this node exists: {merge}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
     counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)

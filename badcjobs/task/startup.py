@@ -26,7 +26,7 @@ from badcjobs.report.words import count
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
-from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.open import Sources, open_sources_of
 from badcjobs.sources.walk import Shard, parse_shard
 from badcjobs.store.slurm_ends import SPOOL_KEY
 from badcjobs.task.progress import TaskProgress, find_end
@@ -156,12 +156,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     else:
         shard = parse_shard(settings.shard)
         place = ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
-    sources = open_sources(
-        [world.cwd / path for path in settings.source],
-        root=None if settings.root is None else world.cwd / settings.root,
-        position=place.position,
-        cutting=settings.cutting,
-    )
+    sources = open_sources_of(settings, world.cwd, place.position)
     listed = sources.manifests_listed
     if listed is not None and place.positions is not None and listed > place.positions:
         raise BadInput(
@@ -212,10 +207,8 @@ def find_devices(world: World, stand_in: StandIn) -> Grant:
 def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple[Grant, DeviceLocks]:
     """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
-    busiest = settings.max_utilization_percent
-    request = DeviceRequest(
-        wanted, settings.min_memory_mib or None, None if busiest >= 100 else busiest, settings.wait_s
-    )
+    busiest = settings.max_utilization_percent if settings.max_utilization_percent < 100 else None
+    request = DeviceRequest(wanted, settings.min_memory_mib or None, busiest, settings.wait_s)
     waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}

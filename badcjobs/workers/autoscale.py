@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from badcjobs.model import Device, MemoryHeld, WorkerPlan, fitting_workers, guess_worker_bytes
+from badcjobs.model import Device, MemoryHeld, WorkerPlan, advised_gb, fitting_workers, guess_worker_bytes
 from badcjobs.seams import Clock
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.supervise import Supervisor
@@ -34,22 +34,6 @@ _EVERY_S = 1.0
 _DYING_S = 30.0  # the workers of a lost device do not all end at the same moment
 _TRY, _STAY, _BEST = "try", "stay", "best"
 
-Note = Callable[[str, str | None, float | None, str], None]  # kind, subject, value, reason
-
-
-def plan_workers(
-    devices: Sequence[tuple[int, Device]], *, per_gpu: int, cpu_workers: int, cpus: int
-) -> list[WorkerPlan]:
-    """Return one plan per worker; ``devices`` are (device_id, device) in the order they were granted.
-
-    ``cpu_workers`` are used only when there is no device; they do not add to the workers of devices.
-    """
-    places: list[tuple[int | None, Device | None]] = [pair for pair in devices for _ in range(per_gpu)]
-    if not devices:
-        places = [(None, None)] * cpu_workers
-    threads = max(1, cpus // len(places)) if places else 1
-    return [WorkerPlan(slot, device, device_id, threads) for slot, (device_id, device) in enumerate(places)]
-
 
 @dataclass(eq=False)
 class Autoscaler:
@@ -57,12 +41,12 @@ class Autoscaler:
 
     devices: Sequence[tuple[int, Device]]  # the devices that get work, each with its device_id
     learned: Learned
-    note: Note
+    note: Callable[[str, str | None, float | None, str], None]  # gets kind, subject, value, reason
     clock: Clock
     _: KW_ONLY
     cpus: int
     per_gpu: int | None  # workers on each device; None: auto
-    cpu_workers: int = 0  # workers where there is no device
+    cpu_workers: int = 0  # workers where there is no device; they do not add to the workers of devices
     granted_bytes: int | None = None  # main memory of the task; None: no known limit
     chunk_s: float | None = None  # the longest chunk; None: not known
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
@@ -80,7 +64,8 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
-        self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)
+        self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)  # that auto may choose
+        self.most_per_device = self.per_gpu or self._most
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         length = "unknown length" if self.chunk_s is None else f"{max(10, round(self.chunk_s, -1)):.0f} s"
         self._subject = f"{self._model}, {self._cores} cores, chunks of {length}"  # of what is learned
@@ -89,9 +74,17 @@ class Autoscaler:
             self._choose_start()
         elif self.per_gpu is None and self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
-        cpus = self.cpus if self.per_gpu or not self.devices else self._threads * self._workers * len(self.devices)
-        self.plans = plan_workers(self.devices, per_gpu=self._workers, cpu_workers=self.cpu_workers, cpus=cpus)
+        places: list[tuple[int | None, Device | None]] = [one for one in self.devices for _ in range(self._workers)]
+        places = places or [(None, None)] * self.cpu_workers
+        share = max(1, self.cpus // max(1, len(places)))
+        threads = self._threads if self.devices and not self.per_gpu else share
+        self.plans = [WorkerPlan(slot, one, device_id, threads) for slot, (device_id, one) in enumerate(places)]
         self._slots = len(self.plans)
+        each = self.learned.about(self._subject).worker_bytes or guess_worker_bytes(self.chunk_s)
+        if self.cores_each and self.granted_bytes and (needs := self._slots * each) > self.granted_bytes:
+            what = f"{self._slots} worker{'s' if self._slots > 1 else ''} may need {format_bytes(needs)}"
+            has, wanted = format_bytes(self.granted_bytes), advised_gb(needs)
+            log.warning("%s of main memory, but the job has %s: ask for more (#SBATCH --mem=%dG)", what, has, wanted)
 
     @property
     def _threads(self) -> int:
@@ -256,11 +249,6 @@ class Autoscaler:
                 facts["rates"] = {str(many): rate / len(self.devices) for many, rate in self._rates.items()}
         if self._settled and facts:
             self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=self._memory_bytes, **facts)
-
-    @property
-    def most_per_device(self) -> int:
-        """The most workers that a device may get."""
-        return self.per_gpu or self._most
 
     def _record(self, workers: int, reason: str) -> None:
         log.info("workers per device: %d; %s", workers, reason)

@@ -19,6 +19,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
@@ -317,23 +318,19 @@ class CommandSession:
             return
         why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
-            yield self._failure(chunk, started_at_ms, retry.BATCH_LOST, why, charged=False)
+            yield replace(self._failure(chunk, started_at_ms, retry.BATCH_LOST, why), charged=False)
 
-    def _failure(
-        self, chunk: Chunk, started_at_ms: int, error_class: str, error: str, *, charged: bool = True
-    ) -> ChunkResult:
-        now_ms = self._clock.now_ms()
-        return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=error, charged=charged)
+    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
 
 
 def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
     """Split a batch so that no part is too long or has two files with the same name; usually there is one part."""
-    parts: list[tuple[set[str], list[Chunk]]] = []
+    parts: list[dict[str, Chunk]] = []  # by name
     for chunk in batch:
         name = Path(chunk.audio_path).stem.casefold()
-        names, part = next(((n, p) for n, p in parts if name not in n and len(p) < most), (set(), []))
+        part = next((part for part in parts if name not in part and len(part) < most), {})
         if not part:
-            parts.append((names, part))
-        names.add(name)
-        part.append(chunk)
-    return [part for _, part in parts]
+            parts.append(part)
+        part[name] = chunk
+    return [list(part.values()) for part in parts]

@@ -66,10 +66,8 @@ def main(args: Sequence[str]) -> None:
                 answer = {"error": refusal}
         except NoDecoder as error:
             install = "pip install 'badcjobs[audio]'   (in the environment of badcjobs)"
-            answer = {
-                "error_class": NO_PROGRAM,
-                "error": f"{path}: it is not WAV and needs a decoder: {error}\n{install}",
-            }
+            what = f"it is not WAV and needs a decoder: {error}\n{install}"
+            answer = {"error_class": NO_PROGRAM, "error": f"{path}: {what}"}
         except (OSError, ValueError) as error:
             what = f"{error} (the demo engine reads WAV with PCM or float samples, and what soundfile reads)"
             answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}

@@ -25,7 +25,7 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
-from badcjobs.processes import ForkParent, Launcher, ParentGone, fingerprint_of, worker_environment
+from badcjobs.processes import IMPORT_S, ForkParent, Launcher, ParentGone, fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
-_QUERY_S = 300.0  # a cold import from a parallel filesystem is slow
 _QUERY_TRIES = 3
 _CACHES = (
     ("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib"), ("CUDA_CACHE_PATH", "nv"),
@@ -69,9 +68,8 @@ def choose_engine(
         return HawkEars1Engine(start, python or "python3", root, allow_cpu=allow_cpu)
     script = shutil.which("hawkears", path=environ.get("PATH"))
     python = python or (script and python_of(Path(script)))
-    return HawkEarsEngine(
-        start, python, root, allow_cpu=allow_cpu, forks=settings.workers_wanted != 1 and not allow_cpu
-    )
+    forks = settings.workers_wanted != 1 and not allow_cpu
+    return HawkEarsEngine(start, python, root, allow_cpu=allow_cpu, forks=forks)
 
 
 def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -161,9 +159,9 @@ class HawkEarsEngine:
         cache = user_cache(self.start.environ)
         if self.forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
             self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
-        self.release, problem = read_answer(self._facts)
-        if not self._facts:
-            self.release, problem = query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        answer = self._facts or query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        self.release = answer.get("versions", {}).get("hawkears")
+        problem = None if self.release else answer.get("error")
         if problem is not None and problem.startswith("Error: "):
             what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
@@ -202,9 +200,11 @@ class HawkEarsEngine:
             try:
                 return session(parent=parent)
             except ParentGone as error:
-                log.warning("the process that forks workers is of no use any more: %s", error)
                 with self._lock:
-                    self._parent = None if self._parent is parent else self._parent
+                    is_news = self._parent is parent  # else the thread of another worker has noticed it
+                    self._parent = None if is_news else self._parent
+                if is_news:
+                    log.warning("another process to fork workers is started: %s", error)
 
     def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
         """Return the process that forks workers, a new one if it has ended; None: start them one by one.
@@ -228,7 +228,7 @@ class HawkEarsEngine:
                 words, args = [find_python(self.python, self.start), str(WORKER), "--parent"], self.start.args
                 env, launcher = {**env, **_NO_THREADS}, self.start.launcher
                 try:
-                    parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root, _QUERY_S)
+                    parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root)
                     self._facts, why = parent.facts, parent.facts.get("unfit") or parent.facts.get("error")
                     self._parent = parent
                     self._news = f"workers are forked from process {parent.pid}, which has imported HawkEars"
@@ -323,26 +323,19 @@ def python_of(script: Path) -> str | None:
 
 def query_hawkears(
     python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None
-) -> tuple[str | None, str | None]:
-    """Let HawkEars' own command line parse the options; return its version, or None and its error message."""
+) -> Mapping[str, Any]:
+    """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
     for _ in range(_QUERY_TRIES):
         try:
-            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_QUERY_S)
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=IMPORT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
-            return None, str(error)
+            return {"error": str(error)}
         if done.returncode >= 0:  # negative: killed by a signal, so try again
             break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
-    return read_answer({"error": lines[-1], **(events[0] if events else {})})
-
-
-def read_answer(answer: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the version of HawkEars, or None and its error message, from the first answer of our worker program."""
-    if answer.get("event") == "probe":
-        return answer["versions"]["hawkears"], None
-    return None, answer.get("error")
+    return {"error": lines[-1], **(events[0] if events else {})}
 
 
 # --- arguments and environment ----------------------------------------------------------------------------------------

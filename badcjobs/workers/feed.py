@@ -1,8 +1,8 @@
 """The audio steps around an engine session: copies on the node, and cutting of chunks that are too long.
 
-``EngineSetup`` decides for a task; ``SessionFeed`` does the work for one session. ``memory_limits`` records which
+``AudioSteps`` decides for a task; ``SessionFeed`` does the work for one session. ``memory_limits`` records which
 chunks fitted into device memory, and decides how a chunk is processed. Worker threads may not write to the database:
-``EngineSetup.decisions`` passes their decisions on.
+``AudioSteps.decisions`` passes their decisions on.
 """
 
 from __future__ import annotations
@@ -37,17 +37,9 @@ _EXAMINED = 32  # chunks, to find out which filesystems the audio is on
 _LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks that have a copy
 
 
-@dataclass(frozen=True)
-class AudioSteps:
-    """The steps before an engine: staging on the node, cutting into pieces, and the limits that decide about it."""
-
-    stager: Stager
-    limits: MemoryLimits
-
-
 @dataclass(eq=False, kw_only=True)
-class EngineSetup:
-    """Sets up the audio steps of a task."""
+class AudioSteps:
+    """The steps before the engines of a task: staging on the node, cutting into pieces, and the limits of memory."""
 
     stage: str  # auto, always or never
     local: Path  # the task's own folder on the node
@@ -61,7 +53,7 @@ class EngineSetup:
     def __post_init__(self) -> None:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
-        self._stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
+        self.stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
         known = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
         for source, limits in (("learned by an earlier task", known), ("found by badcjobs probe", self.probed)):
             for model, limit in limits.items():
@@ -69,7 +61,7 @@ class EngineSetup:
                     self._decide(model, limit, source)
         for model, limit in self.probed.items():
             known[model] = known.get(model, MemoryLimit()).lower(limit)
-        self.audio = AudioSteps(self._stager, MemoryLimits(known, self._learn))
+        self.limits = MemoryLimits(known, self._learn)
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -84,12 +76,12 @@ class EngineSetup:
         log.info("audio %s: %s", what, choice.why)
         if choice.staged:
             self._started = True
-            self._stager.start(upcoming, most_bytes=choice.most_bytes, only_cuts=choice.only_cuts)
+            self.stager.start(upcoming, choice)
         self._decisions.put(("staging", None, float(choice.staged), choice.why))
 
     def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""
-        stager = self._stager
+        stager = self.stager
         stager.stop()
         if self._started or stager.cut_late:
             log.info(
@@ -154,9 +146,10 @@ class SessionFeed:
         """Process the batch, then, one by one, the chunks that must be cut into pieces."""
         too_long = deque[tuple[Chunk, float, Way]]()
 
-        yield from self._process_whole(
-            self._fitting(batch, too_long), lambda wanted, *, idle=0: self._fitting(more(wanted, idle=idle), too_long)
-        )
+        def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+            return self._stage(self._fitting(more(wanted, idle=idle), too_long))
+
+        yield from self._process_whole(self._fitting(batch, too_long), staged_more)
         while too_long and not self._stopped:
             yield from self._process_in_pieces(*too_long.popleft())
 
@@ -183,10 +176,7 @@ class SessionFeed:
 
     # --- complete chunks ------------------------------------------------------------------------------------------
 
-    def _process_whole(self, batch: Sequence[Chunk], more: More) -> Iterator[ChunkEvent]:
-        def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-            return self._stage(more(wanted, idle=idle))
-
+    def _process_whole(self, batch: Sequence[Chunk], staged_more: More) -> Iterator[ChunkEvent]:
         broke = False
         try:
             given = self._stage(batch)

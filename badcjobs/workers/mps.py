@@ -74,6 +74,7 @@ class MpsDaemon:
     device: Device
     folder: Path
     env: Mapping[str, str]
+    is_required: bool  # --mps on, and no worker was found to be a client so far
     server: psutil.Process | None = None  # None: not seen yet
     is_used: bool | None = None  # whether the last worker that was looked for is a client; None: no worker yet
 
@@ -166,6 +167,7 @@ class MpsDaemons:
 
     def __post_init__(self) -> None:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self._failure: str | None = None  # why --mps on cannot be done
 
     def pipe_of(self, device_id: int | None) -> str | None:
         """Return the folder through which new workers of a device reach its daemon; None: there is none."""
@@ -178,9 +180,12 @@ class MpsDaemons:
         daemon = self._daemons.get(device_id)
         if daemon is None or not is_alive(daemon.control) or (found := daemon.has_client(pid)) == daemon.is_used:
             return
-        daemon.is_used = found
         how = "connected to its server" if found else "not connected, and runs without it: its server does not list it"
-        self._decide(daemon.device, found, f"{f'worker {pid}' if pid else 'a worker'} is {how}")
+        why = f"{f'worker {pid}' if pid else 'a worker'} is {how}"
+        self._decide(daemon.device, found, why)
+        if daemon.is_required and not found:
+            self._failure = f"--mps on, but {why}; --mps auto allows that"
+        daemon.is_used, daemon.is_required = found, daemon.is_required and not found
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -211,7 +216,8 @@ class MpsDaemons:
             except (BadInput, OSError) as error:
                 why = str(error)
             if why is None and self._folder is not None:
-                daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: mark})
+                env = {**environ, TASK_MARK: mark}
+                daemon = MpsDaemon(device, self._folder.path / str(device_id), env, is_required=wanted == "on")
                 if (why := daemon.start()) is None:
                     self._daemons[device_id] = daemon
             if why is not None and why != self._site_pipe and wanted == "on":
@@ -223,8 +229,10 @@ class MpsDaemons:
         for (_, why), device in reasons.items():
             self._decide(device, why in how, how.get(why, why or ""))
 
-    def check(self, end_workers: Callable[[int | None], object]) -> None:
+    def check(self, end_workers: Callable[[int | None], object], give_up: Callable[[str], object]) -> None:
         """Note daemons that have ended, and end the workers of a server that has: they could hang."""
+        if self._failure is not None:
+            give_up(self._failure)
         for device_id, daemon in list(self._daemons.items()):
             if daemon.server is not None and not is_alive(daemon.server):
                 daemon.server = daemon.is_used = None

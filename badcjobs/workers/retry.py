@@ -79,7 +79,7 @@ _MACHINE = (
         r"|oom[-_]kill|Out of memory: Killed process",
     ),
 )
-_SETTINGS = (
+_PROGRAM = (  # not after a signal, which says more about the end of a program
     (RAN_ON_CPU, r"HawkEars uses the \w+ although this worker has a GPU"),
     (
         CONFIGURATION,
@@ -89,8 +89,6 @@ _SETTINGS = (
         r"|Error: (?:No such option|Invalid value|Option |Got unexpected|Missing |--rtype|min_score)"
         r"|analyze\.py: error: |(?:^|\n)(?:Import|ModuleNotFound)Error: ",
     ),
-)
-_AUDIO = (
     (
         BAD_AUDIO,
         r"Caught exception in audio load|Could not load recording|Recording \".*\" (?:not found|is not a file)"
@@ -104,7 +102,7 @@ _AUDIO = (
 def classify(text: str, exit_code: int | None = None) -> str:
     """Return the error class; ``exit_code`` is negative for a signal, and None where the process still runs."""
     signum = signal_of(exit_code)
-    evidence = _MACHINE if signum else (*_MACHINE, *_SETTINGS, *_AUDIO)
+    evidence = _MACHINE if signum else _MACHINE + _PROGRAM
     for error_class, pattern in evidence:
         if re.search(pattern, text):
             return error_class
@@ -213,11 +211,8 @@ class Retries:
         del self._history[key]
         return RetryDecision("poison" if history["deaths"] >= _DEATHS_OF_POISON else "failed")
 
-    def is_excused(self, chunk: Chunk, error_class: str | None) -> bool:
+    def is_excused(self, chunk: Chunk, error_class: str) -> bool:
         """Return whether the end of the process is not counted against the chunk; true for the first few times only."""
-        limit = _EXCUSED.get(error_class or "", 0)
-        if not limit:
-            return False
         history = self._history.setdefault(chunk.key, Counter())
         history["excused"] += 1
-        return history["excused"] <= limit
+        return history["excused"] <= _EXCUSED[error_class]

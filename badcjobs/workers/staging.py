@@ -54,7 +54,7 @@ def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> Staging
     if wanted != "auto":
         return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
     if not chunks:
-        return StagingChoice(False, "no chunk is waiting")
+        return StagingChoice(False, "all chunks are in progress")
     # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
     far = next((folder for folder in folders if read_filesystem(folder).shared), None)
@@ -152,14 +152,9 @@ class Stager:
 
     # --- for the task ---------------------------------------------------------------------------------------------
 
-    def start(self, upcoming: Upcoming, *, most_bytes: int, only_cuts: bool = False) -> None:
-        """Start to copy the next chunks; all copies use at most ``most_bytes`` and a quarter of the free space.
-
-        ``only_cuts``: make no copies of complete files.
-        """
-        self._upcoming = upcoming
-        self._most_bytes = most_bytes
-        self._only_cuts = only_cuts
+    def start(self, upcoming: Upcoming, choice: StagingChoice) -> None:
+        """Start to copy the next chunks; all copies use at most ``most_bytes`` and a quarter of the free space."""
+        self._upcoming, self._choice = upcoming, choice
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -297,7 +292,7 @@ class Stager:
             for chunk in self._upcoming(self.ahead)
             if chunk.key not in self._copies
             and chunk.key not in self._not_copied
-            and (chunk.is_cut or not self._only_cuts)
+            and (chunk.is_cut or not self._choice.only_cuts)
         ]
         self._planned.update(fresh[: self.ahead - waiting])
 
@@ -318,7 +313,7 @@ class Stager:
             try:
                 while not (self._stopped or copy.unwanted):
                     held = sum(other.size_bytes for other in self._copies.values())
-                    limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
+                    limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                     if size_bytes > limit:
                         return False
                     first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed earlier

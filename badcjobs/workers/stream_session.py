@@ -176,13 +176,9 @@ class StreamSession:
     def _next_event(self) -> dict[str, Any]:
         """Wait for the next event; if none comes in time, the process hangs."""
         while b"\n" not in self._unread:
-            limit_s = self.hang_timeout.start_s
-            if lengths := [
-                chunk.audio_s for chunk, started_at_ms in self._in_hand.values() if started_at_ms is not None
-            ]:
-                limit_s = self.hang_timeout.limit_s(
-                    None if None in lengths else max(length or 0.0 for length in lengths)
-                )
+            lengths = [chunk.audio_s for chunk, begun_ms in self._in_hand.values() if begun_ms is not None]
+            longest_s = None if None in lengths else max((length or 0.0 for length in lengths), default=0.0)
+            limit_s = self.hang_timeout.limit_s(longest_s) if lengths else self.hang_timeout.start_s
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
                 why = f"no output from the worker for {limit_s:.0f} s"

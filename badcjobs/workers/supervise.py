@@ -11,18 +11,15 @@ import math
 import queue
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from pathlib import Path
 
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, SessionBroken
+from badcjobs.seams import SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import is_truncated
-from badcjobs.workers.feed import AudioSteps
-from badcjobs.workers.mps import MpsDaemons
-from badcjobs.workers.retry import Retries, RetryPolicy
+from badcjobs.workers.retry import Retries
 from badcjobs.workers.work_queue import WorkQueue
-from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Timetable, WorkerThread
+from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerSetup, WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +41,12 @@ class Tally:
 
 
 @dataclass(eq=False)
-class Supervisor:
+class Supervisor(WorkerSetup):
     """Runs one engine on every planned worker until the work is done or ``drain`` is called."""
 
-    engine: Engine
     plans: Sequence[WorkerPlan]
     journal: TaskWriter
     _: KW_ONLY
-    clock: Clock
-    policy: RetryPolicy
-    scratch: Path
-    timetable: Timetable | None = None
-    audio: AudioSteps | None = None
-    mps: MpsDaemons = field(default_factory=MpsDaemons)
     chunks: Sequence[Chunk] | None = None  # None: all pending chunks of the journal
     listen: Callable[[Event], None] = lambda event: None
     # (device_id, at_ms) → the last reading of a device before that moment, as text
@@ -82,18 +72,7 @@ class Supervisor:
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
     def _make_thread(self, plan: WorkerPlan) -> WorkerThread:
-        return WorkerThread(
-            plan,
-            self.engine,
-            self._queue,
-            lambda plan, event: self._events.put((plan, event)),
-            clock=self.clock,
-            scratch=self.scratch,
-            openings=self.policy.retries + 1,
-            timetable=self.timetable,
-            audio=self.audio,
-            mps=self.mps,
-        )
+        return WorkerThread(plan, self, self._queue, lambda event: self._events.put((plan, event)))
 
     # --- called by the task ---------------------------------------------------------------------------------------
 
@@ -175,6 +154,13 @@ class Supervisor:
         for thread in self._threads:
             if thread.plan.device_id == device_id:
                 thread.end_shared()
+
+    def give_up(self, reason: str) -> None:
+        """End the work: the reason concerns all workers, and the next try would fail, too."""
+        if self.tally.gave_up is None:
+            self.tally.gave_up = reason
+            log.error("giving up: %s", reason)
+            self.kill()
 
     # --- in the task's thread -------------------------------------------------------------------------------------
 
@@ -269,7 +255,7 @@ class Supervisor:
         log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
         # Missing and damaged files are not a fault of the engine.
         if tally.done == 0 and tally.failed - tally.missing >= self.policy.give_up_after:
-            self._give_up(f"{tally.failed} chunks failed and no chunk was done; last error: {what}")
+            self.give_up(f"{tally.failed} chunks failed and no chunk was done; last error: {what}")
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
         suspects = [] if self.killed else [result.chunk for result in event.lost]
@@ -315,7 +301,7 @@ class Supervisor:
         if self.killed:
             return []
         if broken.error_class == retry.CONFIGURATION:
-            self._give_up(str(broken))
+            self.give_up(str(broken))
             return []
         if broken.error_class in retry.OF_NODE:
             self._pause(f"{broken.error_class}: {_last_line(str(broken))}")
@@ -339,8 +325,8 @@ class Supervisor:
         of_others = event.shared and broken.error_class in retry.DEATHS
         if len(blamed) == 1 and not of_others:
             return [_failed_result(blamed[0], broken, event)]
-        with_whom = "other workers under MPS" if of_others else f"{len(blamed)} chunks in progress"
-        why = f"lost with {with_whom} ({broken.error_class}): {_last_line(str(broken))}"
+        how = "under MPS, where one worker may end others" if of_others else f"with {len(blamed)} chunks in progress"
+        why = f"lost {how} ({broken.error_class}): {_last_line(str(broken))}"
         lost = SessionBroken(retry.BATCH_LOST, why)
         return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in blamed]
 
@@ -362,12 +348,6 @@ class Supervisor:
         self._paused_until_s = now_s + pause_s
         self._at_fault_until_ms = self.clock.now_ms() + round(pause_s * 1000)  # a batch in progress goes on
         self._queue.pause(pause_s)
-
-    def _give_up(self, reason: str) -> None:
-        if self.tally.gave_up is None:
-            self.tally.gave_up = reason
-            log.error("giving up: %s", reason)
-            self.kill()
 
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:

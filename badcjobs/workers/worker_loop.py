@@ -18,6 +18,7 @@ from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import ChunkKey, model_of
 from badcjobs.workers.mps import MpsDaemons
+from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
 _KILLED_START_FACTOR = 5  # an engine that another program kills while it starts gets this many times more starts
@@ -62,21 +63,28 @@ class BatchOver:
 Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
+@dataclass(eq=False)
+class WorkerSetup:
+    """What all workers of a task share."""
+
+    engine: Engine
+    _: KW_ONLY
+    clock: Clock
+    policy: RetryPolicy
+    scratch: Path
+    timetable: Timetable = lambda device_id, in_hand, lanes: lambda chunk: True
+    audio: AudioSteps | None = None  # None: the engine gets every chunk unchanged
+    mps: MpsDaemons = field(default_factory=MpsDaemons)
+
+
 @dataclass(eq=False, repr=False)
 class WorkerThread(threading.Thread):
     """Processes chunks on one device until the queue is empty or the engine no longer works."""
 
     plan: WorkerPlan
-    engine: Engine
+    setup: WorkerSetup
     queue: WorkQueue
-    report: Callable[[WorkerPlan, Event], None]
-    _: KW_ONLY
-    clock: Clock
-    scratch: Path
-    openings: int  # how often in a row the engine may fail to start
-    timetable: Timetable | None = None
-    audio: AudioSteps | None = None  # None: the engine gets every chunk unchanged
-    mps: MpsDaemons = field(default_factory=MpsDaemons)
+    report: Callable[[Event], None]
     retired: bool = False  # set by the supervisor: stop after the chunks in hand
     _parallel: int = 1  # the most chunks that were in progress at the same time
     _feed: Session | None = None  # the open session, with the audio steps before it
@@ -92,7 +100,7 @@ class WorkerThread(threading.Thread):
 
     def __post_init__(self) -> None:
         super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts with the first chunk
-        self._folder = self.scratch / f"worker-{self.plan.slot}"
+        self._folder = self.setup.scratch / f"worker-{self.plan.slot}"
         self._must_be_lean = self.plan.lean  # the models did not fit with the usual threads
 
     # --- called from the main thread ------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ class WorkerThread(threading.Thread):
                     break  # a new process would fail too; the other workers continue
             self._close()
         except BaseException as error:
-            self.report(self.plan, error)
+            self.report(error)
 
     def _take(self) -> Batch | None:
         """Return the next batch without the chunks that need a lean session; those go back to the queue."""
@@ -156,14 +164,14 @@ class WorkerThread(threading.Thread):
 
     def _needs_lean(self, chunk: Chunk) -> bool:
         """Return whether a chunk needs a lean session on this device; read no file."""
-        if self.audio is None:
+        if self.setup.audio is None:
             return False
-        return self.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
+        return self.setup.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
     def _session(self, lean: bool, apart: bool) -> Session:
         """Return a lean or a usual session, under MPS or apart; keep the open one if possible: a start is slow."""
         tries = not apart and self._failures_shared < _FAILURES_SHARED
-        pipe = self.mps.pipe_of(self.plan.device_id) if tries else None
+        pipe = self.setup.mps.pipe_of(self.plan.device_id) if tries else None
         # If the daemon has ended, its server and its clients may still work.
         if self._feed is not None and self._is_lean == lean and (self._pipe == pipe or (tries and pipe is None)):
             return self._feed
@@ -171,11 +179,11 @@ class WorkerThread(threading.Thread):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._is_lean, self._pipe, self._gave_result = lean, pipe, False
         plan = replace(self.plan, lean=lean, pipe=pipe)
-        feed = self.engine.open(plan, self._folder)
-        if self.audio is not None:
-            feed = SessionFeed(feed, plan, self.audio, clock=self.clock, folder=self._folder / "pieces")
+        feed = self.setup.engine.open(plan, self._folder)
+        if self.setup.audio is not None:
+            feed = SessionFeed(feed, plan, self.setup.audio, clock=self.setup.clock, folder=self._folder / "pieces")
         self._feed = feed
-        self.report(self.plan, Opened(feed.pid, self.clock.now_ms()))
+        self.report(Opened(feed.pid, self.setup.clock.now_ms()))
         if self._interrupted:  # requested while the engine was starting
             feed.interrupt()
         if self._killed:
@@ -214,11 +222,11 @@ class WorkerThread(threading.Thread):
                         self._look_for_mps()
                     if not event.charged and event.error_class not in retry.OF_NODE:
                         lost.append(event)
-                self.report(self.plan, event)
+                self.report(event)
         except SessionBroken as error:
             broken = error
         except (BadcjobsError, OSError) as error:
-            fault = retry.fault_of_node(error, self.scratch) if isinstance(error, OSError) else None
+            fault = retry.fault_of_node(error, self.setup.scratch) if isinstance(error, OSError) else None
             if self._feed is not None and fault is None:
                 raise
             broken = SessionBroken(fault or retry.NO_PROGRAM, str(error), at_start=self._feed is None)
@@ -228,10 +236,10 @@ class WorkerThread(threading.Thread):
             self._gpu_errors += 1  # a suspect that runs alone may be the cause itself
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
-        left, now_ms = list(unanswered.values()), self.clock.now_ms()
+        left, now_ms = list(unanswered.values()), self.setup.clock.now_ms()
         shared = self._pipe is not None
         over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings, shared)
-        self.report(self.plan, over)
+        self.report(over)
         return over
 
     def _excuse(self, result: ChunkResult) -> ChunkResult:
@@ -244,7 +252,7 @@ class WorkerThread(threading.Thread):
     def _look_for_mps(self) -> None:
         """Check once per session that its engine is a client of MPS: the first result shows that it uses the device."""
         if self._pipe is not None and not self._gave_result and self._feed is not None:
-            self.mps.look_for(self.plan.device_id, self._feed.pid)
+            self.setup.mps.look_for(self.plan.device_id, self._feed.pid)
             self._failures_shared = 0
         self._gave_result = True
 
@@ -254,18 +262,17 @@ class WorkerThread(threading.Thread):
             self._folder.mkdir(parents=True, exist_ok=True)
             check_room(self._folder)
         except OSError as error:
-            return retry.fault_of_node(error, self.scratch) or retry.NODE_FAULT, f"{self._folder}: {error.strerror}"
+            fault = retry.fault_of_node(error, self.setup.scratch) or retry.NODE_FAULT
+            return fault, f"{self._folder}: {error.strerror}"
         return None
 
     def _room(self, unanswered: Mapping[ChunkKey, Chunk], started: Mapping[ChunkKey, ChunkStarted]) -> Fits:
         """Return the test of which chunks still fit into the time left; a retired worker takes none."""
         if self.retired:
             return lambda chunk: False
-        if self.timetable is None:
-            return lambda chunk: True
         self._parallel = max(self._parallel, len(started))
         in_hand = [(chunk, started[key].at_ms if key in started else None) for key, chunk in unanswered.items()]
-        return self.timetable(self.plan.device_id, in_hand, self._parallel)
+        return self.setup.timetable(self.plan.device_id, in_hand, self._parallel)
 
     def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
         """Return the error and whether the worker stops because of it; repeated GPU errors mean a lost GPU."""
@@ -282,10 +289,10 @@ class WorkerThread(threading.Thread):
         if self._apart and broken.at_start:  # MPS may be the cause
             return broken, False
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
-        limit = self.openings * (_KILLED_START_FACTOR if is_killed else 1)
+        limit = (self.setup.policy.retries + 1) * (_KILLED_START_FACTOR if is_killed else 1)
         return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)
 
     def _close(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
-            self.report(self.plan, Closed(feed.close(), self.clock.now_ms()))
+            self.report(Closed(feed.close(), self.setup.clock.now_ms()))

@@ -111,10 +111,15 @@ def test_where_mps_cannot_be_used_auto_goes_on_without_it_and_on_does_not_begin(
     assert again.exit_code == 0, f"nothing is left to do: {again.stderr}"
 
 
-def test_workers_that_do_not_reach_the_daemon_are_recorded_as_not_connected(site, machine):
-    done = machine.run(12, 2, FAKE_MPS="deaf")
-    assert (done.exit_code, site.rows(STATES)) == (0, [("done", 12)]), done.stderr
-    _, (used, why) = machine.said()
+def test_workers_that_do_not_reach_the_daemon_are_recorded_and_with_mps_on_they_end_the_task(site, machine):
+    refused = machine.run(60, 2, "--mps", "on", FAKE_MPS="deaf")
+    assert (refused.exit_code, "--mps auto" in refused.stderr) == (3, True), refused.stderr
+    assert 1 <= site.count("chunk", "status = 'done'") < 60
+    said = site.badcjobs("merge", site.out).stdout
+    assert "1 task gave up with chunks left." in said and "--mps auto allows that" in said
+    done = machine.run(60, 2, FAKE_MPS="deaf")
+    assert done.exit_code == 0, done.stderr
+    *_, (used, why) = machine.said()
     assert (used, "is not connected, and runs without it" in why) == (0.0, True)
 
 

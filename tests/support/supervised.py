@@ -17,7 +17,7 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, Tas
 from rooms.root import Engine, More, SessionBroken, SystemClock, nothing_more
 from rooms.sources import AudioCutter
 from rooms.store import TaskWriter
-from rooms.workers import AudioSteps, MemoryLimits, RetryPolicy, SessionFeed, Stager, Supervisor
+from rooms.workers import AudioSteps, Learned, MemoryLimits, RetryPolicy, SessionFeed, Stager, Supervisor
 
 News = ChunkStarted | ChunkResult
 Script = Callable[["ScriptedSession", Sequence[Chunk]], Iterator[News]]
@@ -92,8 +92,12 @@ def audio_steps(
     folder: Path, *, stager: Stager | None = None, limits: MemoryLimits | None = None, cutter: AudioCutter | None = None
 ) -> AudioSteps:
     """Make the steps before an engine; without a stager that was started nothing is copied."""
-    stager = stager or Stager(folder / "staged", ahead=1, cutter=cutter or AudioCutter(None))
-    return AudioSteps(stager, limits or MemoryLimits())
+    steps = AudioSteps(
+        stage="never", local=folder, wants=1, plans=(), cutter=cutter or AudioCutter(None), learned=Learned("", ()),
+        probed={},
+    )  # fmt: skip
+    steps.stager, steps.limits = stager or steps.stager, limits or steps.limits
+    return steps
 
 
 def open_feed(engine: Engine, plan: WorkerPlan, scratch: Path, audio: AudioSteps) -> SessionFeed:

@@ -155,6 +155,7 @@ def test_a_winner_that_is_replaced_by_hand_gives_way_to_the_strongest_of_its_riv
         won = query(tmp_path / "job.sqlite", "SELECT label, detections FROM detection JOIN chunk USING (chunk_id)")
         rivals = query(tmp_path / "job.sqlite", "SELECT label FROM rival_detection ORDER BY 1")
         assert (won, [label for (label,) in rivals]) == ([(heard[0], 1)], heard[1:])
+        assert store.read_job(tmp_path / "job.sqlite").conflicts == 1, "a chunk, however often it was done"
 
 
 def test_a_recording_has_one_row_with_what_the_last_task_knows_that_knows_it(tmp_path):

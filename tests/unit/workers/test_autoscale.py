@@ -121,7 +121,7 @@ def test_workers_are_added_and_retired_while_that_pays_and_there_is_room(tmp_pat
     assert len(drained.lines) == 1, "once a task drains nothing is decided"
 
 
-def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages):
+def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages, caplog):
     lines = []
     for number, start in enumerate((DATA / "autoscale_starts.txt").read_text().splitlines()[1:]):
         how, known = map(json.loads, start.split("|"))
@@ -130,7 +130,9 @@ def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages)
         Learned("demo", [folder / "learned.json"]).note(known.get("about", "V100, 16 cores, chunks of 30 s"), **facts)
         task = Task(folder, **how)
         plans = [(plan.slot, plan.device_id, plan.threads) for plan in task.scaler.plans]
-        lines += [f"{how} {known or ''}", *task.lines, f"  {len(plans)} workers, the last: {plans[-1:]}"]
+        warned = [f"  {one.levelname}: {one.getMessage()}" for one in caplog.records if one.levelname == "WARNING"]
+        lines += [f"{how} {known or ''}", *task.lines, *warned, f"  {len(plans)} workers, the last: {plans[-1:]}"]
+        caplog.clear()
     pages({"starts.txt": "\n".join(lines)})
 
 

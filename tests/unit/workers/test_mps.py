@@ -174,6 +174,20 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
     ]  # fmt: skip
 
 
+def test_with_mps_on_a_first_worker_that_is_not_connected_ends_the_work_and_a_later_one_does_not(machine, task):
+    task.start("on", [(100, GPU), (101, replace(GPU, uuid=fake_uuid(1)))])
+    client, stranger, given_up = worker_of(task.mps.pipe_of(100)), 1 << 30, []
+    task.mps.look_for(100, client.pid)
+    task.mps.look_for(100, stranger)
+    task.mps.check(pytest.fail, given_up.append)
+    client.communicate()
+    assert given_up == [], "MPS works there, whatever has happened to its server"
+    task.mps.look_for(101, stranger)
+    task.mps.check(pytest.fail, given_up.append)
+    (why,) = given_up
+    assert why.startswith(f"--mps on, but worker {stranger} is not connected") and "--mps auto" in why
+
+
 def test_a_term_of_slurm_does_not_end_a_question_whose_answer_names_the_server_to_watch(machine, task):
     task.start()
     control, server = before = sorted(task.processes(), key=lambda one: one.create_time())
@@ -186,7 +200,7 @@ def test_a_term_of_slurm_does_not_end_a_question_whose_answer_names_the_server_t
     asking.join()
     server.kill()
     wait_for(lambda: task.processes() == [control], "it is dead")
-    task.mps.check(ended.append)
+    task.mps.check(ended.append, pytest.fail)
     assert ended == [DEVICE_ID]
 
 
@@ -223,13 +237,13 @@ def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_th
     pipe, ended = task.mps.pipe_of(DEVICE_ID), []
     worker = worker_of(pipe)
     task.mps.look_for(DEVICE_ID, worker.pid)
-    task.mps.check(ended.append)
+    task.mps.check(ended.append, pytest.fail)
     assert ended == []
     control, server = sorted(task.processes(), key=lambda one: one.create_time())
     {"control": control, "server": server}[victim].kill()
     wait_for(lambda: len(task.processes()) == 1, "it is dead")
-    task.mps.check(ended.append)
-    task.mps.check(ended.append)  # once is enough
+    task.mps.check(ended.append, pytest.fail)
+    task.mps.check(ended.append, pytest.fail)  # once is enough
     worker.communicate()
     *_, (_, _, value, reason) = task.mps.decisions()
     if victim == "control":

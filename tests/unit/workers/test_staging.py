@@ -12,7 +12,7 @@ import pytest
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
-from rooms.workers import Stager, choose_staging
+from rooms.workers import Stager, StagingChoice, choose_staging
 from support.audio import make_wav
 from support.filesystems import small_disk
 from support.supervised import ScriptedEngine, audio_steps, done, failed, open_feed
@@ -65,7 +65,7 @@ class Bench:
 
     def start(self, coming, *, most_bytes=PLENTY, ready=None, only_cuts=False):
         self.coming[:] = coming
-        self.stager.start(lambda count: self.coming[:count], most_bytes=most_bytes, only_cuts=only_cuts)
+        self.stager.start(lambda count: self.coming[:count], StagingChoice(True, "", most_bytes, only_cuts))
         self.wait(len(coming) if ready is None else ready)
 
     def wait(self, ready):
