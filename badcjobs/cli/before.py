@@ -17,6 +17,7 @@ from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.model import parse_stop_after
+from badcjobs.paths import shell_line
 from badcjobs.project import Project
 from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
 
@@ -244,6 +245,7 @@ def probe(
     """
     import logging
 
+    from badcjobs.planning.plan_speed import probe_line
     from badcjobs.planning.probe import ProbeOrder, run_probe
     from badcjobs.planning.probe_page import probe_page, probe_text
     from badcjobs.report.job import write_whole
@@ -286,7 +288,9 @@ def probe(
         write_whole(html, probe_page(known, end.notes))
     if not json_wanted:
         continued = output.this_command(without=["--again"])
-        output.say_next(*(continued if end.exit_code else ("badcjobs", "plan", "SOURCE")))
+        plan_words = shell_line("plan", "SOURCE", *(() if out is None else ("--from", out)))
+        planned = probe_line(order.settings, order.settings.workers_wanted, None).replace("probe AUDIO", plan_words, 1)
+        say(f"next: {shell_line(*continued) if end.exit_code else planned}")
     return end.exit_code
 
 

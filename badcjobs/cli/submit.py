@@ -28,7 +28,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
 from badcjobs.cluster.job_script import is_job_script, read_text
 from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
 from badcjobs.cluster.slurm import POLL_S, array_script, cancel_line, has_ended, merge_script, query_states
 from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
 from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
@@ -113,10 +113,10 @@ def complete(
     it was submitted with, whatever was learned since. ``fit``: at most the GPUs of a node.
     """
     from badcjobs.planning.bill import usual_request
-    from badcjobs.planning.site import Site, find_site
+    from badcjobs.planning.site import find_site
 
     name, account = site or project.site, options.account or ""
-    rules = Site("") if name is None else find_site(name, Path.cwd(), "--site " if site else "--config site=")
+    rules = find_site(name, Path.cwd(), "--site " if site else "--config site=")
     if rules.account_ends_with and options.merge_account is None and account.endswith(rules.account_ends_with):
         options = replace(options, merge_account=account.removesuffix(rules.account_ends_with))
     if fit and rules.node_gpus:
@@ -150,6 +150,7 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
             output.remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
             output.remark(_notes(plan)["tasks"])
+        _say_bill(command, options)
         return _show_scripts(how, script=array_script(plan.order), merge_script=merge_script(plan.order))
     if how.again and plan.redo_all:
         output.remark("--no-resume: chunks that are done will be done again")
@@ -162,6 +163,24 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
             if held.came is not None:
                 output.remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
         return _follow_up(result, facts, clock, poll_s, how)
+
+
+def _say_bill(command: RunCommand, options: SubmitSettings) -> None:
+    """Print what a task is billed, as check does."""
+    from badcjobs.planning.bill import FASTEST, usual_request
+    from badcjobs.planning.check import for_submit
+    from badcjobs.planning.preflight_facts import PreflightFacts
+    from badcjobs.planning.request_rules import BILLING
+    from badcjobs.planning.site import find_site
+
+    flags, project = command
+    site, settings = find_site(project.site, Path.cwd()), project.make(RunSettings, flags, "submit")
+    gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
+    asked = read_asked(read_options(submit_words(replace(options, gpus_per_task=gpus)), []), {}, [])
+    need = usual_request(replace(options, mem=None), FASTEST, settings, site, os.environ, Path.cwd())
+    workers = settings.workers_wanted and need.gpus * need.workers
+    for one in BILLING(PreflightFacts(asked=asked, site=site, needed_gb=need.mem_gb, workers=workers)):
+        output.remark(f"billing: {one.text}" + (f"\n  try: {for_submit(one.fix)}" if one.fix else ""))
 
 
 def _follow_up(result: SubmitResult, facts: dict[str, Any], clock: Clock, poll_s: float, how: SubmitFlags) -> int:

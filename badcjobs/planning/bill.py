@@ -31,8 +31,9 @@ _ESTIMATED = 1.05
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _GIB = 2**30
 StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of recordings
-# the length that recordings are cut to, the mean and the longest chunk, audio with its overlaps per audio recorded
-Cut = tuple[float | None, float | None, float, float, StartUp]
+Held = Callable[[int], float]  # workers of a task → mean length of their chunks while these are the longest
+# the length that recordings are cut to, the mean, the longest, audio with its overlaps per audio recorded
+Cut = tuple[float | None, float | None, Held, float, StartUp]
 
 
 class Choice(NamedTuple):
@@ -55,12 +56,13 @@ class Choice(NamedTuple):
 def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:
     """Return what to request, what is fastest, and all choices, the cheapest first, then those with less energy.
 
-    All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster.
+    All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster. If nothing
+    fits, one worker is tried; if that does not fit either, it is the only choice.
     """
     gpus, most = wish.task_gpus(site), speed.most_workers
     full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
     full = min(full, max(1, site.node_cpus // gpus)) if site.node_cpus else full
-    full = int(min(full, max(speed.device_room(cut[0]) for cut in cuts)))
+    full = int(min(full, max(speed.device_room(cut[2](gpus * full) or cut[0]) for cut in cuts)))
     both = full, min(USUAL_WORKERS, full)
     numbers = {*both} if site.billing else {both[wish.prefer != FASTEST]}  # without a cost there is nothing to compare
     if wish.workers is not None:
@@ -69,9 +71,11 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
         numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
     fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
     ways = product([*fewer, gpus], sorted(numbers), cuts)
-    made = [_make(speed, wish, site, some, many, cut) for some, many, cut in ways]
-    smallest = min((one for one in made if one.gpus == gpus), key=lambda one: (one.workers, one.mem_gb))
-    every = sorted((one for one in made if one.fits), key=rank) or [smallest]
+    made = sorted((_make(speed, wish, site, some, many, cut) for some, many, cut in ways), key=rank)
+    every = [one for one in made if one.fits]
+    if not every and wish.workers is None:
+        return choose(speed, replace(wish, workers=1), site, cuts)
+    every = every or made[:1]
     fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -rank(one)[0]))
     return fastest if wish.prefer == FASTEST else every[0], fastest, every
 
@@ -98,7 +102,8 @@ def usual_request(
     speed = at_length(speed, source.mean_s or 0.0)
     start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
     chunk_s = source.mean_s or settings.chunk_length_s
-    cut: Cut = chunk_s, chunk_s, source.longest_s or 0.0, 1.0, lambda rate, gpus: start_up
+    held = source.lengths.held_s if source.lengths else lambda many: source.longest_s or 0.0
+    cut: Cut = chunk_s, chunk_s, held, 1.0, lambda rate, gpus: start_up
     found, *_ = choose(speed, wish, site, [cut])
     return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
 
@@ -118,15 +123,13 @@ def list_lengths(speed: Speed) -> list[float]:
 
 
 def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> Choice:
-    chunk_s, mean_s, longest_s, repeated, start_up = cut
+    chunk_s, mean_s, held, repeated, start_up = cut
+    held_s = held(gpus * workers) or chunk_s
     busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
-    cpus = max(LEAST_CPUS, gpus * workers, round(gpus * workers * busy))
-    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, chunk_s)
-    if chunk_s and longest_s > _ALIKE * chunk_s:  # one worker has it at a time
-        more_gb = math.ceil((guess_worker_bytes(longest_s) - guess_worker_bytes(chunk_s)) / _GIB)
-        mem_gb, mem_why = mem_gb + more_gb, f"{mem_why}; {more_gb} GB more for the longest chunk"
+    cpus = max(gpus * workers, round(gpus * workers * busy))
+    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, held_s)
     most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
-    fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(chunk_s)
+    fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(held_s)
     if wish.mem_gb or mem_gb > most_gb:
         asked = "from [submit] mem" if wish.mem_gb else "all of a node"
         mem_gb, mem_why = most_gb, f"{asked}; {mem_gb} GB would be requested: {mem_why}"
@@ -135,7 +138,7 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
         usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
         rate *= rate_of(speed.points, workers, mean_s) / usual
     hours = repeated / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of recordings
-    cpus = wish.cpus or min(cpus, most_cpus)
+    cpus = wish.cpus or max(LEAST_CPUS, min(cpus, most_cpus))
     units = None if site.billing is None else site.billing.per_hour(gpus, mem_gb, cpus)
     power_w = _power_of(speed.points, workers, mean_s)
     points = () if speed.given else speed.points

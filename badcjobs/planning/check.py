@@ -84,7 +84,10 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
-        ranked = worst_first(self.findings)
+        ranked, source = worst_first(self.findings), None
+        if self.source is not None:
+            source = asdict(replace(self.source, lengths=None))
+            del source["lengths"]
         return {
             "verdict": "not ready" if self.count(PROBLEM) else "ready",
             "not_checked": not_checked(ranked),
@@ -92,21 +95,19 @@ class Checked:
             "warnings": self.count(WARNING),
             "site": self.site,
             "asked": asdict(self.asked),
-            "source": None if self.source is None else asdict(self.source),
+            "source": source,
             "findings": [asdict(one) for one in ranked],
         }
 
 
 def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
-    site = Site("") if order.site is None else find_site(order.site, order.cwd)
+    site = find_site(order.site, order.cwd)
     script, asked = _read_request(order)
     settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order)
     source, findings = None, list[Remark]()
     if settings.source:
-        root = None if settings.root is None else order.cwd / settings.root
-        paths = [order.cwd / path for path in settings.source]
-        source, findings = check_source(paths, root, settings.cutting, quick=order.quick, progress=order.progress)
+        source, findings = check_source(settings, order.cwd, quick=order.quick, progress=order.progress)
     elif script and (start := script.start) and start.sources != ():
         why = "is inside an image" if start.sources else "cannot be read from here"
         line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
@@ -122,7 +123,7 @@ def check(order: CheckOrder) -> Checked:
     if not {"config", "settings"} & {one.subject for one in of_settings}:
         findings += _check_engine(settings, script, order)
     if script is None:
-        findings = [one if one.fix is None else replace(one, fix=_for_submit(one.fix)) for one in findings]
+        findings = [one if one.fix is None else replace(one, fix=for_submit(one.fix)) for one in findings]
     return Checked(tuple(findings), site.name or None, asked, source)
 
 
@@ -134,7 +135,7 @@ def check_facts(facts: PreflightFacts, of_run: Iterable[Remark] = ()) -> list[Re
     return [*apply_rules(place_rules.OUT, facts), *of_run, *others]
 
 
-def _for_submit(fix: str) -> str:
+def for_submit(fix: str) -> str:
     """Return a fix as an option of submit, where no script has a line for it."""
 
     def option(found: re.Match[str]) -> str:
@@ -238,13 +239,9 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
 
 
 def _collect_facts(
-    settings: RunSettings,
-    order: CheckOrder,
-    site: Site,
-    script: BatchScript | None,
-    asked: Asked,
+    settings: RunSettings, order: CheckOrder, site: Site, script: BatchScript | None, asked: Asked,
     source: SourceFacts | None,
-) -> PreflightFacts:
+) -> PreflightFacts:  # fmt: skip
     """Look up what the rules need."""
     start, options = script.start if script else None, script.options if script else {}
     here = script is None and order.submit.cluster == "local"  # then Slurm is not used
@@ -261,10 +258,12 @@ def _collect_facts(
     # A run starts as many workers as its cores and its memory hold, but one on each GPU.
     whole = SubmitSettings(gpus_per_task=asked.gpus_per_task, cpus=asked.cpus, mem=mem)
     few = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
-    orders = (own, order.prefer, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
+    on_a_node = (replace(own, cpus=asked.cpus_per_node), FASTEST) if asked.cpus_per_node else (own, order.prefer)
+    orders = (*on_a_node, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
     needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
     usual = usual_request(*orders[0], order.environ, order.cwd)  # without a look at the source, as submit and templates
-    is_known = settings.engine == "hawkears" and ((source and source.longest_s) or settings.workers_wanted)
+    is_hawkears = settings.engine == "hawkears"
+    is_known = settings.workers_wanted or (is_hawkears and source and source.longest_s)
     if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
         cache = None  # the jobs have another one
 
@@ -294,7 +293,7 @@ def _collect_facts(
         modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
         needed_gb=max(needed.mem_gb, usual.mem_gb),
         workers=least.gpus * least.workers if is_known and asked.gpus_per_task else None,
-        workers_gb=least.mem_gb,
+        workers_gb=least.mem_gb if is_hawkears else 0,
         rate=had.rate,
         task_hours=(had.units_per_1000_audio_hours or 0.0) / (had.units_per_hour or 1.0) / 1000,
         gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),

@@ -9,20 +9,20 @@ from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
-from badcjobs.planning.bill import FASTEST, Choice, Cut, billed_start_up_s, choose, rank
+from badcjobs.planning.bill import FASTEST, Choice, Cut, billed_start_up_s, choose
 from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Lengths, Survey
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.rules import NOTE
-from badcjobs.report.words import count, data_size, number
+from badcjobs.report.words import clock, count, data_size, number, round_up
 from badcjobs.sources.mistakes import SHOWN, with_more
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
-    "array_tasks", "queued_jobs", "gpu_hours", "time_s", "files", "space_bytes", "node_gpus", "node_cpus",
-    "node_memory_gb", "plan_time_s", "plan_gpus", "bill_gpu", "bill_memory_gb", "bill_cpu", "bill_rule",
+    "array_tasks", "queued_jobs", "gpu_hours", "files", "node_gpus", "node_cpus", "node_memory_gb", "plan_gpus",
+    "bill_gpu", "bill_memory_gb", "bill_cpu", "bill_rule",
 )  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
@@ -35,58 +35,30 @@ class CampaignPlan:
     """The plan of a whole campaign."""
 
     survey: Survey
+    audio_hours: float  # of all chunks
+    recording_hours: float  # what neighbouring chunks share counts once
     speed: Speed
     margin: plan_tasks.Margin
     sizing: plan_tasks.Sizing
+    tasks: int
+    work_gpu_hours: float  # at this speed, without start-up
+    start_up_gpu_hours: float  # while the tasks start up, their GPUs wait
+    asked_gpu_hours: float  # what the tasks ask of Slurm, all together
     choice: Choice  # what each task requests
     choices: tuple[Choice, ...]  # all that were compared, those with the fewest units first
     fastest: Choice
-    prefer: str  # the cheapest or the fastest
+    wish: plan_tasks.PlanWish
     billed_units: float | None  # of all tasks together; None: the site has no weights
     waves: tuple[plan_tasks.Wave, ...]
     waves_why: str  # what decides their number
+    running_s: float | None  # of all waves, without any waiting in the queue; None: not known
     gpus: int | None  # at a time; None: not known, nor when it is finished
     gpus_why: str
     parallel: int | None  # tasks at a time; None: as many as there are
     site: Site
     files: int  # at most, of the whole campaign
-    workers_asked: int | None = None  # per GPU, by the user
     quiet: str = NOTE  # the severity of remarks that must not alarm
     remarks: tuple[Remark, ...] = ()
-
-    @property
-    def tasks(self) -> int:
-        return len(self.sizing.shares)
-
-    @property
-    def running_s(self) -> float | None:
-        """How long tasks are running, without any waiting in the queue; None: not known."""
-        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
-
-    @property
-    def audio_hours(self) -> float:
-        """Of all chunks."""
-        return self.survey.lengths.total_ms / 3_600_000
-
-    @property
-    def recording_hours(self) -> float:
-        """What neighbouring chunks share counts once."""
-        return (self.survey.lengths.total_ms - self.survey.shared_ms) / 3_600_000
-
-    @property
-    def work_gpu_hours(self) -> float:
-        """At the measured speed, without start-up."""
-        return self.sizing.work_s / 3600
-
-    @property
-    def start_up_gpu_hours(self) -> float:
-        """While the tasks start up, their GPUs wait."""
-        return self.tasks * self.sizing.gpus * billed_start_up_s(self.speed) / 3600
-
-    @property
-    def asked_gpu_hours(self) -> float:
-        """What the tasks ask of Slurm, all together."""
-        return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
 
 
 def cut_of(
@@ -100,7 +72,7 @@ def cut_of(
         return tasks * billed_start_up_s(speed) * 1000 / max(1, recorded_ms)
 
     repeated = lengths.total_ms / max(1, recorded_ms)
-    return chunk_s or mean_s, mean_s, lengths.longest_ms / 1000, repeated, start_up
+    return chunk_s or mean_s, mean_s, lengths.held_s, repeated, start_up
 
 
 def make_plan(
@@ -109,22 +81,7 @@ def make_plan(
     """Return the plan: the same values give the same plan on every machine; ``cuts``: to choose from."""
     lengths = survey.lengths
     if not lengths.total_ms:
-        mistakes, size = survey.mistakes, survey.walk.size
-        names = [*(name for some in survey.walk.remarks.faults.values() for name in some), *survey.unknown_names]
-        names += mistakes.examples(SHOWN)[0]
-        if lengths.unknown:
-            why = f"{count(lengths.unknown, 'file')} without a length in the header"
-            if size.not_here_unknown:
-                amount = data_size(size.not_here_total_bytes)
-                why = f"git-annex has not fetched {count(size.not_here, 'file')} ({amount});"
-                why += " with one of them here, the others are estimated by their size"
-            what = f"the length of the audio is not known: {why}"
-        elif rows := lengths.rows:
-            what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
-        else:
-            what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
-        fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
-        raise BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
+        raise _nothing_to_plan(survey)
     best, speed = speed, at_length(speed, lengths.mean_ms / 1000)
     recorded_ms = lengths.total_ms - survey.shared_ms
     margin, cuts = plan_tasks.make_margin(speed, wish.margin), cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
@@ -137,27 +94,53 @@ def make_plan(
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
     most, waves_why = plan_tasks.most_tasks(sizing, site)
     gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
-    waves = plan_tasks.make_waves(sizing, speed, margin, most, gpus)
+    waves, tasks = plan_tasks.make_waves(sizing, speed, margin, most, gpus), len(sizing.shares)
+    audio_hours, all_gpus = lengths.total_ms / 3_600_000, tasks * sizing.gpus
     plan = CampaignPlan(
         survey=survey,
+        audio_hours=audio_hours,
+        recording_hours=recorded_ms / 3_600_000,
         speed=speed,
         margin=margin,
         sizing=sizing,
+        tasks=tasks,
+        work_gpu_hours=audio_hours / choice.rate,
+        start_up_gpu_hours=all_gpus * billed_start_up_s(speed) / 3600,
+        asked_gpu_hours=all_gpus * sizing.time_s / 3600,
         choice=choice,
-        choices=tuple(sorted(choices, key=lambda one: (round(one.units_per_1000_audio_hours or 0.0, 1), *rank(one)))),
+        choices=tuple(sorted(choices, key=lambda one: one.units_per_1000_audio_hours or 0.0)),
         fastest=fastest,
-        prefer=wish.prefer,
+        wish=wish,
         billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * recorded_ms / 3.6e9,
         waves=waves,
         waves_why=waves_why,
+        running_s=None if gpus is None else sum(wave.running_s for wave in waves),
         gpus=gpus,
         gpus_why=gpus_why,
         parallel=wish.parallel if wish.parallel and wish.parallel < waves[0].tasks else None,
         site=site,
-        files=len(sizing.shares) * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
-        workers_asked=wish.workers,
+        files=tasks * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
     return replace(plan, remarks=tuple(apply_rules((*SOURCE_RULES, *_FIT_REMARKS), plan)))
+
+
+def _nothing_to_plan(survey: Survey) -> BadInput:
+    lengths, mistakes, size = survey.lengths, survey.mistakes, survey.walk.size
+    names = [*(name for some in survey.walk.remarks.faults.values() for name in some), *survey.unknown_names]
+    names += mistakes.examples(SHOWN)[0]
+    if lengths.unknown:
+        why = f"{count(lengths.unknown, 'file')} without a length in the header"
+        if size.not_here_unknown:
+            amount = data_size(size.not_here_total_bytes)
+            why = f"git-annex has not fetched {count(size.not_here, 'file')} ({amount});"
+            why += " with one of them here, the others are estimated by their size"
+        what = f"the length of the audio is not known: {why}"
+    elif rows := lengths.rows:
+        what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
+    else:
+        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
+    fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
+    return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
 
 
 # --- remarks about the tasks ------------------------------------------------------------------------------------------
@@ -167,8 +150,8 @@ def _long_chunks(plan: CampaignPlan) -> Cases:
     """Find chunks that no task could finish, because one GPU needs longer than a task has."""
     survey, site, limit_s = plan.survey, plan.site, plan.sizing.longest_chunk_s
     longest_s = survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
-    needed_s = plan_tasks.round_up(plan.margin.time_s(longest_s))
-    ways = [f"--time {plan_tasks.clock(needed_s)}"] if site.time_s is None or needed_s <= site.time_s else []
+    needed_s = round_up(plan.margin.time_s(longest_s))
+    ways = [f"--time {clock(needed_s)}"] if needed_s <= 3600 * (site.time_h or math.inf) else []
     step = 10 ** (math.floor(math.log10(min(limit_s, 3600))) - 1)  # two digits, rounded down
     shorter = f"-- --chunk-length {math.floor(min(limit_s, 3600) / step + 1e-9) * step:.6g}"
     if survey.rows_alone:
@@ -195,7 +178,7 @@ def _unsafe_chunks(plan: CampaignPlan) -> Cases:
     fix = f"{shorter}   (whole recordings are cut on the fly; their last chunks may be {_LAST_IS_LONGER_S:g} s longer)"
     if survey.rows_alone:
         fix = f"plan the whole recordings instead of this manifest, with {shorter}"
-    names = [f"{name} ({ms / 1000:,.3g} s)" for ms, name in survey.longest if ms > safe_s * 1000]
+    names = [f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > safe_s * 1000]
     yield {"many": survey.lengths.longer_than(safe_s * 1000), "way": way, "fix": fix, "details": names}
 
 
@@ -209,27 +192,33 @@ def _speed(plan: CampaignPlan) -> Cases:
         "again": (speed.remedy or "").replace(
             " AUDIO", f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'", 1
         ),
-        "planned_hours": plan.work_gpu_hours,
     }
 
 
+def _workers(plan: CampaignPlan) -> Cases:
+    held_s = plan.survey.lengths.held_s(plan.choice.gpus * plan.choice.workers)
+    room = plan.speed.device_room(held_s)
+    yield {"room": room, "full": min(plan.site.cores_per_gpu or 0, room)}
+
+
 _FIT_REMARKS = (
-    rules("workers", lambda plan: [{"room": plan.speed.device_room(plan.choice.chunk_s)}])(
+    rules("workers", _workers)(
         problem_if(
             "{choice.workers} per GPU, but its memory holds {room:,} by what was measured",
             "-- --workers-per-gpu {room}",
             lambda f: f.choice.workers > f.room,
         ),
         problem_if(
-            "{choice.workers} per GPU may need more than {choice.cpus} cores and {choice.mem_gb} GB: {choice.mem_why}",
+            "{choice.workers} per GPU may need more than {choice.cpus:count core} and {choice.mem_gb} GB:"
+            " {choice.mem_why}",
             "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
             lambda f: f.choice.workers <= f.room and not f.choice.fits,
         ),
         note_if(
-            "a node has {site.cores_per_gpu} cores per GPU, but so many workers were not measured: they may cost less;"
-            " run one task with the request of the fastest, and plan again --from it",
+            "{full} per GPU were not measured: they may cost less; run one task with the request of the fastest, and"
+            " plan again --from it",
             "badcjobs submit … --config plan.prefer=fastest",
-            lambda f: f.prefer != FASTEST and f.speed.most_workers < min(f.site.cores_per_gpu or 0, f.room),
+            lambda f: f.wish.prefer != FASTEST and f.speed.most_workers < f.full,
         ),
     ),
     rules("long chunks", _long_chunks)(
@@ -247,7 +236,9 @@ _FIT_REMARKS = (
             lambda f: f.site.files and f.files > f.site.files,
         )
     ),
-    rules("space", lambda plan: [{"size": plan.survey.walk.size.total_bytes, "quota": plan.site.space_bytes}])(
+    rules(
+        "space", lambda plan: [{"size": plan.survey.walk.size.total_bytes, "quota": 1e12 * (plan.site.space_tb or 0.0)}]
+    )(
         note_if(
             "the source ({size:size}) is larger than the quota of {site.name} ({quota:size}); read it where it is, or"
             " copy and run it in parts",
@@ -284,18 +275,18 @@ _FIT_REMARKS = (
             when=lambda f: len(f.speed.devices) > 1,
         )
     ),
-    rules("speed", _speed)(
+    rules("speed")(
         note_if(
-            "{planned_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this plan"
-            " first, and plan again --from it",
-            when=lambda f: f.speed.gpu_hours is not None and f.planned_hours > 1000 * f.speed.gpu_hours,
+            "{work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this"
+            " plan first, and plan again --from it",
+            when=lambda f: f.speed.gpu_hours is not None and f.work_gpu_hours > 1000 * f.speed.gpu_hours,
         )
     ),
 )
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.3g} s"
+    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.4g} s"
 
 
 # --- document ---------------------------------------------------------------------------------------------------------
@@ -303,7 +294,7 @@ def _length(seconds: float) -> str:
 
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the JSON document; the same plan gives the same document, byte for byte."""
-    shares, survey, lengths = plan.sizing.shares, plan.survey, plan.survey.lengths
+    shares, survey, lengths, site = plan.sizing.shares, plan.survey, plan.survey.lengths, plan.site
     return {
         "version": PLAN_VERSION,
         "source": {
@@ -319,8 +310,8 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             "longest_s": lengths.longest_ms / 1000,
             "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.walk.rates_hz.items())},
         },
-        "audio_hours": _hours(lengths.total_ms),
-        "recording_hours": _hours(lengths.total_ms - survey.shared_ms),
+        "audio_hours": round(plan.audio_hours, 6),
+        "recording_hours": round(plan.recording_hours, 6),
         "speed": _rounded(asdict(plan.speed)),
         "gpu_hours": round(plan.work_gpu_hours, 6),
         "start_up_gpu_hours": round(plan.start_up_gpu_hours, 6),
@@ -329,7 +320,7 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             "count": plan.tasks,
             **_rounded(plan.choice._asdict()),
             "time_s": plan.sizing.time_s,
-            "time_chosen": plan.sizing.chosen,
+            "time_chosen": plan.wish.time_s is None,
             "expected_s": round(plan.sizing.expected_s, 3),
             "audio_hours_least": _hours(min(share.audio_ms for share in shares)),
             "audio_hours_most": _hours(max(share.audio_ms for share in shares)),
@@ -340,7 +331,15 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "billed_units": None if plan.billed_units is None else round(plan.billed_units, 3),
         "margin": _rounded(asdict(plan.margin)),
         "files": plan.files,
-        "caps": _rounded({"site": plan.site.name or None, **{name: getattr(plan.site, name) for name in _CAPS}}),
+        "caps": _rounded(
+            {
+                "site": site.name or None,
+                "time_s": site.time_h and 3600 * site.time_h,
+                "space_bytes": site.space_tb and 1e12 * site.space_tb,
+                "plan_time_s": site.plan_time_h and 3600 * site.plan_time_h,
+                **{name: getattr(site, name) for name in _CAPS},
+            }
+        ),
         "waves": [
             {
                 "number": wave.number,

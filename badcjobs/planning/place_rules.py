@@ -107,7 +107,7 @@ def _space(facts: PreflightFacts) -> Cases:
     needs = results_bytes(source.chunks, hours / _SLOWEST + tasks * (asked.gpus_per_task or 1) * _START_UP_H)
     said = f"the source has {data_size(source.bytes)}; results need about {data_size(needs)}, copies of audio at most"
     said += f" {data_size(MOST_STAGED_BYTES)} per task, on the disk of the node"
-    quota = site.space_bytes
+    quota = site.space_tb and site.space_tb * 1e12
     limits = [(quota, f"the quota of {site.name}")] if quota else []
     limits += [(out.free_bytes, "what its filesystem has left")] if out and out.free_bytes is not None else []
     limit, whose = min(limits, default=(needs, ""))

@@ -2,7 +2,7 @@
 
 With --out DIR:
 
-    DIR/plan.json             the output of badcjobs plan --json
+    DIR/plan.json             the plan as JSON
     DIR/wave-1.sbatch         the job script of the first wave; results: OUT/wave-1 with [run] out, else DIR/results
     DIR/wave-1/tasks.txt      the manifests of its tasks: each array task takes one line
     DIR/wave-1/task-0000.csv  the rows of one task
@@ -38,16 +38,16 @@ from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
 from badcjobs.planning.place_rules import OUT, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
-from badcjobs.planning.plan_tasks import PlanWish, check_wish, clock, make_margin
+from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
 from badcjobs.planning.preflight_facts import PreflightFacts, look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
-from badcjobs.report.rules import PROBLEM, known_texts, say
+from badcjobs.report.rules import PROBLEM, known_texts
 from badcjobs.report.tables import Row, Table, columns, table_text
-from badcjobs.report.words import count, data_size, duration, number
+from badcjobs.report.words import clock, count, data_size, duration, number
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.open import Sources, open_sources_of
 from badcjobs.workers.chunk_audio import OVERLAP_S
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
@@ -85,7 +85,7 @@ def plan_sources(
     order: PlanOrder, environ: Mapping[str, str], cwd: Path, progress: Progress = lambda rows: None
 ) -> Planned:
     """Read the sources from end to end, and plan them; wrong input is refused before that."""
-    site = Site("") if order.site is None else find_site(order.site, cwd)
+    site = find_site(order.site, cwd)
     settings = order.project.make(RunSettings, order.flags, "plan")
     wish = PlanWish.of(order.submit, order.plan, settings.workers_wanted)
     check_wish(wish, site)
@@ -95,8 +95,7 @@ def plan_sources(
             raise BadInput(f"--out {order.out} is also a SOURCE: a plan needs a folder of its own", fix="--out plan")
         numbers = dict.fromkeys(("gpus-per-node", "cpus-per-task"), 1)
         fill({"array": "0-0", "time": "1:00:00", **numbers, "mem": "1G", "source": "tasks.txt", "out": "out"}, None)
-    root = None if settings.root is None else cwd / settings.root
-    sources = open_sources([cwd / path for path in settings.source], root=root, cutting=settings.cutting)
+    sources = open_sources_of(settings, cwd)
     descriptions = tuple(one.replace(f"{cwd}/", "") for one in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
@@ -229,55 +228,57 @@ _INDENT = 14
 _DAY_S = 86_400
 _SHOWN_SCRIPTS, _SHOWN_CHOICES = 3, 6
 
-
-_COST = (
-    "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, with {billed_s:,.0f} s of start-up"
-    " per task, {how}: {choice.units_per_hour:g} an hour for a task",
-    "{no_weights}",
-    "; {choice.joules_per_audio_hour:round?} J per audio-hour",
-)
-# name of a line → its text, with values of _figures; a line without text is left out
-_LINES = {
+# name of a line → its text, or its parts as known_texts takes them, with values of _figures; without text: left out
+_LINES: dict[str, str | tuple[str, ...]] = {
+    "": (
+        "{all_hours:one} GPU-hours in {tasks:count array_task} and {many:count wave}",
+        "; {billed_units:one} billed units",
+        "; {problems:count problem?}",
+    ),
     "request": "--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G --time={time}"
     "{prefer}",
     "run": "{run}{shards}",
-    "cost": "{cost}",
-    "choices": "workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; to choose the"
-    " cheapest, estimates count 5 % more",
+    "cost": (
+        "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, with {billed_s:,.0f} s of"
+        " start-up per task, {how}: {choice.units_per_hour:g} an hour for a task",
+        "{no_weights}",
+        "; {choice.joules_per_audio_hour:round?} J per audio-hour",
+    ),
+    "choices": "(workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; for the"
+    " cheapest, estimates count 5 % more, and within 1 % the energy decides)",
     "source": "{sources}",
-    "audio": "{plan.audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
+    "audio": "{audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
     " longest {longest_s:,.1f} s",
     "speed": "{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}{measured}",
-    "GPU time": "{plan.work_gpu_hours:one} GPU-hours of work and {plan.start_up_gpu_hours:one} of start-up"
-    " ({billed_s:,.0f} s per task, {how}); {plan.asked_gpu_hours:one} are requested, so that every task ends in time",
-    "tasks": "{plan.tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{plan.tasks:| each}:"
+    "GPU time": "{work_gpu_hours:one} GPU-hours of work and {start_up_gpu_hours:one} of start-up"
+    " ({billed_s:,.0f} s per task, {how}); {asked_gpu_hours:one} are requested, with a margin",
+    "tasks": "{tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{tasks:| each}:"
     " about {sizing.expected_s:duration} of {time}",
     "margin": "start-up {margin.start_up_s:,.0f} s ({how}), an orderly end {margin.end_s:,.0f} s, and between them"
     " each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
     "memory": "--mem={choice.mem_gb}G: {choice.mem_why}",
     "time": "--time={time}: {time_why}",
-    "waves": "{sizes}{plan.waves_why}",
-    "files": "{plan.files:,} at most, with shards, logs and job scripts; none per chunk{quota}",
+    "waves": "{sizes}{waves_why}",
+    "files": "{files:,} at most, with shards, logs and job scripts; none per chunk{quota}",
     "space": "{space}",
-    "finished": "{finished}",
+    "finished": (
+        "not known without --parallel N; 1 GPU takes {alone}, with the start-up of the margin",
+        "after {running} of running with {gpus:count GPU} at a time ({gpus_why}); time in the queue not included",
+    ),
     "measured on": "{speed.devices:list}",
 }
 
 
 def plan_text(planned: Planned) -> str:
     """Return the plan as text; the same plan gives the same text."""
-    plan = planned.plan
-    figures = _figures(planned)
-    problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
-    lines = [say("{all_hours:one} GPU-hours in {plan.tasks:count array_task} and {many:count wave}", figures)]
-    lines[0] += "" if plan.billed_units is None else f"; {number(plan.billed_units)} billed units"
-    lines[0] += f"; {count(problems, 'problem')}" if problems else ""
-    lines.append("")
-    for name, template in _LINES.items():
-        if name == "choices":
-            table = [*table_text(_choice_table(plan)), *folded("", f"({template})", 4), ""]
-            lines += ["", *(table if len(plan.choices) > 1 else [])]
-        elif text := say(template, figures):
+    plan, figures, lines = planned.plan, _figures(planned), list[str]()
+    for name, parts in _LINES.items():
+        text = "".join(known_texts((parts,) if isinstance(parts, str) else parts, figures))
+        if not name:
+            lines += [text, ""]
+        elif name == "choices":
+            lines += ["", *(_choice_lines(plan, text) if len(plan.choices) > 1 else [])]
+        elif text:
             lines += folded(name, text, _INDENT)
     for remark in worst_first(plan.remarks):
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT), *below(remark, _INDENT)]
@@ -294,7 +295,7 @@ def plan_text(planned: Planned) -> str:
     return "\n".join(lines)
 
 
-def _choice_table(plan: CampaignPlan) -> Table:
+def _choice_lines(plan: CampaignPlan, note: str) -> list[str]:
     """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
     mine, cheapest = plan.choice, min(plan.choices, key=rank)
     best = {"cheapest" if plan.site.billing else "least GPU time": cheapest, "fastest": plan.fastest}
@@ -308,7 +309,9 @@ def _choice_table(plan: CampaignPlan) -> Table:
         cost = (one.rate * one.gpus, 0), (one.units_per_1000_audio_hours, 1), (one.joules_per_audio_hour, 1)
         rows.append((*counts, *(number(*pair) for pair in cost), f"→ {words}" if one == mine else words))
     heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
-    return Table("choices", "What a task could request", heads, rows)
+    few, all_ = len(rows), len(plan.choices)
+    more = [f"  {few} of {all_} choices; all of them: --json"] if few < all_ else []
+    return [*table_text(Table("choices", "", heads, rows)), *more, *folded("", note, 4), ""]
 
 
 def _figures(planned: Planned) -> dict[str, Any]:
@@ -316,25 +319,19 @@ def _figures(planned: Planned) -> dict[str, Any]:
     survey, lengths, waves = plan.survey, plan.survey.lengths, plan.waves
     hours = [share.audio_ms / 3_600_000 for share in plan.sizing.shares]
     sizes = " or ".join(dict.fromkeys(f"{wave.tasks:,}" for wave in (waves[-1], waves[0])))
-    gpu_hours, running_s = plan.speed.gpu_hours, plan.running_s
-    measured = f" ({count(plan.speed.tasks, 'task')}, {number(gpu_hours, 2)} GPU-hours without start-up)"
-    if running_s is None:
-        alone = span(plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s)
-        finished = f"not known without --parallel N; 1 GPU takes {alone}, with the start-up of the margin"
-    else:
-        gpus = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
-        finished = f"after {span(running_s)} of running with {gpus}; time in the queue not included"
-    prefer = "the fastest" if plan.prefer == FASTEST else "the cheapest" if plan.site.billing else "least GPU time"
-    no_weights = None if plan.site.billing else "not known: no --site with [billing]"
-    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points or plan.workers_asked else AUTO}
+    measured = f" ({count(plan.speed.tasks, 'task')}, {number(plan.speed.gpu_hours, 2)} GPU-hours without start-up)"
+    is_short = plan.sizing.expected_s > plan.sizing.time_s
+    time_why = "at most; the fullest task needs more" if is_short else "what the fullest task needs"
+    alone_s = plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s
+    prefer = "the fastest" if plan.wish.prefer == FASTEST else "the cheapest" if plan.site.billing else "least GPU time"
+    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points or plan.wish.workers else AUTO}
     run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
-    how = "measured" if plan.margin.start_up_measured else "assumed"
-    start_up = {"billed_s": billed_start_up_s(plan.speed), "how": how}
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),
-        **start_up,
-        "plan": plan,
+        "billed_s": billed_start_up_s(plan.speed),
+        "how": "measured" if plan.margin.start_up_measured else "assumed",
+        "problems": sum(remark.severity == PROBLEM for remark in plan.remarks),
         "all_hours": plan.work_gpu_hours + plan.start_up_gpu_hours,  # as they are billed
         "lengths": lengths,
         "sources": ", ".join(descriptions[:3]) + (f" and {len(descriptions) - 3:,} more" if descriptions[3:] else ""),
@@ -349,13 +346,14 @@ def _figures(planned: Planned) -> dict[str, Any]:
         "sizes": "1; " if len(waves) == 1 else f"{len(waves):,} of {sizes} tasks, one after another: ",
         "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
         "space": _space(plan),
-        "time_why": "what the fullest task needs" if plan.sizing.chosen else "as requested",
-        "measured": "" if gpu_hours is None else measured,
-        "finished": finished,
+        "time_why": "as requested" if plan.wish.time_s else time_why,
+        "measured": "" if plan.speed.gpu_hours is None else measured,
+        "alone": span(alone_s) if plan.running_s is None else None,
+        "running": None if plan.running_s is None else span(plan.running_s),
         "prefer": f" ({prefer})" if len(plan.choices) > 1 else "",
         "run": " ".join(f"--{option} {value}" for option, value in run.items() if value != "0"),
         "shards": " (the shards are cut)" if planned.folder and survey.cut and planned.cutting.chunk_length_s else "",
-        "cost": "".join(known_texts(_COST, {"choice": plan.choice, "no_weights": no_weights, **start_up})),
+        "no_weights": None if plan.site.billing else "not known: no --site with [billing]",
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.clock import SystemClock
-from badcjobs.errors import BadInput
+from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers, guess_worker_bytes
 from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words
@@ -22,7 +22,7 @@ from badcjobs.report.rules import without_unused
 from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count
 from badcjobs.settings import RunSettings, option_words
-from badcjobs.store.read_job import read_job
+from badcjobs.store.read_job import NO_DATABASE, read_job
 from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.workers.engines import choose_engine
 from badcjobs.workers.learned import LESSONS, Learned, default_store, is_same_memory, read_probes, subject_of
@@ -81,8 +81,12 @@ class Speed:
     def device_room(self, chunk_s: float | None) -> float:
         """Return how many workers the memory of a device holds with such chunks; infinite: not known."""
         near_s = chunk_s or 3600.0  # a whole recording
-        needs = [(abs((p.chunk_s or near_s) - near_s), -b / p.workers) for p in self.points if (b := p.device_bytes)]
-        return fitting_workers(self.memory_bytes, -min(needs)[1]) if self.memory_bytes and needs else math.inf
+        known = [one for one in self.points if one.device_bytes]
+        if not self.memory_bytes or not known:
+            return math.inf
+        # With fewer workers, each has more of what is needed once.
+        one = min(known, key=lambda one: (abs((one.chunk_s or near_s) - near_s), -one.workers))
+        return fitting_workers(self.memory_bytes, (one.device_bytes or 0.0) / one.workers)
 
 
 def find_speed(
@@ -92,10 +96,10 @@ def find_speed(
 
     ``origin``: a run folder, a job database, or the file of a probe; without one, what runs or probes have found here.
     """
-    if rate is not None and not 0 < rate < math.inf:
+    if rate is not None and not 0.001 <= rate <= 1e6:
         raise BadInput(
             f"--rate {rate:g} is not a speed",
-            why="it is the hours of audio that one GPU analyses in an hour, a number above 0",
+            why="it is the hours of audio that one GPU analyses in an hour: from 0.001 to 1,000,000",
             fix="--rate 400   (badcjobs report RUN shows it: audio-hours per GPU-hour)",
         )
     measured, store = None, default_store(environ)
@@ -148,8 +152,13 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
 
 
 def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
-    database = find_job_database(path)
-    job, mine = read_job(database), settings.engine
+    database, mine = find_job_database(path), settings.engine
+    try:
+        job = read_job(database)
+    except DatabaseProblem as error:
+        why = f"{error.what}\n--from takes a run folder, its job.sqlite, or the result of a probe (.toml)"
+        fix = _how(settings) if error.what.endswith(NO_DATABASE) else error.fix
+        raise DatabaseProblem(f"{name} has no speed to plan with", why=why, fix=fix) from error
     if others := sorted({task.engine for task in job.tasks if task.engine} - {mine}):
         what, why = f"{name} ran the engine {' and '.join(others)}; this plan is for {mine}", "speed and memory differ"
         words = shell_line("--", *option_words({"engine": others[0], "command": job.last_settings.get("command")}))

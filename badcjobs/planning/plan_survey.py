@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
@@ -46,6 +48,7 @@ def read_sources(
 # --- lengths ----------------------------------------------------------------------------------------------------------
 
 _UNKNOWN = 2**32 - 1
+_MOST_HELD = 512
 _LONGEST_MS = 2**32 - 2  # 49 days; whatever is longer fits into no walltime, and counts in full in the sum
 
 
@@ -103,6 +106,16 @@ class Lengths:
     def total_ms(self) -> int:
         """All of them together; one that is not known counts as guessed."""
         return self.known_ms + self.unknown * self.guess_ms
+
+    def held_s(self, many: int) -> float:
+        """Return the mean length of so many chunks that are in progress together: a task begins with the longest."""
+        longest = self._longest_ms[:many]
+        return sum(longest) / 1000 / max(1, len(longest))
+
+    @cached_property
+    def _longest_ms(self) -> list[int]:
+        """As many as a task may ever have workers; call it when all have been added."""
+        return [ms for ms, many in heapq.nlargest(_MOST_HELD, self.runs()) for _ in range(min(_MOST_HELD, many))]
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield length and number of neighbours that are equally long."""

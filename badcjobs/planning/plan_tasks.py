@@ -11,14 +11,14 @@ from badcjobs.errors import BadInput
 from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.site import Site
+from badcjobs.report.words import clock, round_up
 from badcjobs.settings import PlanSettings, SubmitSettings, refuse
 
 # Three minutes before the end Slurm's warning comes, and nothing new is begun; then the last results are published.
 END_S = 300.0
 LEAST_FACTOR, UNMEASURED_FACTOR = 1.25, 1.5
-_STEP_S, _LONG_STEP_S, _LONG_S = 300, 1800, 3 * 3600
 SLURMS_OWN_ARRAY = 1_000  # the default of MaxArraySize is 1001
-USUAL_TIME_S = 12 * 3600  # as of badcjobs submit
+USUAL_TIME_H = 12  # as of badcjobs submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PlanWish:
 
     def longest_s(self, site: Site) -> float:
         """Return the most time that a task may ask for."""
-        return self.time_s or site.plan_time_s or min(USUAL_TIME_S, site.time_s or math.inf)
+        return self.time_s or 3600 * (site.plan_time_h or min(USUAL_TIME_H, site.time_h or math.inf))
 
     def task_gpus(self, site: Site) -> int:
         """Return the GPUs of each task: all of a node, if the site has their number."""
@@ -123,18 +123,6 @@ def make_margin(speed: Speed, wanted: float | None) -> Margin:
     return Margin(start_up_s, speed.start_up_s is not None, END_S, factor, why)
 
 
-def round_up(seconds: float) -> int:
-    """Round a time limit up to 5 minutes, from 3 h on to half an hour."""
-    step_s = _STEP_S if seconds <= _LONG_S else _LONG_STEP_S
-    return -(-int(seconds + 0.999) // step_s) * step_s
-
-
-def clock(seconds: float) -> str:
-    """Return a time limit as sbatch takes it."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
@@ -189,11 +177,9 @@ class Sizing:
 
     gpus: int  # of each task
     time_s: int  # that each asks for
-    chosen: bool  # the time limit is what the work needs; else what was wanted
     shares: tuple[Share, ...]
     longest_chunk_s: float  # seconds of audio that one GPU finishes in a task's time, however slow
     expected_s: float  # of the fullest task, at the mean speed
-    work_s: float  # of all tasks together on all their GPUs, without start-up
 
 
 def count_tasks(
@@ -226,11 +212,9 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
     return Sizing(
         gpus=gpus,
         time_s=wish.time_s or min(needed_s, int(most_s)),
-        chosen=wish.time_s is None,
         shares=tuple(shares),
         longest_chunk_s=margin.work_s(most_s) * rate,
         expected_s=margin.start_up_s + fullest_s,
-        work_s=lengths.total_ms / 1000 / rate,
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,16 +18,17 @@ from badcjobs.cluster.slurm import ask
 from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
-from badcjobs.model import NO_CUTTING, Cutting, StandIn
+from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
 from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
-from badcjobs.planning.plan_survey import Progress, read_sources
+from badcjobs.planning.plan_survey import Lengths, Progress, read_sources
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.words import count, data_size, number
 from badcjobs.seams import Clock, Unanswered
+from badcjobs.settings import RunSettings
 from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.open import Sources, open_sources
+from badcjobs.sources.open import Sources, open_sources_of
 from badcjobs.sources.walk import SeenKeys
 from badcjobs.store.connect import read_filesystem
 
@@ -101,6 +101,7 @@ class SourceFacts:
     left_out_files: Mapping[str, int] = field(default_factory=dict)  # not audio by their ending → number
     longest_s: float | None = None  # of its chunks
     mean_s: float | None = None
+    lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ class PreflightFacts:
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
     needed_gb: int = 0  # memory that the workers of a task need on a node; 0: not known
-    workers: int | None = None  # that HawkEars has in any case: as asked for, or one on each GPU
-    workers_gb: int = 0  # memory that they need
-    rate: float | None = None  # audio-hours per GPU-hour of what is asked for
+    workers: int | None = None  # on a node in any case: as asked for, or one of HawkEars on each GPU
+    workers_gb: int = 0  # memory that they need; 0: not known
+    rate: float | None = None  # audio-hours per GPU-hour of what is asked for; 0: not measured
     task_hours: float = 0.0  # of what is asked for, for an hour of audio, with start-up
 
 
@@ -199,13 +200,10 @@ def query_nodes(environ: Mapping[str, str]) -> Cluster | None:
 
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
-    program = shutil.which("sbatch", path=environ.get("PATH"))
-    if program is None:
-        return None
     try:
-        done = _run([program, "--test-only", str(path)], environ, cwd)
+        done = _run(["sbatch", "--test-only", str(path)], environ, cwd)
     except (OSError, subprocess.SubprocessError):
-        return None  # too busy to answer
+        return None
     return parse_trial(done.returncode, done.stdout + done.stderr)
 
 
@@ -224,7 +222,7 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
 def load_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
     try:
-        done = _run([shutil.which("bash", path=environ.get("PATH")) or "bash", "-lc", _LOAD, "bash", *wanted], environ)
+        done = _run(["bash", "-lc", _LOAD, "bash", *wanted], environ)
     except (OSError, subprocess.SubprocessError) as error:
         return ModuleFacts(wanted, command=not isinstance(error, FileNotFoundError), said=str(error))
     if done.returncode == _NO_MODULES:
@@ -255,27 +253,27 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], cwd: Path | None = Non
 
 
 def check_source(
-    paths: Sequence[Path], root: Path | None, cutting: Cutting = NO_CUTTING, *, progress: Progress, quick: bool = False
+    settings: RunSettings, cwd: Path, *, progress: Progress, quick: bool = False
 ) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file, as a plan does; ``quick``: look at no file.
 
     The facts are None when the source cannot be used.
     """
     try:
-        sources = open_sources(paths, root=root, cutting=cutting)
+        sources = open_sources_of(settings, cwd)
         if quick:
             facts, remarks = _count_rows(sources, progress)
             text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
             return facts, [fine("source", line) for line in (text, *remarks.notes())]
         survey = read_sources(sources, None, progress, needs_audio=True)
     except BadcjobsError as error:
-        look = f"ls -ld {shell_line(paths[0])}"
+        look = f"ls -ld {shell_line(cwd / settings.source[0])}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
     lengths, size = survey.lengths, survey.walk.size
     hours = lengths.total_ms / 3_600_000
     known = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
-    facts = SourceFacts(lengths.rows, hours * 3600, lengths.unknown, sources.manifests_listed, **known)
-    facts = replace(facts, longest_s=lengths.longest_ms / 1000 or None, mean_s=lengths.mean_ms / 1000 or None)
+    known |= {"longest_s": lengths.longest_ms / 1000 or None, "mean_s": lengths.mean_ms / 1000 or None}
+    facts = SourceFacts(lengths.rows, hours * 3600, lengths.unknown, sources.manifests_listed, **known, lengths=lengths)
     found = list(apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE)))
     text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
     text += "" if size.total_bytes is None else f", {data_size(size.total_bytes)}"

@@ -95,8 +95,8 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
         with open_records(order, world, allocation, grant, engine, work_folder) as records:
             others = note_other_users(records, grant)
-            round_ = Round(Bench(records, engine, sounds, world.clock), world, searches)
-            round_.run(until_s=world.clock.monotonic_s() + left_s)
+            bench = Bench(records, engine, sounds, world.clock)
+            run_trials(bench, world, searches, until_s=world.clock.monotonic_s() + left_s)
         problems = tuple(search.problem for search in searches if search.problem is not None)
         notes_now = [*others, *(search.host_words for search in searches if search.host_words)]
         exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
@@ -344,71 +344,62 @@ def _shorter(step: ProbeStep) -> str:
 # --- all searches together --------------------------------------------------------------------------------------------
 
 
-class Round:
-    """All searches of a probe, as long as there is time."""
+def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], until_s: float) -> None:
+    """Run the trials of all searches until all are done or the time is over."""
+    clock, over, began, next_usage_s = world.clock, False, 0, 0.0
+    running: list[tuple[ModelSearch, TrialRun]] = []
+    usage = UsageReader(world.pid)
+    # Our memory on the node: what was requested, else what is free now.
+    host_bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
+    while True:
+        if not over and (world.stop.requested or clock.monotonic_s() >= until_s):
+            over = True
+            for _, run in running:
+                run.break_off()
+        for search in () if over else searches:
+            left_s = until_s - clock.monotonic_s()
+            while search.free and (step := search.next_step(host_bytes)) is not None:
+                if search.expected_s(step) > left_s:
+                    break
+                began += 1
+                running.append((search, _begin(bench, search, step, began)))
+        if not running:
+            return
+        for _, run in running:
+            run.look(_LOOK_S / len(running))
+        # The memory of all our processes, for the trials that are running.
+        if (now_s := clock.monotonic_s()) >= next_usage_s:
+            next_usage_s = now_s + _HOST_EVERY_S
+            if (reading := usage.read(now_s)) is not None and reading.memory_bytes is not None:
+                for _, run in running:
+                    run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
+        bench.records.check_recorder()
+        for search, run in [pair for pair in running if not pair[1].busy]:
+            running.remove((search, run))
+            outcome = run.end()
+            again = search.end(run, None if over else outcome)
+            if not over:
+                more = "; too short to count: repeated with more chunks" if again else ""
+                log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), more)
 
-    def __init__(self, bench: Bench, world: World, searches: Sequence[ModelSearch]) -> None:
-        self._bench = bench
-        self._world = world
-        self._searches = searches
-        self._running: list[tuple[ModelSearch, TrialRun]] = []
-        self._began = 0
-        self._usage = UsageReader(world.pid)
-        self._next_usage_s = 0.0
-        # Our memory on the node: what was requested, else what is free now.
-        self._host_bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
 
-    def run(self, *, until_s: float) -> None:
-        """Run trials until all are done or the time is over."""
-        clock, stop, over = self._world.clock, self._world.stop, False
-        while True:
-            if not over and (stop.requested or clock.monotonic_s() >= until_s):
-                over = True
-                for _, run in self._running:
-                    run.break_off()
-            for search in () if over else self._searches:
-                left_s = until_s - clock.monotonic_s()
-                while search.free and (step := search.next_step(self._host_bytes)) is not None:
-                    if search.expected_s(step) > left_s:
-                        break
-                    self._begin(search, step)
-            if not self._running:
-                return
-            for _, run in self._running:
-                run.look(_LOOK_S / len(self._running))
-            # The memory of all our processes, for the trials that are running.
-            if (now_s := clock.monotonic_s()) >= self._next_usage_s:
-                self._next_usage_s = now_s + _HOST_EVERY_S
-                if (reading := self._usage.read(now_s)) is not None and reading.memory_bytes is not None:
-                    for _, run in self._running:
-                        run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
-            self._bench.records.check_recorder()
-            for search, run in [pair for pair in self._running if not pair[1].busy]:
-                self._running.remove((search, run))
-                outcome = run.end()
-                again = search.end(run, None if over else outcome)
-                if not over:
-                    more = "; too short to count: repeated with more chunks" if again else ""
-                    log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), more)
-
-    def _begin(self, search: ModelSearch, step: ProbeStep) -> None:
-        key, device = search.key, search.free.pop(0)
-        device_id = None if device is None else self._bench.records.writer.device_id(device)
-        slots = range(self._began * key.workers, (self._began + 1) * key.workers)
-        plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
-        self._began += 1
-        run = TrialRun(self._bench, step, plans, search.chunks(step), search.lanes(step), self._began)
-        log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
-        search.in_flight.append(step)
-        try:
-            run.begin()
-        except (NotWav, EOFError, OSError) as problem:
-            raise BadInput(
-                f"no audio of {step.length_s:g} s can be made: {problem}",
-                why=f"it is written to {self._bench.records.local.path}",
-                fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
-            ) from problem
-        self._running.append((search, run))
+def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> TrialRun:
+    key, device = search.key, search.free.pop(0)
+    device_id = None if device is None else bench.records.writer.device_id(device)
+    slots = range((number - 1) * key.workers, number * key.workers)
+    plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
+    run = TrialRun(bench, step, plans, search.chunks(step), search.lanes(step), number)
+    log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
+    search.in_flight.append(step)
+    try:
+        run.begin()
+    except (NotWav, EOFError, OSError) as problem:
+        raise BadInput(
+            f"no audio of {step.length_s:g} s can be made: {problem}",
+            why=f"it is written to {bench.records.local.path}",
+            fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
+        ) from problem
+    return run
 
 
 def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:

@@ -54,14 +54,13 @@ def next_step(trials: Sequence[Trial], bounds: Bounds, in_flight: Collection[Pro
 
     The lean way is searched only where a length does not fit as usual.
     """
-    usual_s = [step.length_s for step in in_flight if not step.lean]
-    length_s = _next_length(trials, False, bounds, usual_s)
-    if length_s is not None:
-        return ProbeStep(False, length_s)
-    if usual_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False)[1] is not None):
-        return None
-    length_s = _next_length(trials, True, bounds, [step.length_s for step in in_flight if step.lean])
-    return None if length_s is None else ProbeStep(True, length_s)
+    for lean in (False, True):
+        busy_s = [step.length_s for step in in_flight if step.lean is lean]
+        if (length_s := _next_length(trials, lean, bounds, busy_s)) is not None:
+            return ProbeStep(lean, length_s)
+        if busy_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False)[1] is not None):
+            break
+    return None
 
 
 def usual_is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:

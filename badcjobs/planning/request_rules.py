@@ -13,7 +13,7 @@ from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
 from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count, number
+from badcjobs.report.words import clock, count, number
 from badcjobs.settings import nearest
 
 _MUCH_LESS = 0.8  # of the bill: a request that saves less is no better
@@ -83,7 +83,7 @@ def _within_cap(facts: PreflightFacts, hours: float | None, cap: float) -> str:
     asked, gpus = facts.asked, facts.asked.gpus_per_task or 1
     minutes = int(min(cap / ((asked.tasks or 1) * gpus), facts.site.time_h or cap) * 60)
     if minutes >= 60 or (asked.tasks is None and minutes):
-        return f"#SBATCH --time={minutes // 60}:{minutes % 60:02d}:00{_AGAIN}"
+        return f"#SBATCH --time={clock(60 * minutes)}{_AGAIN}"
     tasks = max(1, int(cap / (gpus * (hours or 1))))
     return f"#SBATCH --array=0-{tasks - 1}{'' if hours else ' --time=1:00:00'}{_AGAIN}"
 
@@ -212,40 +212,57 @@ def _billing(facts: PreflightFacts) -> Cases:
     if site.billing is None or not asked.gpus_per_task or asked.exclusive:
         return
     nodes, billing = asked.nodes or 1, site.billing
-    on_a_node_gb = site.node_memory_gb if asked.memory_gb_per_node == 0 else asked.memory_gb_per_node
-    amounts = (
-        (asked.gpus_per_task, site.bill_gpu, " GPU" if asked.gpus_per_task == 1 else " GPUs"),
-        (None if on_a_node_gb is None else on_a_node_gb * nodes, site.bill_memory_gb, " GB"),
-        (asked.cpus, site.bill_cpu, " cores"),
-    )
-    gpus, memory, cores = [(amount or 0) * (weight or 0.0) for amount, weight, _ in amounts]
+    _, most_cpus, most_gb = [one or other or math.inf for one, other in zip(*_node_sizes(facts), strict=True)]
+    all_of_it = asked.memory_gb_per_node == 0
+    on_a_node_gb = most_gb if all_of_it and most_gb < math.inf else asked.memory_gb_per_node
+    names = ("GPU" if asked.gpus_per_task == 1 else "GPUs", "GB", "core" if asked.cpus == 1 else "cores")
+    weights = (billing.gpu, billing.memory_gb, billing.cpu)
+    amounts = (asked.gpus_per_task, nodes * (on_a_node_gb or 0.0), asked.cpus or 0)
+    units = billing.per_hour(*amounts)
+    gpus, memory, cores = costs = [amount * weight for amount, weight in zip(amounts, weights, strict=True)]
     parts = [
-        f"{round(amount, 2):g}{unit} × {weight:g} = {round(amount * weight, 2):g}"
-        for amount, weight, unit in amounts
-        if amount is not None and weight is not None
+        f"{round(amount, 2):g} {name} × {weight:g} = {round(cost, 2):g}"
+        for amount, name, weight, cost in zip(amounts, names, weights, costs, strict=True)
+        if cost
     ]
-    units = billing.per_hour(*((amount or 0) for amount, _, _ in amounts))
     total = f"{'the largest counts' if billing.rule == 'max' else 'they add up'}: {units:g} an hour for each task"
-    per = "; per 1,000 audio-hours: not known, no speed is measured"
+    per = "" if facts.rate is None else "; per 1,000 audio-hours: not known, no speed is measured"
     if facts.rate:
         start_up = "with" if facts.source and facts.source.audio_s else "without"
         per = f"; per 1,000 audio-hours: about {number(1000 * units * facts.task_hours)}, {start_up} start-up, at"
         per += f" {number(facts.rate)} audio-hours per GPU-hour"
-    _, most_cpus, most_gb = [one or other or math.inf for one, other in zip(*_node_sizes(facts), strict=True)]
     enough_gb, cpus = int(min(facts.needed_gb, most_gb)), min(asked.cpus or 0, nodes * most_cpus)  # more are refused
     now, then = (billing.per_hour(asked.gpus_per_task, nodes * (gb or 0), cpus) for gb in (on_a_node_gb, enough_gb))
     paid = max(gpus, memory if billing.rule == "max" else 0.0)
+    cores_paid = int(min(max(paid / (billing.cpu or math.inf) / nodes, facts.workers or 1), most_cpus))
     yield {
         "memory_times": memory / gpus if gpus else 0.0,
         "cores_times": cores / gpus if gpus else 0.0,
-        "too_much": facts.needed_gb and memory > gpus > 0 and then <= _MUCH_LESS * now,
-        "too_many": cores > paid and gpus,
-        "cores_paid": max(1, int(min(paid / site.bill_cpu / nodes, most_cpus))) if site.bill_cpu else 1,
+        "too_much": facts.needed_gb and memory > gpus > 0 and (then < now if all_of_it else then <= _MUCH_LESS * now),
+        "too_many": cores > paid and gpus and (asked.cpus or 0) > nodes * cores_paid,
+        "cores_paid": cores_paid,
         "enough": enough_gb,
         "bill": f"{', '.join(parts)}; {total}{per}",
     }
 
 
+BILLING = rules("billing", _billing)(
+    warning_if(
+        "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
+        f"#SBATCH --mem={{enough}}G   ({_ENOUGH})",
+        lambda f: f.too_much,
+    ),
+    warning_if(
+        "cores cost {cores_times:.1f} times what the GPUs cost: {bill}",
+        "#SBATCH --cpus-per-task={cores_paid}",
+        lambda f: f.too_many,
+    ),
+    fine_if(
+        "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need so much: {bill}",
+        when=lambda f: f.memory_times > 1,
+    ),
+    fine_if("{bill}"),
+)
 _NODES_AND_COST = (
     rules("GPUs")(
         warning_if("the job asks Slurm for no GPU", "#SBATCH --gpus-per-node=1", lambda f: f.asked.gpus_per_task == 0)
@@ -274,23 +291,7 @@ _NODES_AND_COST = (
             lambda f: f.workers and (f.asked.cpus_per_node or f.workers) < f.workers,
         )
     ),
-    rules("billing", _billing)(
-        warning_if(
-            "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
-            f"#SBATCH --mem={{enough}}G   ({_ENOUGH})",
-            lambda f: f.too_much,
-        ),
-        warning_if(
-            "cores cost {cores_times:.1f} times what the GPUs cost: {bill}",
-            "#SBATCH --cpus-per-task={cores_paid}",
-            lambda f: f.too_many,
-        ),
-        fine_if(
-            "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need so much: {bill}",
-            when=lambda f: f.memory_times > 1,
-        ),
-        fine_if("{bill}"),
-    ),
+    BILLING,
 )
 
 

@@ -18,6 +18,8 @@ from badcjobs.model import Billing
 from badcjobs.project import Project
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
 
+Weight = float  # may be 0
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -41,27 +43,12 @@ class Site:
     example: str = "/a/folder/that/all/nodes/can/write"  # a folder for results
     account_ends_with: str | None = None
     modules: tuple[str, ...] = ()  # what a job script loads, in this order
-    bill_cpu: float | None = None
-    bill_memory_gb: float | None = None
-    bill_gpu: float | None = None
+    bill_cpu: Weight | None = None
+    bill_memory_gb: Weight | None = None
+    bill_gpu: Weight | None = None
     bill_rule: Literal["max", "sum"] = "sum"  # "max" where PriorityFlags has MAX_TRES
     plan_time_h: float | None = None  # default time limit of a task
     plan_gpus: int | None = None  # usual number at a time
-
-    @property
-    def time_s(self) -> float | None:
-        """The longest time limit."""
-        return None if self.time_h is None else self.time_h * 3600
-
-    @property
-    def space_bytes(self) -> float | None:
-        """The quota of bytes where results are written."""
-        return None if self.space_tb is None else self.space_tb * 1e12
-
-    @property
-    def plan_time_s(self) -> float | None:
-        """The default time limit of a task."""
-        return None if self.plan_time_h is None else self.plan_time_h * 3600
 
     @property
     def billing(self) -> Billing | None:
@@ -88,16 +75,22 @@ _TABLES: dict[str, dict[str, str]] = {
 _FIELDS = Site.__dataclass_fields__
 # type of the field → what a value must be
 _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "int": ("a whole number above 0", lambda value: type(value) is int and value > 0),
-    "float": ("a number above 0", lambda value: type(value) in (int, float) and 0 < value < float("inf")),
+    "int": ("a whole number from 1 to 1e9", lambda value: type(value) is int and 0 < value <= 1e9),
+    "float": ("a number above 0, at most 1e9", lambda value: type(value) in (int, float) and 0 < value <= 1e9),
+    "Weight": ("a number from 0 to 1e9", lambda value: type(value) in (int, float) and 0 <= value <= 1e9),
     "str": ("a string", lambda value: isinstance(value, str) and value),
     "tuple": ("a list of strings", lambda value: isinstance(value, list) and all(map(_KINDS["str"][1], value))),
     "Literal": ("one of max, sum", lambda value: value in ("max", "sum")),
 }
 
 
-def find_site(name: str, cwd: Path, option: str = "--site ") -> Site:
-    """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it."""
+def find_site(name: str | None, cwd: Path, option: str = "--site ") -> Site:
+    """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it.
+
+    None: a site without any rules.
+    """
+    if name is None:
+        return Site("")
     if name.endswith(".toml"):
         path = cwd / name
     else:
@@ -117,7 +110,7 @@ def find_site(name: str, cwd: Path, option: str = "--site ") -> Site:
 def find_billing(project: Project, cwd: Path) -> Billing | None:
     """Return the weights of the project's site; None: it has none, or the file of the project names a missing one."""
     with suppress(*(() if "site" in project.keys else (BadInput,))):
-        return find_site(project.site or "", cwd, "--config site=").billing
+        return find_site(project.site, cwd, "--config site=").billing
     return None
 
 
@@ -146,6 +139,8 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
                     mistakes.append(f"[{table}] {key} = {value!r} must be {words}")
     if "name" not in document:
         mistakes.append("name is missing")
+    if "billing" in document and not mistakes and Site("", **values).billing is None:
+        mistakes.append("[billing] has no weight above 0")
     if mistakes:
         raise BadInput(
             mistakes[0] if len(mistakes) == 1 else f"{where} has {len(mistakes)} mistakes",

@@ -123,7 +123,8 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
     again = probe(site, *DEMO, *cards(site)).wait()
     assert (again.exit_code, tried(again)) == (0, [])
     assert "already known" in again.stdout and "← best" in again.stdout
-    assert again.stdout.endswith("\nnext: badcjobs plan SOURCE\n")
+    wanted = "next: badcjobs plan SOURCE -- --engine=demo --engine-arg=--memory-per-s=4 --engine-arg=--burn-s=0.1"
+    assert again.stdout.splitlines()[-1] == wanted
     for name, seconds in (("long", 80), ("short", 5)):
         make_wav(site.folder / "long" / f"{name}.wav", seconds, 1000, loud=[(1, 2)], tone_hz=100)
     done = site.run(site.folder / "long", *DEMO, *cards(site, ("Small", 300), ("Big", 500)), "--max-gpus", 1)
@@ -157,6 +158,10 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
             assert Path(stopped.json["set_aside"]).read_text() == half
     done = probe(site, *arguments, more=("--out", file, "--json")).wait()
     assert done.exit_code == 0, done.stderr
+    named = probe(site, *arguments, more=("--out", "mine.toml")).wait().stdout.splitlines()[-1]
+    assert named.startswith("next: badcjobs plan SOURCE --from mine.toml -- --engine=demo ")
+    words = shlex.split(named.removeprefix("next: badcjobs ").replace("SOURCE", shlex.quote("night é.wav")))
+    assert "a probe of Big" in site.badcjobs(*words).stdout
     assert tried(done) and not known & set(tried(done))
     (gpu,) = done.json["gpus"]
     assert gpu["finished"] and {trial["length_s"] for trial in gpu["trials"]} >= {t.length_s for t in before.trials}
@@ -314,7 +319,14 @@ def requested(script):
 def test_a_script_that_is_shown_is_alone_on_stdout(site):
     here = ("submit", site.manifest(2), "--out", "run", "--cluster", "local", "--dry-run", "--", "--engine", "demo")
     filled = ("template", "array", "--set", "source=july.csv", "--set", "out=run")
-    for shown in site.badcjobs_each([filled, here]):
+    billed = ("submit", site.manifest(2), "--out", "run", "--config", "site=sockeye", "--account", "x-gpu", "--dry-run")
+    asked = [(*billed, "--mem", mem, "--", "--engine", "demo") for mem in ("8G", "0")]
+    *others, slurm, whole = site.badcjobs_each([filled, here, *asked])
+    cost = "1 GPU × 6 = 6, 8 GB × 5 = 40, 2 cores × 1 = 2; the largest counts: 40 an hour for each task\n"
+    assert re.search(f"^badcjobs: billing: .*{cost}", slurm.stderr, re.MULTILINE)
+    text = r"^badcjobs: billing: memory costs 150.0 times what the GPUs cost: .*\n  try: --mem 7G "
+    assert re.search(text, whole.stderr, re.MULTILINE)
+    for shown in (*others, slurm, whole):
         assert shown.stdout.startswith("#!/bin/bash\n") and "next:" not in shown.stdout
         subprocess.run(["bash", "-n"], input=shown.stdout, text=True, check=True)
         assert "\nbadcjobs: next: badcjobs " in f"\n{shown.stderr}"

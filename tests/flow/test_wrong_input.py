@@ -65,6 +65,20 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(site):
     assert told[4].stdout.startswith("Usage: badcjobs COMMAND")
 
 
+def test_a_bug_is_called_one_with_what_to_do_about_it(site):
+    (site.folder / "lib").mkdir()
+    (site.folder / "lib" / "wave.py").write_text("raise RuntimeError('broken')\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(site.folder / "lib"), site.environ()["PYTHONPATH"]])}
+    for words, fix in (
+        (("plan", "x"), "the same command with --debug:  badcjobs --debug plan …"),
+        (("--debug", "plan", "x"), "report it, with the traceback above"),
+    ):
+        told = site.badcjobs(*words, env=env)
+        assert told.exit_code == 70
+        end = f"badcjobs: error: RuntimeError: broken\n  why: this is a bug in badcjobs\n  try: {fix}\n"
+        assert told.stderr.endswith(end)
+
+
 def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(site):
     """Also in a run folder whose name needs care."""
     site.out = site.folder / "été 100% #1?"

@@ -193,6 +193,26 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
     ]
 
 
+def test_the_advice_about_cost_leaves_the_workers_that_the_request_means_their_memory_and_cores(tmp_path):
+    (tmp_path / "cores.toml").write_text('name = "x"\n[billing]\ncpu = 3\ngpu = 1\n')
+
+    def advice(site, cpus, mem="9G", **settings):
+        given = RunSettings(out=Path("out"), **settings)
+        submit = SubmitSettings(gpus_per_task=4, cpus=cpus, mem=mem)
+        found = check(CheckOrder(given, {}, SystemClock(), tmp_path, submit, site)).findings
+        return [one.fix and one.fix.split("   ")[0] for one in found if one.subject in ("billing", "cores")]
+
+    cut = {"chunk_length_s": 294.0}
+    assert advice("sockeye", 24, "53G", **cut) == [None], "as in the README: one worker per core"
+    assert advice("sockeye", 8, "53G", **cut) == ["--mem 18G"]
+    assert advice("sockeye", 24, "53G", **cut, workers_per_gpu="2") == ["--mem 18G"]
+    assert advice("sockeye", 24, "0", **cut) == ["--mem 53G"]
+    for engine in ("hawkears", "demo"):
+        workers = {"engine": engine, "workers_per_gpu": "3"}
+        assert advice("cores.toml", 14, **workers) == ["--cpus 12"]
+        assert advice("cores.toml", 12, **workers) == [None]
+
+
 # template → values of its keys, as its own comments give them
 EXAMPLES = dict(line.split(": ", 1) for line in (DATA / "template_examples.txt").read_text().splitlines())
 
@@ -334,7 +354,9 @@ def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_neede
     (tmp_path / "mine.toml").write_text('name = "mine"\nabout = "x"\n[limits]\narray_tasks = 500\ngpu_hours = 3\n')
     mine = planning.find_site("./mine.toml", tmp_path)
     assert mine == Site("mine", array_tasks=500, gpu_hours=3)
-    assert mine.cores_per_gpu is mine.billing is mine.time_s is mine.plan_time_s is None
+    assert mine.cores_per_gpu is mine.billing is mine.time_h is mine.plan_time_h is None
+    (tmp_path / "free.toml").write_text('name = "free"\n[billing]\ngpu = 0\nmemory_gb = 2\n')
+    assert planning.find_site("free.toml", tmp_path).billing.per_hour(4, 16, 24) == 32, "GPUs and cores cost nothing"
 
 
 def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path, pages):

@@ -18,8 +18,19 @@ from rooms import planning
 from rooms.cli import app, make_parser
 from rooms.cluster import fill_template
 from rooms.model import FITS, NO_CUTTING, Probed, ProbeKey, ProbeResult, Trial
-from rooms.planning import Measured, PlanOrder, PlanWish, Site, SourceFacts, Speed, Survey, make_plan, plan_text
-from rooms.report import make_bill
+from rooms.planning import (
+    Lengths,
+    Measured,
+    PlanOrder,
+    PlanWish,
+    Site,
+    SourceFacts,
+    Speed,
+    Survey,
+    make_plan,
+    plan_text,
+)
+from rooms.report import make_bill, round_up
 from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
 from rooms.store import DeviceWork, JobFacts, MergeOrder, StateTime, merge
@@ -167,7 +178,7 @@ def test_shares_are_balanced_by_length_and_times_rounded_up_to_five_minutes_or_h
     ):  # fmt: skip
         assert [share.rows for share in planning.share_out(survey_of(*lengths_ms).lengths, tasks)] == rows
     asked = (1, 300, 300.5, 10_799, 10_800, 10_801, 12_600, 12_601)
-    assert [planning.round_up(one) for one in asked] == [300, 300, 600, 10_800, 10_800, 12_600, 12_600, 14_400]
+    assert [round_up(one) for one in asked] == [300, 300, 600, 10_800, 10_800, 12_600, 12_600, 14_400]
 
 
 def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages):
@@ -412,12 +423,15 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     tell("the cache, but another engine", environ={"HOME": str(tmp_path)})
     (tmp_path / "raw" / "tasks").mkdir(parents=True)
     tell("never merged", speed_from=Path("raw"))
+    tell("no database", speed_from=Path("prog"))
+    tell("a manifest", speed_from=Path("m.csv"))
     for name, engine in (("june", "demo"), ("july", "command")):
         task = TaskFile(tmp_path / name, states={"a": "done"}, ended_at_ms=None, engine=engine).write()
         merge(MergeOrder([tmp_path / name], tmp_path / name / "job.sqlite"), SystemClock())
     tell("of a job with another engine", speed_from=Path("june"))
     tell("of such a job, for the default engine and with a rate", speed_from=Path("june"), flags={}, rate=7.0)
     tell("of a job", speed_from=Path("july"))
+    tell("of one task", speed_from=task)
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     tell("of a job that went on", speed_from=Path("july"))
     pages({"speeds.txt": re.sub(r"as of \S+ \S+ UTC", "as of NOW", "\n".join(said))})
@@ -425,7 +439,7 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
 
 def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_workers_of_the_plan(short_path, pages):
     """What a probe has measured with 2 and with 6 workers, of two lengths, is compared by the bill of Sockeye."""
-    write_files("july/a.wav: 582 s at 100 Hz\njuly/b.wav: 294 s at 100 Hz", short_path)
+    write_files("july/a.wav: 1734 s at 100 Hz\njuly/b.wav: 294 s at 100 Hz", short_path)
     found = []
     for workers, rates in ((2, (590.0, 600.0)), (6, (1700.0, 1800.0))):
         lengths = zip((294.0, 1806.0), rates, (1.4, 2.6), strict=True)
@@ -437,7 +451,10 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         found.append(Probed(key, trials, result, True, f"2026-07-0{workers}"))
     (short_path / "p.toml").write_text(to_toml(found))
     said = {}
-    for name, prefer, starts in (("cheap", "cheapest", [0, 288_000, 0]), ("fast", "fastest", [0, 0])):
+    for name, prefer, starts in (
+        ("cheap", "cheapest", [*range(0, 1_728_000, 288_000), 0]),
+        ("fast", "fastest", [0, 0]),
+    ):
         order = {"rate": None, "speed_from": Path("p.toml"), "site": "sockeye", "plan": PlanSettings(prefer)}
         (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
         planned = plan(short_path, "july", out=Path(name), config="x.toml", **order)
@@ -449,16 +466,16 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         assert f"    --workers-per-gpu={choice.workers}\n" in script
         assert " --config=site=sockeye " in script, "so that the report of the run shows its bill"
         document = json.loads((short_path / name / "plan.json").read_text())
-        assert {one["chunk_s"] for one in document["choices"]} == {294, 438}, "no longer than the recordings"
-        assert choice.chunk_s == (planned.cutting.chunk_length_s or 438)
-        billed = choice.units_per_1000_audio_hours * (582 + 294) / 3_600_000
+        assert {one["chunk_s"] for one in document["choices"]} == {294, 1014}, "no longer than the recordings"
+        assert choice.chunk_s == (planned.cutting.chunk_length_s or 1014)
+        billed = choice.units_per_1000_audio_hours * (1734 + 294) / 3_600_000
         assert planned.plan.billed_units == pytest.approx(billed), "per hour of recordings: overlaps cost more"
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
     kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
-    assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 3, "as it was asked for"
+    assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 7, "as it was asked for"
     write_files("m.csv: rows\n  1 × r#,c#,july/a.wav,0,582000,0,,x", short_path)
     beside = plan(short_path, "july", "m.csv", rate=None, speed_from=Path("p.toml"), site="sockeye")
-    assert beside.cutting.chunk_length_s is None and {one.chunk_s for one in beside.plan.choices} == {486}
+    assert beside.cutting.chunk_length_s is None and {one.chunk_s for one in beside.plan.choices} == {870}
     tables = [re.findall(r"^ {5}\d .*ed$", text.replace("→ ", ""), re.M) for text in said.values()]
     assert tables[0] == tables[1], "only the arrow moves"
     for text, label in zip(said.values(), ("cheapest", "fastest"), strict=True):
@@ -466,13 +483,30 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
     pages(said)
 
 
+def test_memory_is_that_of_the_longest_chunks_and_of_the_most_workers_that_were_measured(short_path):
+    """A task begins with the longest: all of its workers may have one. With more workers, each needs less by itself."""
+    lengths = Lengths()
+    for length_ms, many in ((30_000, 100), (1_800_000, 3), (None, 2)):
+        lengths.add(length_ms, many)
+    assert [lengths.held_s(many) for many in (1, 3, 4)] == [1800.0, 1800.0, (3 * 1800 + lengths.guess_ms / 1000) / 4]
+    points = tuple(Measured(many, 60.0 * many, device_bytes=8 * 2**30) for many in (1, 4, 2))
+    assert Speed(60.0, "", memory_bytes=16 * 2**30, points=points).device_room(30.0) == 7
+    write_files("july/a.wav: 1800 s at 100 Hz\njuly/b.wav: 30 s at 100 Hz", short_path)
+    asked = {"chunk_length": 294.0, "overlap": 6.0}
+    one, other = (plan(short_path, "july", rate=400.0, site="sockeye", flags=flags).plan for flags in ({}, asked))
+    assert (one.choice.mem_gb, one.billed_units) == (other.choice.mem_gb, other.billed_units), "the same cutting"
+    flags = {**asked, "workers_per_gpu": "1"}
+    alone = plan(short_path, "july", rate=400.0, submit=SubmitSettings(cpus=1), flags=flags).plan
+    assert (alone.choice.cpus, alone.choice.fits) == (1, True), "a worker needs one core"
+
+
 PROBED_S = {60.0: 1000.0, 240.0: 1200.0, 960.0: 1190.0}
 
 
 @pytest.mark.parametrize(
     ("recordings_s", "offered_s", "cheapest", "fastest"),
-    [((30, 30), {30}, (30, None), (30, None)), ((240, 100), {60, 170}, (60, 60), (170, None)),
-     ((600, 250), {60, 240, 425}, (240, 240), (425, None)), ((60, 60), {60}, (60, None), (60, None)),
+    [((30, 30), {30}, (30, None), (30, None)), ((240, 100), {60, 170}, (170, None), (170, None)),
+     ((600, 250), {60, 240, 425}, (425, None), (425, None)), ((60, 60), {60}, (60, None), (60, None)),
      ((2000, 1900), {60, 240, 960}, (240, 240), (240, 240))],
 )  # fmt: skip
 @pytest.mark.parametrize("prefer", ["cheapest", "fastest"])
@@ -519,7 +553,7 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
     assert ask(cut, "fastest", gpus_per_task=4) == (6, 24, 53, 0.0), "one worker per core"
     assert ask(replace(run, workers_per_gpu="3")) == (3, 3, 10, 0.0)
     assert ask(replace(run, chunk_length_s=1800.0)) == (2, 2, 8, 0.0)
-    assert ask(mem="4G")[:3] == (2, 2, 4) and ask(site=Site("")) == (2, 2, 7, 0.0)
+    assert ask(mem="4G")[:3] == (1, 2, 4) and ask(site=Site("")) == (2, 2, 7, 0.0), "of two, 4 GB hold one"
     trial = Trial(300.0, False, FITS, 3, 2.0, 1500.0, host_peak_bytes=6 * 2**30)
     key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", 4, 4)
     (tmp_path / ".cache" / "badcjobs").mkdir(parents=True)

@@ -133,10 +133,12 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
         Path("audio/loop.wav").unlink()
         write_files(re.sub("  r,c[23].*\n", "", files[files.index("m.csv") :]))
         planned = plan_sources(PlanOrder({"source": ["audio"]}, Project(), rate=400.0), {}, folder).plan
-        assert check_source([Path("audio")], None, progress=print)[0].audio_s == planned.audio_hours * 3600 > 0
+        facts, _ = check_source(RunSettings(source=("audio",), out=None), Path(), progress=print)
+        assert facts.audio_s == planned.audio_hours * 3600 > 0
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
             counted = []
-            facts, found = check_source([Path(name)], None, progress=counted.append, quick=quick)
+            order = RunSettings(source=(name,), out=None)
+            facts, found = check_source(order, Path(), progress=counted.append, quick=quick)
             assert facts is not None and counted == (list(range(1, facts.chunks + 1)) if quick else [])
             listed = "\n".join(f"{one.severity} {one.text} {one.details} try: {one.fix}" for one in found)
             said[f"check-{name[:1]}{'-quick' * quick}.txt"] = f"{facts}\n{listed}"
