@@ -92,7 +92,8 @@ def _check_workers(text: str) -> str | None:
 
 
 def _check_simulate(text: str) -> str | None:
-    return "must be at least 1, or a file" if text.lstrip("-").isdecimal() and int(text) < 1 else None
+    none = not text or (text.lstrip("-").isdecimal() and int(text) < 1)
+    return "must be at least 1, or a file" if none else None
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------

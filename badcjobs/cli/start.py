@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +60,7 @@ def demo(
     from badcjobs.cli.results import files_text
     from badcjobs.cluster.local import emulate_order
     from badcjobs.cluster.local_array import LocalSettings
+    from badcjobs.devices.allocation import ALLOCATED
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.paths import RunFolder
     from badcjobs.report.text import summary_text
@@ -69,6 +71,8 @@ def demo(
         remark(f"{folder} exists: chunks that are done stay done; without --out a new folder is made")
     remark("making audio, then running an array of 4 tasks on 4 simulated GPUs (about 10 s) …")
     world = read_world()
+    apart = {name: value for name, value in world.environ.items() if not name.startswith(ALLOCATED)}
+    world = replace(world, environ=apart)  # the GPUs of the job that it runs in, if any, are not its own
     place = world.cwd / folder
     RunFolder(place).create()
     project = place / "badcjobs.toml"

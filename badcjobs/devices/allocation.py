@@ -15,7 +15,7 @@ from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
 log = logging.getLogger(__name__)
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-_RECORDED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
+ALLOCATED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
 
 
 def is_in_slurm(environ: Mapping[str, str]) -> bool:
@@ -32,7 +32,7 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
         job_id=job_id or f"local{started_at_ms}-{pid}",
         node=hostname,
         local_dir=environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None,
-        facts={name: value for name, value in sorted(environ.items()) if name.startswith(_RECORDED)},
+        facts={name: value for name, value in sorted(environ.items()) if name.startswith(ALLOCATED)},
         started_at_ms=started_at_ms,
     )
     if not job_id:

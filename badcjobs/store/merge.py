@@ -291,11 +291,11 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     found = find_task_databases(order.inputs, order.target)
     state, files = read_old_job(order.target)
     if not found and not files:
-        raise NoTaskDatabases(
-            "no task database in " + ", ".join(str(place) for place in order.inputs),
-            why="task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite",
-            fix="badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)",
-        )
+        why = "task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite"
+        fix = "badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)"
+        if any(place.joinpath("run.toml").is_file() for place in order.inputs):
+            why, fix = "no task of this run has begun to work", "the command of this run again: it says why"
+        raise NoTaskDatabases("no task database in " + ", ".join(map(str, order.inputs)), why=why, fix=fix)
     known = {file.path: file for file in files}
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
     if not order.mix:

@@ -426,7 +426,7 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
         **{**call, "recording_paths": _PLACEHOLDERS, "recording_callback": feed.done, "cancellation_callback": None}
     )
     if not pipe.stopping.is_set():
-        raise ValueError("Error: Invalid value: HawkEars ignored the recordings; is there a filelist in its --cfg?")
+        raise ValueError("Error: Invalid value: HawkEars ignored the recordings: a filelist in --cfg, or --threads 0?")
 
 
 def main(args: Sequence[str]) -> None:

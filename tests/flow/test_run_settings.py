@@ -46,7 +46,8 @@ def test_bytecode_is_kept_in_our_cache_if_nvmls_binding_has_none_beside_it(site)
 
 
 def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
-    done = site.badcjobs("demo", "--out", site.out)
+    in_a_job_without_gpus = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": ""}
+    done = site.badcjobs("demo", "--out", site.out, env=in_a_job_without_gpus)
     assert done.exit_code == 0, done.stderr
     words = ("all done", "4 (4 done)", "audio-hours per GPU-hour", "× real time", "report.html", "badcjobs run ")
     assert [word for word in words if word not in done.stdout] == []
