@@ -88,7 +88,7 @@ class Launcher:
     """
 
     def __init__(self, mark: str, prefix: Sequence[str] = ()) -> None:
-        self._mark = mark
+        self._mark, self.marks = mark, {TASK_MARK: mark}  # in the environment of all its programs
         self._prefix = prefix
         self._numbers = itertools.count(1)
         self._behind: dict[int, str] = {}  # pid of a prefix → the mark of all its processes
@@ -108,7 +108,7 @@ class Launcher:
 
         The pipes bypass a prefix; its own output is appended to the same file. It keeps the files ``keep`` open.
         """
-        marks = {TASK_MARK: self._mark}
+        marks = dict(self.marks)
 
         def spawn(words: Sequence[str], *, pipes: bool = False) -> subprocess.Popen[bytes]:
             with stderr.open("ab") as log:

@@ -189,6 +189,7 @@ def _describe(nvml: Any, handle: Any, index: int) -> InventoryDevice:
         driver=try_call(nvml.nvmlSystemGetDriverVersion),
         slowdown_c=or_none("slowdown_c", slowdown_c),
         memory_reserved_bytes=reserved_bytes,
+        exclusive=try_call(nvml.nvmlDeviceGetComputeMode, handle) not in (None, nvml.NVML_COMPUTEMODE_DEFAULT),
     )
 
 
@@ -210,13 +211,12 @@ _MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of a name
 
 
 def find_mps_obstacle(uuid: str) -> str | None:
-    """Return why MPS cannot be used on a card: its age, its compute mode, or another daemon; None: it can be used."""
+    """Return why MPS cannot be used on a card: its age, or another daemon; None: it can be used."""
     import pynvml as nvml
 
     try_call(nvml.nvmlInit)
     handle = try_call(nvml.nvmlDeviceGetHandleByUUID, uuid)
     capability = try_call(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    mode = try_call(nvml.nvmlDeviceGetComputeMode, handle)
     names = {
         one.pid: try_call(Path(f"/proc/{one.pid}/comm").read_text) or ""  # it may not be visible from here
         for one in try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
@@ -226,8 +226,6 @@ def find_mps_obstacle(uuid: str) -> str | None:
         return "NVML does not find the device"
     if capability is not None and tuple(capability) < _VOLTA:
         return f"the device is older than Volta (compute capability {capability[0]}.{capability[1]})"
-    if mode is not None and mode != nvml.NVML_COMPUTEMODE_DEFAULT:
-        return "the compute mode of the device is not Default: a chunk could not be tried without MPS (nvidia-smi -c 0)"
     server = next((pid for pid, name in names.items() if name.startswith(_MPS_SERVER)), None)
     return f"another MPS daemon uses the device (its server is process {server})" if server else None
 

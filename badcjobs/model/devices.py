@@ -29,14 +29,10 @@ class StandIn:
     ledger: str | None = None  # a folder: memory and load that programs pretend to use on simulated devices
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryDevice:
-    """A device that a reader found on this machine, granted to this task or not."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    """The facts about a device that are read once."""
 
-    index: int
-    uuid: str
-    name: str
-    backend: str
     memory_total_bytes: int | None = None
     power_limit_w: float | None = None
     pci_bus_id: str | None = None
@@ -46,11 +42,22 @@ class InventoryDevice:
     vendor: str = "nvidia"
     # A MIG slice has the index of its card, which is listed directly before its slices.
     parent_uuid: str | None = None
+    exclusive: bool = False  # only one process may use it, by its compute mode
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryDevice(_Card):
+    """A device that a reader found on this machine, granted to this task or not."""
+
+    index: int
+    uuid: str
+    name: str
+    backend: str
     slice: str | None = None  # "<gpu instance>/<compute instance>", as in the old tokens MIG-GPU-<uuid>/gi/ci
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Device(_Card):
     """A device granted to this task, and the reason."""
 
     token: str
@@ -59,14 +66,6 @@ class Device:
     uuid: str | None = None
     name: str | None = None
     backend: str = "none"
-    memory_total_bytes: int | None = None
-    power_limit_w: float | None = None
-    pci_bus_id: str | None = None
-    driver: str | None = None
-    slowdown_c: int | None = None
-    memory_reserved_bytes: int = 0
-    vendor: str = "nvidia"
-    parent_uuid: str | None = None
 
     @property
     def pin(self) -> str:

@@ -303,6 +303,8 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
             handle_signals(task, supervisor)
             check_claim(task, supervisor)
             check_deadline(task, supervisor)
+            if supervisor.killed:
+                end_leftovers(task.records.mark)  # also a process that is still importing the engine
             work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
             task.records.check_recorder(work_waits=work_waits)
             workers.update(

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
-from badcjobs.processes import Launcher, parse_prefix
+from badcjobs.processes import Launcher, end_leftovers, parse_prefix
 from badcjobs.report.words import count
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Engine
@@ -41,6 +42,7 @@ SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder on a shared filesystem, for 
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_POLL_S = 0.2
 _REPEATED_S = 5.0  # Slurm may send TERM twice within this time; the second does not count
 
 
@@ -233,7 +235,13 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
     launcher = Launcher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
     allow_cpu = not grant.devices
     engine = choose_engine(settings, world.environ, launcher, world.clock, cwd=world.cwd, allow_cpu=allow_cpu)
-    engine.check()
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(engine.check)  # it may import the engine, for minutes
+        while wait([checked], _POLL_S).not_done:
+            if world.stop.requested:
+                end_leftovers(mark)
+    raise_if_stopped(world.stop)
+    checked.result()
     return engine
 
 

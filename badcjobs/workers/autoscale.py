@@ -16,6 +16,7 @@ from typing import Any
 from badcjobs.model import Device, MemoryHeld, WorkerPlan, advised_gb, fitting_workers, guess_worker_bytes
 from badcjobs.seams import Clock
 from badcjobs.workers.learned import Learned
+from badcjobs.workers.mps import ONLY_ONE
 from badcjobs.workers.supervise import Supervisor
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
-        self._most = min(max(1, self._cores // (self.cores_each or 1)), _MOST)  # that auto may choose
+        most = 1 if any(device.exclusive for _, device in self.devices) else _MOST
+        self._most = min(max(1, self._cores // (self.cores_each or 1)), most)  # that auto may choose
         self.most_per_device = self.per_gpu or self._most
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         length = "unknown length" if self.chunk_s is None else f"{max(10, round(self.chunk_s, -1)):.0f} s"
@@ -96,6 +98,7 @@ class Autoscaler:
         cores, lesson = self._cores, self.learned.about(self._subject)
         memory = f"{self._memory_bytes / 2**30:.0f} GiB of" if self._memory_bytes else "unknown"
         reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} GPU memory per device"
+        reason += f"; {ONLY_ONE}" if any(device.exclusive for _, device in self.devices) else ""
         self._workers = self._most if self.cores_each else max(1, self._most // _UNKNOWN_CORES)
         if lesson.workers is not None and (lesson.settled or not self.cores_each):
             self._workers, self._settled = min(lesson.workers, self._most), lesson.settled

@@ -159,7 +159,8 @@ class HawkEarsEngine:
         cache = user_cache(self.start.environ)
         if self.forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
             self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
-        answer = self._facts or query_hawkears(argv, args, environ=self.start.environ, cwd=self.root)
+        environ = {**self.start.environ, **self.start.launcher.marks}
+        answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root)
         self.release = answer.get("versions", {}).get("hawkears")
         problem = None if self.release else answer.get("error")
         if problem is not None and problem.startswith("Error: "):

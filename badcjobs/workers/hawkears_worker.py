@@ -124,7 +124,8 @@ def describe(error: BaseException) -> str:
         return f"Error: {error.format_message()}"
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return f"{name}: {error}"[-_LONGEST_ERROR:]
+    before, mark, what = str(error).partition("CUDA error: ")  # its other lines are the same for every error
+    return f"{name}: {before}{mark}{what.partition(chr(10))[0]}"[-_LONGEST_ERROR:]
 
 
 def is_out_of_memory(text: str) -> bool:

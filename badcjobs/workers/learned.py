@@ -84,7 +84,8 @@ class Learned:
             for file in self.files:
                 facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
             limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
-            return Lesson(**facts, limit=limit)
+            lesson = Lesson(**facts, limit=limit)
+            return lesson if lesson.workers is None or lesson.workers in range(1, 1000) else Lesson()
         except (AttributeError, TypeError):
             return Lesson()  # damaged: not as we write it
 

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _CONTROL = "nvidia-cuda-mps-control"
 _PID_FILE = f"{_CONTROL}.pid"  # in the folder of the pipes
 _ALONE = "one worker per device"
+ONLY_ONE = "only one process may use the device, by its compute mode (nvidia-smi -c 0 changes that)"
 _MOST_CLIENTS = 48  # of a device, since Volta
 _PLACE, _NAME = Path("/tmp"), "badcjobs-mps-"  # on the node, and short: a socket's path has at most 107 characters
 _ANSWER_S = 10.0
@@ -42,6 +43,8 @@ _END_S, _NAP_S = 5.0, 0.05
 
 def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str | None:
     """Return why ``most`` workers do not share this device through MPS; None: they can."""
+    if device.exclusive:  # under MPS a chunk could not be tried without it
+        return ONLY_ONE
     if most < 2:
         return _ALONE
     if device.uuid is None or device.backend != "nvml":
@@ -59,8 +62,9 @@ def find_site_pipe(environ: Mapping[str, str]) -> str | None:
     """Return the folder of a daemon that this site has started; None: there is none."""
     named = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
     with suppress(OSError, ValueError):
-        pid = int((named / _PID_FILE).read_text())
-        return str(named) if MPS_PIPE in environ or psutil.pid_exists(pid) else None  # its process may not be visible
+        with suppress(PermissionError):  # it runs, as another user
+            os.kill(int((named / _PID_FILE).read_text()), 0)
+        return str(named)
     return None
 
 
@@ -98,7 +102,9 @@ class MpsDaemon:
             wait_until((self.pipe / _PID_FILE).exists)
             self.control = psutil.Process(int((self.pipe / _PID_FILE).read_text()))
         except (OSError, ValueError, subprocess.SubprocessError, psutil.Error) as error:
-            return f"{_CONTROL} does not start: {last_lines(said, 200) or error}"
+            why = f"no answer for {_ANSWER_S:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+            why = "it writes no process id" if isinstance(error, (FileNotFoundError, ValueError)) else why
+            return f"{_CONTROL} does not start: {last_lines(said, 200) or why}"
         self._ask(f"start_server -uid {os.geteuid()}")
         return None
 
@@ -214,7 +220,7 @@ class MpsDaemons:
                     hold(self._folder, Owner.of(Path(), mark, shared=False, hostname=hostname))
                     local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
             except (BadInput, OSError) as error:
-                why = str(error)
+                why = f"{_PLACE} cannot be used: {getattr(error, 'why', None) or error}"
             if why is None and self._folder is not None:
                 env = {**environ, TASK_MARK: mark}
                 daemon = MpsDaemon(device, self._folder.path / str(device_id), env, is_required=wanted == "on")

@@ -340,3 +340,26 @@ def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_
         2, "start: 4 cores and 16 GiB of GPU memory per device; 2 instead of 4: the job has 4.0 GiB of main memory, and"
         " a worker may need 1.8 GiB (a tenth stays free)"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_signal_while_hawkears_is_imported_ends_the_task_at_once(site, is_second):
+    """At the start, and after the parent of the workers was killed; an import may take minutes."""
+    slow = {"FAKE_HAWKEARS_S": "0.2", "FAKE_HAWKEARS_IMPORT_S": "10", **fake_package_environ()}
+    words = (site.manifest(90), "--out", site.out, *hawkears_options(site.folder), "--simulate", 1)
+    words = (*words, "--workers-per-gpu", 2, "--config", "run.grace_s=0")
+    task = site.start("run", *words, env={**slow, "CUDA_VISIBLE_DEVICES": "0"})
+
+    def parents():
+        return processes(lambda one: "--parent" in one.cmdline() and one.ppid() == task.pid)
+
+    (parent,) = wait_for(parents, "it imports")
+    if is_second:
+        wait_for(lambda: site.count_now("chunk", "status = 'done'") > 4, "it works")
+        parent.kill()
+        wait_for(lambda: parents() not in ([], [parent]), "another one imports")
+    task.send(signal.SIGTERM)
+    began_s = SystemClock().monotonic_s()
+    assert task.wait().exit_code == 75, task.stderr
+    assert SystemClock().monotonic_s() - began_s < 8, "it does not wait for the import"
+    assert (site.processes(), list(site.local.iterdir())) == ([], [])

@@ -225,7 +225,7 @@ SHOWN = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "SLURM_JOB_ID", "FAKE_NV
 
 def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(site, pages):
     shutil.copy(DATA / "loads.toml", site.folder)
-    tape = [InventoryDevice(i, f"GPU-tape{i}", "Tesla V100", "nvml", 16 * 2**30) for i in range(2)]
+    tape = [InventoryDevice(i, f"GPU-tape{i}", "Tesla V100", "nvml", memory_total_bytes=16 * 2**30) for i in range(2)]
     said = Reading(utilization_percent=50, memory_used_bytes=4 * 2**30)
     write_recording(site.folder / "tape.sqlite", tape, lambda index, at_s: said, range(60))
     site.script("libnvidia-ml.so.1", "not a library, and in the way of a real one")

@@ -258,9 +258,9 @@ class _Task:
         self._chance = random.Random(story.seed + 7919)
         card, uuid = story.card, "MIG" if story.card.is_slice else "GPU"
         watts = None if card.is_slice else card.limit_w
-        kind = (card.name, "nvml", card.memory_gib * GIB, watts)
-        self._devices = [model.Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", *kind, slowdown_c=card.slowdown_c)
-                         for n in range(story.devices)]  # fmt: skip
+        self._devices = [model.Device(str(n), "test", n, f"{uuid}-{story.node}-{n}", card.name, "nvml",
+                                      memory_total_bytes=card.memory_gib * GIB, power_limit_w=watts,
+                                      slowdown_c=card.slowdown_c) for n in range(story.devices)]  # fmt: skip
         self._ids: list[int] = []
         self._watts = [card.idle_w] * story.devices
 

@@ -26,7 +26,16 @@ def make_chunk(chunk_id: str, recording_id: str = "rec", seconds: float | None =
 
 
 def make_device(index: int = 0) -> Device:
-    return Device(str(index), "test", index, f"GPU-{index}", "Tesla V100", "nvml", 16 * 2**30, 300.0)
+    return Device(
+        str(index),
+        "test",
+        index,
+        f"GPU-{index}",
+        "Tesla V100",
+        "nvml",
+        memory_total_bytes=16 * 2**30,
+        power_limit_w=300.0,
+    )
 
 
 class LiveTask:

@@ -234,11 +234,13 @@ LETTERS = {uuid: letter for letter, uuid in (*UUIDS.items(), *zip("ABCD", AMD, s
 
 
 def card(index, uuid):
-    return InventoryDevice(index, uuid, "V100", "nvml", 16 * 2**30)
+    return InventoryDevice(index, uuid, "V100", "nvml", memory_total_bytes=16 * 2**30)
 
 
 def cut(index, parent, uuid, instance, driver="580.65"):
-    return InventoryDevice(index, uuid, "MIG 1g", "nvml", 18 * 2**30, parent_uuid=parent, slice=instance, driver=driver)
+    memory_bytes, name = 18 * 2**30, "MIG 1g"
+    facts = {"parent_uuid": parent, "slice": instance, "driver": driver, "memory_total_bytes": memory_bytes}
+    return InventoryDevice(index, uuid, name, "nvml", **facts)
 
 
 NODE = tuple(card(index, uuid) for index, uuid in enumerate((A, B, C, D)))
@@ -285,7 +287,10 @@ def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why
 
 
 def test_a_granted_device_carries_all_that_a_reader_found():
-    found = InventoryDevice(0, A, "H200", "nvml", 9, 700.0, "00000000:18:00.0", "580.65", 90, 2, "nvidia", B, "1/0")
+    found = InventoryDevice(
+        0, A, "H200", "nvml", "1/0", memory_total_bytes=9, power_limit_w=700.0, pci_bus_id="00000000:18:00.0",
+        driver="580.65", slowdown_c=90, memory_reserved_bytes=2, parent_uuid=B, exclusive=True,
+    )  # fmt: skip
     [device] = resolve({CUDA: "0"}, (found,)).devices
     known = asdict(found)
     del known["slice"]

@@ -50,7 +50,8 @@ class Machine:
             if self.passed_s >= end_s:
                 raise InterruptedError
 
-        devices = [Device(str(i), f"token {i}", i, f"GPU-{i}", "GPU", "x", size) for i, size in enumerate(self.totals)]
+        devices = [Device(str(i), f"token {i}", i, f"GPU-{i}", "GPU", "x", memory_total_bytes=size)
+                   for i, size in enumerate(self.totals)]  # fmt: skip
         grant = room.Grant(tuple(devices), "all of them")
         opened = room.OpenedDevices(ScriptedReader(self.clock, self._read), (), grant, None)
         request = room.DeviceRequest(**{"count": 1, **wish})

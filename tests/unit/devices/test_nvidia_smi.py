@@ -84,8 +84,9 @@ def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_first_reason_an
 
 def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_reader(open_smi):
     reader, program = open_smi()
-    named = ("NVIDIA Stand-in, 16 GB", "nvidia-smi", 16 * 2**30, 300.0, "00000000:02:00.0", "535.129.03")
-    assert reader.inventory()[1] == InventoryDevice(1, fake_uuid(1), *named)
+    facts = {"memory_total_bytes": 16 * 2**30, "power_limit_w": 300.0, "driver": "535.129.03"}
+    facts["pci_bus_id"] = "00000000:02:00.0"
+    assert reader.inventory()[1] == InventoryDevice(1, fake_uuid(1), "NVIDIA Stand-in, 16 GB", "nvidia-smi", **facts)
     assert program.streams() == [], "the list needs no stream"
     for _ in range(20):
         readings = [reader.read(device.uuid) for device in reader.inventory()]

@@ -127,7 +127,10 @@ def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_pa
     assert parse_script({}) == (1, ())
 
 
-DEVICES = [InventoryDevice(index, f"GPU-{index}", "Tesla V100", "nvml", 2**34, 300.0) for index in (0, 1)]
+DEVICES = [
+    InventoryDevice(index, f"GPU-{index}", "Tesla V100", "nvml", memory_total_bytes=2**34, power_limit_w=300.0)
+    for index in (0, 1)
+]
 
 
 def steady(index, at_s):

@@ -29,14 +29,16 @@ class Task:
     """A task whose workers stand still while the test says how much they have done; time passes by half seconds."""
 
     def __init__(
-        self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=(), chunk=30, each=1
-    ):
+        self, folder, *, cpus=8, devices=1, gib=16, granted=None, per_gpu=None, cpu_workers=0, lost=(), chunk=30,
+        each=1, exclusive=False,
+    ):  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.clock, self.go_on, self.lost = HandClock(), threading.Event(), lost
         self.learned = Learned("demo", [folder / "learned.json"])
         self.lines = []
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
-        places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
+        facts = {"name": "V100", "memory_total_bytes": memory, "exclusive": exclusive}
+        places = [(100 + n, Device(str(n), "test", **facts)) for n in range(devices)]
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
         counts |= {"chunk_s": chunk, "cores_each": each}
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"

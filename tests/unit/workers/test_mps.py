@@ -74,7 +74,7 @@ REASONS = {
     "is a MIG slice": ({"uuid": fake_slice_uuid(0, 1)}, {}),
     "49 workers per device; the most is 48": ({"most": 49}, {}),
     "older than Volta (compute capability 6.1)": ({}, {"capability": "6.1"}),
-    "compute mode": ({}, {"compute_mode": 3}),
+    "only one process may use the device, by its compute mode": ({"exclusive": True}, {}),
     "NVML does not find the device": ({"uuid": fake_uuid(7)}, {}),
     "nvidia-cuda-mps-control is not on PATH": ({"PATH": "/nowhere"}, {}),
 }
@@ -98,11 +98,13 @@ def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, 
 
 def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machine, task, tmp_path):
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "site")}
+    process_id = tmp_path / "site" / "nvidia-cuda-mps-control.pid"
+    process_id.parent.mkdir()
+    process_id.write_text("4194305")  # no process has so large a number
     ((used, ours),) = task.start(**environ)
-    assert (used, ours) == (1.0, "up to 2 workers share the device through a daemon of ours"), "there is none"
+    assert (used, ours) == (1.0, "up to 2 workers share the device through a daemon of ours"), "theirs has ended"
     task.mps.close()
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "nvidia-cuda-mps-control.pid").write_text("7")
+    process_id.write_text(str(os.getpid()))
     for wanted in ("auto", "on"):
         assert task.start(wanted, **environ) == [(1.0, f"the workers use the daemon of this site, in {tmp_path}/site")]
         assert (task.mps.pipe_of(DEVICE_ID), task.processes()) == (f"{tmp_path}/site", [])
