@@ -26,8 +26,9 @@ from badcjobs.workers.chunk_audio import OVERLAP_S, WIDE_GRID_S
 FASTEST = "fastest"
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
 _MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
-_ALIKE = 1.1  # lengths of chunks
+ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
+_NEARLY = 1.01  # as cheap: then the energy decides
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 _GIB = 2**30
 StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of recordings
@@ -71,20 +72,22 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
         numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
     fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
     ways = product([*fewer, gpus], sorted(numbers), cuts)
-    made = sorted((_make(speed, wish, site, some, many, cut) for some, many, cut in ways), key=rank)
+    made = [_make(speed, wish, site, some, many, cut) for some, many, cut in ways]
+    made.sort(key=lambda one: (_cost_of(one), one.mem_gb))
     every = [one for one in made if one.fits]
     if not every and wish.workers is None:
         return choose(speed, replace(wish, workers=1), site, cuts)
     every = every or made[:1]
-    fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -rank(one)[0]))
-    return fastest if wish.prefer == FASTEST else every[0], fastest, every
+    near = [one for one in every if _cost_of(one) <= _NEARLY * _cost_of(every[0])]
+    best = min(near, key=lambda one: float(f"{one.joules_per_audio_hour or 0.0:.3g}"))
+    every.insert(0, every.pop(every.index(best)))
+    fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -_cost_of(one)))
+    return fastest if wish.prefer == FASTEST else best, fastest, every
 
 
-def rank(choice: Choice) -> tuple[float, ...]:
-    """Return the sort key, by billed units or, without weights, GPU time; an estimate counts as a bit more."""
-    cost = (choice.units_per_1000_audio_hours or 1 / choice.rate) * (1.0 if choice.measured else _ESTIMATED)
-    joules = float(f"{choice.joules_per_audio_hour or 0.0:.3g}")
-    return float(f"{cost:.3g}"), joules, choice.gpus, choice.mem_gb, choice.units_per_1000_audio_hours or 0.0
+def _cost_of(one: Choice) -> float:
+    """Return the billed units or, without weights, GPU time; an estimate counts as a bit more."""
+    return float(f"{(one.units_per_1000_audio_hours or 1 / one.rate) * (1.0 if one.measured else _ESTIMATED):.3g}")
 
 
 def usual_request(
@@ -115,7 +118,7 @@ def billed_start_up_s(speed: Speed) -> float:
 
 def list_lengths(speed: Speed) -> list[float]:
     """Return the lengths to which recordings can be cut, as far as anything is known about them."""
-    known = {one.chunk_s for one in speed.points if one.chunk_s}
+    known = {(one.chunk_s if one.cut_s is None else one.cut_s) or 0.0 for one in speed.points} - {0.0}
     if speed.bytes_per_s:  # HawkEars
         steps = {8, *(max(1, round((one - OVERLAP_S) / WIDE_GRID_S)) for one in known)}
         known = {many * WIDE_GRID_S + OVERLAP_S for many in steps}
@@ -148,7 +151,7 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
 
 
 def _is_alike(one_s: float | None, other_s: float | None) -> bool:
-    return not one_s or not other_s or 1 / _ALIKE <= one_s / other_s <= _ALIKE
+    return not one_s or not other_s or 1 / ALIKE <= one_s / other_s <= ALIKE
 
 
 def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float:

@@ -45,7 +45,7 @@ class CampaignPlan:
     start_up_gpu_hours: float  # while the tasks start up, their GPUs wait
     asked_gpu_hours: float  # what the tasks ask of Slurm, all together
     choice: Choice  # what each task requests
-    choices: tuple[Choice, ...]  # all that were compared, those with the fewest units first
+    choices: tuple[Choice, ...]  # all that were compared, the cheapest first
     fastest: Choice
     wish: plan_tasks.PlanWish
     billed_units: float | None  # of all tasks together; None: the site has no weights
@@ -108,7 +108,7 @@ def make_plan(
         start_up_gpu_hours=all_gpus * billed_start_up_s(speed) / 3600,
         asked_gpu_hours=all_gpus * sizing.time_s / 3600,
         choice=choice,
-        choices=tuple(sorted(choices, key=lambda one: one.units_per_1000_audio_hours or 0.0)),
+        choices=(choices[0], *sorted(choices[1:], key=lambda one: one.units_per_1000_audio_hours or 0.0)),
         fastest=fastest,
         wish=wish,
         billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * recorded_ms / 3.6e9,

@@ -32,7 +32,7 @@ from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
-from badcjobs.planning.bill import FASTEST, Cut, billed_start_up_s, choose, list_lengths, rank
+from badcjobs.planning.bill import ALIKE, FASTEST, Cut, billed_start_up_s, choose, list_lengths
 from badcjobs.planning.findings import FINE, apply_rules, below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
 from badcjobs.planning.place_rules import OUT, results_bytes
@@ -134,7 +134,7 @@ def _choose_cutting(
     cutting = replace(sources.cutting, overlap_s=OVERLAP_S if speed.bytes_per_s else 0.0)
     longest_s = float("inf") if whole.unknown else whole.longest_ms / 1000
     ways = {one: replace(cutting, chunk_length_s=one) for one in lengths_s if one < longest_s}
-    lengths = {whole.mean_ms / 1000: whole} if len(ways) < len(lengths_s) else {}
+    lengths = {whole.mean_ms / 1000: whole} if longest_s <= ALIKE * max(lengths_s) else {}
     lengths |= {one: whole.cut(way) for one, way in ways.items()}
     cuts = [cut_of(some, whole.total_ms, speed, wish, site, one) for one, some in lengths.items()]
     best_s = choose(speed, wish, site, cuts)[0].chunk_s
@@ -297,7 +297,7 @@ def plan_text(planned: Planned) -> str:
 
 def _choice_lines(plan: CampaignPlan, note: str) -> list[str]:
     """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
-    mine, cheapest = plan.choice, min(plan.choices, key=rank)
+    mine, cheapest = plan.choice, plan.choices[0]
     best = {"cheapest" if plan.site.billing else "least GPU time": cheapest, "fastest": plan.fastest}
     others = (one for one in plan.choices if one not in best.values())
     near = sorted(others, key=lambda one: sum(a != b for a, b in zip(one[:3], cheapest[:3], strict=True)))

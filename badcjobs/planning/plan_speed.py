@@ -24,6 +24,7 @@ from badcjobs.report.words import count
 from badcjobs.settings import RunSettings, option_words
 from badcjobs.store.read_job import NO_DATABASE, read_job
 from badcjobs.store.read_model import JobFacts, TaskFacts
+from badcjobs.store.read_tasks import parse_settings
 from badcjobs.workers.engines import choose_engine
 from badcjobs.workers.learned import LESSONS, Learned, default_store, is_same_memory, read_probes, subject_of
 
@@ -32,6 +33,7 @@ _USUAL = "hawkears"  # the default engine
 _SHOWN = 3
 _ENOUGH_S = 60.0  # of work; shorter tasks say little about their node
 _SLOWEST_PERCENT = 5
+_MANY_FAILED = 0.1  # of the GPU time
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
 
@@ -47,6 +49,7 @@ class Measured(NamedTuple):
     cores: float | None = None  # busy on average for one GPU, the most of any task
     power_w: float | None = None  # the mean of a GPU
     idle_w: float | None = None  # the least of a GPU
+    cut_s: float | None = None  # the length that recordings were cut to; 0: they were not; None: chunk_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,15 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
         speed = speed_of(job, name)
     except ValueError as error:
         raise BadInput(f"{name} has no measured speed of GPUs", why=str(error), fix=_how(settings)) from error
-    if not (news := news_words(job.merged)):
-        return speed
-    doubt = f"the merge of {name}: {news}; what was done since is not in this speed"
-    return replace(speed, doubts=(doubt,), remedy=merge_again(database, job.file_folders, job.merged))
+    doubts, theirs, news = [], job.last_settings.get("engine_arg") or [], news_words(job.merged)
+    if theirs != [*settings.engine_args]:
+        doubts.append(f"{name} ran with other options of the engine: {shell_line(*theirs) or 'none'}")
+    if (failed := job.failed_gpu_s / sum(task.gpu_s for task in job.tasks)) >= _MANY_FAILED:
+        doubts.append(f"chunks that failed took {failed:.0%} of the GPU time of {name}: without them it is faster")
+    if not news:
+        return replace(speed, doubts=(*doubts,))
+    doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")
+    return replace(speed, doubts=(*doubts,), remedy=merge_again(database, job.file_folders, job.merged))
 
 
 def speed_of(job: JobFacts, name: str) -> Speed:
@@ -209,12 +217,12 @@ def speed_of(job: JobFacts, name: str) -> Speed:
 
 
 def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, float]) -> Iterator[Measured]:
-    """Yield what each number of workers per GPU has shown, that of most tasks first; auto chose one for all tasks."""
-    chosen = max((one.value or 0.0 for one in job.decisions if one.kind == "workers_per_gpu"), default=0.0)
-    by_workers: dict[int, list[TaskFacts]] = defaultdict(list)
+    """Yield what each number of workers per GPU and length of chunks has shown, that of most tasks first."""
+    alike: dict[tuple[int, float], list[TaskFacts]] = defaultdict(list)
     for task in tasks:
-        by_workers[round(chosen or max(1.0, (task.workers or 0) / (task.devices or 1)))].append(task)
-    for workers, some in sorted(by_workers.items(), key=lambda pair: -len(pair[1])):
+        workers = max(1, round((task.workers or 0) / (task.devices or 1)))
+        alike[workers, parse_settings(task.settings).get("chunk_length") or 0.0].append(task)
+    for (workers, cut_s), some in sorted(alike.items(), key=lambda pair: -len(pair[1])):
         names = {one.name for one in some}
         audio_s, done = sum(one.audio_s for one in some), sum(one.done for one in some)
         devices = [one for one in job.devices if one.task in names]
@@ -225,7 +233,8 @@ def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, f
         power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
         rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
         device_bytes = max((one.memory_peak_bytes or 0 for one in devices), default=None)
-        yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, min(idle_w, default=None))
+        least_w = min(idle_w, default=None)
+        yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, least_w, cut_s)
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:

@@ -18,6 +18,7 @@ from badcjobs.report.summary import Summary
 from badcjobs.report.words import UNKNOWN, count, data_size, duration, indices, memory, moment, number, plain
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
+from badcjobs.store.read_tasks import parse_settings
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
@@ -188,23 +189,15 @@ def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
 
 def without_unused(facts: JobFacts) -> JobFacts:
     """Return the job without devices and workers that had no chunk, in tasks whose other devices had some."""
-    used, started = (by_task(filter(is_so, facts.devices)) for is_so in (was_used, lambda one: one.work.workers > 0))
-    tasks = list[TaskFacts]()
+    used, tasks = by_task(filter(was_used, facts.devices)), list[TaskFacts]()
     for task in facts.tasks:
         if gpus := len(used[task.name]):
-            workers = round((task.workers or 0) * gpus / max(gpus, len(started[task.name])))
+            most = parse_settings(task.settings).get("max_gpus") or task.devices or 0  # that had workers
+            workers = round((task.workers or 0) * gpus / max(gpus, min(most, task.devices or 0)))
             task = replace(task, devices=gpus, workers=workers or None)
         tasks.append(task)
     devices = (one for one in facts.devices if was_used(one) or not used[one.task])
     return replace(facts, tasks=tuple(tasks), devices=tuple(devices))
-
-
-def workers_of(task: TaskFacts, facts: JobFacts) -> float | None:
-    """Return how many workers a task had; if badcjobs chose the number, the largest one."""
-    chosen = [decision.value for decision in facts.decisions if decision.kind == "workers_per_gpu"]
-    if chosen and chosen[0] is not None and task.devices:
-        return max(value for value in chosen if value is not None) * task.devices
-    return float(task.workers) if task.workers else None
 
 
 def labels(devices: Iterable[DeviceFacts]) -> list[str]:

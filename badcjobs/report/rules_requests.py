@@ -331,7 +331,7 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
-    wanted = math.ceil(max(_CPU_MARGIN * used + 1, rules.workers_of(most, facts) or 0))
+    wanted = math.ceil(max(_CPU_MARGIN * used + 1, most.workers or 0))
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
         found = {"asked": asked, "used": used, "of_asked": rules.share(used, asked), "most": most, "known": len(known)}
         yield {**found, "wanted": wanted, "subjects": [most.name]}
@@ -339,16 +339,17 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
 
 def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     """Return what the tasks are billed, and what they would be with the memory and GPUs used and a core per worker."""
-    tasks = [task for task in facts.tasks if task.devices]
+    tasks = [task for task in facts.tasks if task.devices or task.audio_s]
     if billing is None or not tasks:
         return None
-    requests = {"memory request": [t.memory_limit_bytes for t in tasks], "number of cores": [t.cpus for t in tasks]}
-    if unknown := [what for what, values in requests.items() if None in values]:
+    memory = "memory request", billing.memory_gb, [task.memory_limit_bytes for task in tasks]
+    cores = "number of cores", billing.cpu, [task.cpus for task in tasks]
+    if unknown := [what for what, weight, values in (memory, cores) if weight and None in values]:
         of_slurm = not all(task.job_id.startswith("local") for task in tasks)  # elsewhere nothing is billed
         return Bill(why_unknown=f"no {unknown[0]} was recorded") if of_slurm else None
-    used = rules.without_unused(facts)
-    largest = max((t for t in used.tasks if t.devices), key=lambda t: (t.audio_s > 0, t.devices, t.workers or 0))
-    gpus, workers = largest.devices or 0, rules.workers_of(largest, used) or largest.cpus or 0
+    used = rules.without_unused(facts).tasks
+    largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))
+    gpus, workers = largest.devices or 0, largest.workers or largest.cpus or 0
     peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)
     busy = max((task.cpu_mean_cores or 0.0 for task in tasks), default=0.0)
     mem_gb = advised_gb(peak) if peak else None

@@ -195,7 +195,7 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     """Return the idle seconds by cause, and the figures that the rules need."""
     by_cause: dict[str, float] = defaultdict(float)
     for task, own in groups:
-        while_working = cause_of_idle_work(task, own, rules.workers_of(task, facts), facts)
+        while_working = cause_of_idle_work(task, own, task.workers, facts)
         for device in own:
             idle = {state: rules.seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
             for name, its_s in _lost_at_rest(idle, device, (task, own)).items():
@@ -294,7 +294,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return the cores and the memory for workers, and the result of trying more workers."""
-    workers = max(1, round(sum(rules.workers_of(task, facts) or 1.0 for task in tasks)))
+    workers = sum(task.workers or 1 for task in tasks)
     cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
     short_by, started = 0.9 / max(rules.busy_share(devices) or 0.0, 0.01), sum(d.work.workers for d in devices)
     fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each

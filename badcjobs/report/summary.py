@@ -212,7 +212,8 @@ def summarize(
     energies = [device.energy_j for device in job.devices if device.energy_j is not None]
     gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
     all_said = len(energies) == len(job.devices)
-    audio_s = job.audio_done_s if all_said else sum(d.work.audio_s for d in job.devices if d.energy_j is not None)
+    on_gpus_s = job.audio_done_s - job.cpu_audio_s
+    audio_s = on_gpus_s if all_said else sum(d.work.audio_s for d in job.devices if d.energy_j is not None)
     measured = ratio(sum(device.energy_measured_s for device in job.devices), gpu_s)
     left, skipped = job.chunks.get("pending", 0), job.chunks.get("skipped", 0)
     failed = job.chunks.get("failed", 0) + job.chunks.get("poison", 0)
@@ -238,7 +239,7 @@ def summarize(
         audio_hours=job.audio_done_s / 3600,
         wall_s=wall_s,
         gpu_hours=gpu_s / 3600,
-        audio_hours_per_gpu_hour=ratio(job.audio_done_s, gpu_s),
+        audio_hours_per_gpu_hour=ratio(on_gpus_s, gpu_s),
         times_real_time=ratio(job.audio_done_s, wall_s),
         energy_wh=sum(energies) / 3600 if energies else None,
         energy_devices=len(energies),

@@ -31,6 +31,7 @@ _COST = (
     " in {s.wall_s:duration}",
     ", {energy}",
     ", measured for {measured} of the GPU time",
+    ", {units:one?} billed units",
     "; GPUs busy {busy} of the time ({load})",
 )
 _RESULT = (
@@ -118,7 +119,7 @@ def verdict_of(summary: Summary) -> Verdict:
         state, word = ("running", "running") if running else (summary.verdict, words.get(summary.verdict, "all done"))
     if state != "done" and (summary.merged.new or summary.merged.changed):
         word += " when it was merged"
-    figures = _figures(summary)
+    figures = _figures(summary) | {"units": summary.bill and summary.bill.units}
     return Verdict(
         state=state,
         word=word,
@@ -232,8 +233,7 @@ HEADLINES = (
     )),
     ("bill", (
         "not known: {unbilled}",
-        "{bill.units:one} billed units",
-        ", {bill.units_per_1000_audio_hours:one?} per 1,000 audio-hours",
+        "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
         "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus} --mem={bill.advised_mem_gb}G it"
         " would have been {bill.advised_units_per_1000_audio_hours:one?}",
     )),

@@ -340,7 +340,7 @@ class TaskFacts:
     audio_s: float = 0.0  # of the chunks that are done
     # How it was started
     engine: str | None = None
-    workers: int | None = None  # as planned
+    workers: int | None = None  # as planned, or the last number that auto chose
     cpus: int | None = None  # cores of the allocation
     memory_limit_bytes: int | None = None  # requested from Slurm
     time_limit_s: float | None = None

@@ -211,12 +211,12 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     assert merged.json["bill"]["units"] == pytest.approx(20 * wall_ms / 3_600_000, rel=0.2)
     assert_refused(other, 2, "other.toml does not exist")
     assert_refused(wrong, 2, "there is no site 'nosuch'", "the same command with --config site=sockeye")
-    (site.folder / "other.toml").write_text('name = "other"\n[billing]\ngpu = 100\n')
+    (site.folder / "other.toml").write_text('name = "other"\n[billing]\ngpu = 100\nmemory_gb = 1e-9\n')
     given = site.badcjobs("report", site.out, "--json", "--config", "site=other.toml")
     assert given.json["bill"]["units"] == pytest.approx(5 * merged.json["bill"]["units"]), "what is given wins"
     (site.folder / "badcjobs.toml").write_text('site = "gone.toml"\n')
     told = site.badcjobs("merge", site.out)
-    assert told.exit_code == 0 and re.search(r"\n  bill +\S+ billed units", told.stdout)
+    assert told.exit_code == 0 and re.search(r"\n  bill +\S+ units per 1,000 audio-hours", told.stdout)
     unknown = {**array_task(0, (0,)), **granted, "SLURM_MEM_PER_NODE": "abc"}
     words = (*words[:-1], "site=other.toml", "--out", "abc")
     assert site.badcjobs("run", *words, env=unknown).exit_code == 0

@@ -16,7 +16,7 @@ from rooms.cli import read_topic
 from rooms.model import Billing
 from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
-from rooms.store import DecisionFacts, DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
+from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
 from support.facts import START_MS, Lines, calls, make_device, spent
 from support.pages import PAGES
@@ -270,16 +270,17 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
     said = dict(headlines(replace(summarize(job(task)), bill=bill)))["bill"]
     assert said.endswith("; with --gpus-per-node=1 --cpus-per-task=2 --mem=10G it would have been 50.0")
     assert make_bill(job(replace(task, memory_peak_bytes=None)), sockeye) == Bill(320.0, 320.0, None, 1, 2, None)
-    waiting, idle = replace(task, name="1_1", devices=None), replace(task, name="1_2", devices=3, audio_s=0.0)
-    for workers, beside, chosen, cpus in ((4, 0, (), 4), (4, 2, (), 2), (1, 0, (3.0, 6.0), 6), (None, 0, (), 24)):
-        ramp = [DecisionFacts("workers_per_gpu", DEVICE.name, many, "test", 1) for many in chosen]
-        tasks = [replace(one, workers=workers) for one in (idle, task)]
-        devices = (DEVICE, replace(unused, work=DeviceWork(beside)))
-        bill = make_bill(job(*tasks, waiting, devices=devices, decisions=tuple(ramp)), sockeye)
+    waiting = replace(task, name="1_1", devices=None, audio_s=0.0)
+    idle, on_cpu = replace(task, name="1_2", devices=3, audio_s=0.0), replace(task, name="1_3", devices=None)
+    assert make_bill(job(task, on_cpu), sockeye).units == 640.0, "a job without GPUs is billed as well"
+    assert make_bill(job(replace(task, memory_limit_bytes=None)), Billing(6, 0, 1)).units == 36.0, "it weighs nothing"
+    for workers, settings, cpus in ((4, '{"max_gpus": 1}', 4), (4, None, 2), (None, None, 24)):
+        tasks = [replace(one, workers=workers, settings=settings) for one in (idle, task)]
+        bill = make_bill(job(*tasks, waiting, devices=(DEVICE, unused)), sockeye)
         assert (bill.advised_gpus, bill.advised_cpus) == (1, cpus), "a core for each worker that had chunks"
     unknown, local = replace(task, name="1_3", memory_limit_bytes=None), {"job_id": "local1-2"}
     for tasks, weights in (((task,), None), ((waiting,), sockeye), ((replace(unknown, **local),), sockeye)):
-        assert make_bill(job(*tasks), weights) is None, "where Slurm gave no GPU, there is nothing to bill"
+        assert make_bill(job(*tasks), weights) is None, "nothing was granted, or not by Slurm"
     assert make_bill(job(replace(task, **local)), sockeye).units == 320.0
     for what, name in (("memory request", "memory_limit_bytes"), ("number of cores", "cpus")):
         bill = make_bill(job(task, replace(task, name="1_3", **{name: None})), sockeye)
