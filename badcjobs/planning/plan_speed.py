@@ -174,7 +174,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     if theirs != [*settings.engine_args]:
         doubts.append(f"{name} ran with other options of the engine: {shell_line(*theirs) or 'none'}")
     if (failed := job.failed_gpu_s / sum(task.gpu_s for task in job.tasks)) >= _MANY_FAILED:
-        doubts.append(f"chunks that failed took {failed:.0%} of the GPU time of {name}: without them it is faster")
+        doubts.append(f"{100 * failed:.0f} % of the GPU time of {name} went to chunks that failed")
     if not news:
         return replace(speed, doubts=(*doubts,))
     doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")

@@ -15,9 +15,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rooms.store import read_job
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, Site, array_task, assert_refused, rows
 from support.slow_files import slow_files, somebody_waits
+from support.task_files import merge_run
 from support.waiting import wait_for
 
 CHUNKS = 6
@@ -241,6 +243,9 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     assert decisions[0][1].startswith("start: 2 cores and 16 GiB of GPU memory per device")
     assert "2 per device changed the rate by +" in decisions[2][1]
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
+    assert site.rows("SELECT workers FROM task") == [(1,)]
+    merge_run(site.out)
+    assert [task.workers for task in read_job(site.out / "job.sqlite").tasks] == [2], "the last that was chosen"
     for file in (site.out / "learned.json", Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "learned.json"):
         (lesson,) = json.loads(file.read_text())["lessons"][f"command {command}"].items()
         rates, memory = lesson[1].pop("rates"), lesson[1].pop("memory_bytes")

@@ -253,6 +253,27 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
     assert not planning.make_margin(SPEEDS["from --rate"], None).start_up_measured
 
 
+def test_each_length_that_recordings_were_cut_to_is_measured_and_a_mean_is_none(tmp_path):
+    """Of 1,000 s in chunks of 300, the mean is 250: nobody has run that."""
+    cut = [(60.0, 1_000.0, 20), (300.0, 1_000.0, 4), (300.0, 3_000.0, 12), (None, 900.0, 2)]
+    tasks = [
+        task_of(n, audio_s, done=done, workers=2, settings=json.dumps({"chunk_length": length_s}))
+        for n, (length_s, audio_s, done) in enumerate(cut)
+    ]
+    speed = planning.speed_of(job_of(*tasks), "x")
+    assert [(one.workers, one.cut_s, one.chunk_s) for one in speed.points] == [
+        (1, 300.0, 250.0), (1, 60.0, 50.0), (1, 0.0, 450.0)
+    ]  # fmt: skip
+    assert planning.list_lengths(speed) == [60.0, 300.0]
+    assert planning.list_lengths(planning.speed_of(job_of(tasks[3]), "x")) == []
+    few = [task_of(n, 900.0, done=9, workers=workers) for n, workers in enumerate((4, 12, 12))]
+    assert [one.workers for one in planning.speed_of(job_of(*few), "x").points] == [6, 2], "each as it was"
+    write_files("a.wav: 300 s at 100 Hz\nb.wav: 302 s at 100 Hz", tmp_path)
+    planned = plan(tmp_path, "a.wav", "b.wav", site="sockeye")
+    assert {one.chunk_s for one in planned.plan.choices} == {294.0, 301.0}, "as they are, or cut"
+    assert not planned.cutting.cuts_recordings, "into 294 s and 12 s"
+
+
 def plan(cwd, *sources, environ=None, rate=400.0, **order):
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
     project = Project.read([str(order.pop("config"))], cwd) if "config" in order else Project()
@@ -433,6 +454,10 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     tell("of a job with another engine", speed_from=Path("june"))
     tell("of such a job, for the default engine and with a rate", speed_from=Path("june"), flags={}, rate=7.0)
     tell("of a job", speed_from=Path("july"))
+    odd = {"settings": '{"engine_arg": ["--fast"]}', "states": {"a": "done", "b": "failed"}}
+    TaskFile(tmp_path / "odd", ended_at_ms=None, engine="command", **odd).write()
+    merge(MergeOrder([tmp_path / "odd"], tmp_path / "odd" / "job.sqlite"), SystemClock())
+    tell("with other options, and half of it in vain", speed_from=Path("odd"))
     tell("of one task", speed_from=task)
     os.utime(task, (START_MS // 1000 + 9000,) * 2)  # published again
     tell("of a job that went on", speed_from=Path("july"))
