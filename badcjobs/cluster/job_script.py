@@ -23,7 +23,7 @@ from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
 from badcjobs.project import is_config_file
-from badcjobs.settings import nearest
+from badcjobs.settings import nearest, refuse
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
@@ -324,10 +324,8 @@ def _option_mistake(said: str, text: str, name: str) -> Mistake:
     else:
         example = example_of(option.removeprefix("--"))
         right = line.replace(word, f"{option}={example}") or f"{option}={example}" if example else None
-    fix = (
-        f"#SBATCH {right}" if right else f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
-    )
-    return Mistake(f" line {number}: {said}" if number else f": {said}", fix)
+    ask = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
+    return Mistake(f" line {number}: {said}" if number else f": {said}", f"#SBATCH {right}" if right else ask)
 
 
 # --- the lines that call badcjobs -----------------------------------------------------------------------------------
@@ -526,13 +524,8 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
     if len(mistakes) == 1 and re.match(r"--\S+ is not |sbatch has no option", mistakes[0]):
         what, _, why = re.sub("; |: ", "\n", mistakes[0], count=1).partition("\n")
-        raise BadInput(
-            what, why=why or "sbatch would refuse it", fix=_option_mistake(mistakes[0], script, "SCRIPT").fix
-        )
-    if mistakes:
-        raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else "options of this job are wrong",
-            why="\n".join(mistakes) if len(mistakes) > 1 else None,
-            fix="badcjobs guide local   (lists the options that have an effect)",
-        )
+        fix = _option_mistake(mistakes[0], script, "SCRIPT").fix
+        raise BadInput(what, why=why or "sbatch would refuse it", fix=fix)
+    fix = "badcjobs guide local   (lists the options that have an effect)"
+    refuse(mistakes, fix, "options of this job are wrong")
     return request

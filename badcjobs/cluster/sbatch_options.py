@@ -48,6 +48,12 @@ VALUES = {
     "wrap",
 }  # fmt: skip
 
+# Options whose values are also keys of [submit].
+OF_SUBMIT = {
+    "account": "account", "constraint": "constraint", "mem": "mem", "time": "time", "cpus-per-task": "cpus",
+    "gpus-per-node": "gpus_per_task",
+}  # fmt: skip
+
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")

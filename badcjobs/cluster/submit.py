@@ -25,7 +25,7 @@ from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings
+from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, refuse
 from badcjobs.sources.open import open_sources_of
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
@@ -187,13 +187,9 @@ def make_order(
         # --simulate replaces granted GPUs, and no GPU would be granted.
         lacking = "--gpus-per-task 0: no task could start; a task without a GPU needs --cpu-workers"
         wrong.append((lacking, "-- --cpu-workers 2"))
-    if wrong:
-        right = [option for _, option in wrong if option is not None]
-        raise BadInput(
-            "these options cannot be used" if len(wrong) > 1 else wrong[0][0],
-            why="\n".join(text for text, _ in wrong) if len(wrong) > 1 else None,
-            fix=f"the same command with {' '.join(right)}" if len(right) == len(wrong) else "badcjobs submit --help",
-        )
+    right = [option for _, option in wrong if option is not None]
+    fix = f"the same command with {' '.join(right)}" if len(right) == len(wrong) else "badcjobs submit --help"
+    refuse([text for text, _ in wrong], fix, "these options cannot be used")
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     return ArrayOrder(
         out=out,

@@ -61,13 +61,6 @@ def list_templates() -> list[Template]:
     return [Template(path.stem, path.read_text(encoding="utf-8")) for path in found]
 
 
-# Keys of templates, and their names in [submit].
-_OF_SUBMIT = {
-    "account": "account", "constraint": "constraint", "mem": "mem", "time": "time", "cpus-per-task": "cpus",
-    "gpus-per-node": "gpus_per_task",
-}  # fmt: skip
-
-
 def fill_template(
     name: str, settings: Sequence[str], project: Project, *, complete: bool,
     request: Callable[..., SubmitSettings] = lambda options, fit: options,
@@ -97,7 +90,7 @@ def fill_template(
 
 def _from_project(project: Project) -> Iterator[tuple[str, str]]:
     """Yield the keys of templates that the project file sets, each with its ``KEY=VALUE``."""
-    for key, ours in _OF_SUBMIT.items():
+    for key, ours in sbatch.OF_SUBMIT.items():
         if (value := project.get("submit", ours)) is not None:
             yield key, f"{key}={value}"
     if (tasks := project.get("submit", "tasks")) is not None:

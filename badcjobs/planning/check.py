@@ -17,7 +17,7 @@ from typing import Any
 
 from badcjobs.cluster import sbatch_options
 from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script, read_text
-from badcjobs.cluster.sbatch_options import Asked, parse_array
+from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
@@ -39,11 +39,6 @@ _NEW = "--out another folder, for a new run"
 _ARGUMENTS = "BADCJOBS_ARGS"  # options of run for a script
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "count": int, "number": float, "texts": lambda value: tuple(value) if isinstance(value, list | tuple) else (value,)
-}  # fmt: skip
-# Options of sbatch that submit has under other names.
-_OF_SUBMIT = {
-    "gpus-per-node": "gpus-per-task", "cpus-per-task": "cpus", "mem": "mem", "time": "time", "account": "account",
-    "constraint": "constraint",
 }  # fmt: skip
 
 
@@ -142,7 +137,8 @@ def for_submit(fix: str) -> str:
         word, name, value = found.groups()
         if name == "array" and value.startswith("0-"):
             return f"--tasks {int(value[2:]) + 1}"
-        return f"--{_OF_SUBMIT[name]} {value}" if name in _OF_SUBMIT else f"--sbatch={word}"
+        key = OF_SUBMIT.get(name)
+        return f"--sbatch={word}" if key is None else f"{SETTINGS['submit'][key].option} {value}"
 
     return re.sub(r"#SBATCH (--([\w-]+)=(\S+))", option, fix)
 
