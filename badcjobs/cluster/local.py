@@ -328,21 +328,19 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
 
 def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
     """Merge the results of the tasks and decide on the verdict."""
-    stop = world.stop
+    stop, run = world.stop, None if out is None else RunFolder(out)
     if stop.cut_short_by is not None:
         return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
     for row in rows:
-        row.worked = (
-            row.state != COMPLETED and out is not None and finished_all_chunks(RunFolder(out), job_id, row.index)
-        )
+        row.worked = row.state != COMPLETED and run is not None and finished_all_chunks(run, job_id, row.index)
     verdict = verdict_of(rows)
     job: FinishedJob | None = None
-    if out is None:
+    if run is None:
         tell("not merged: the run folder of the script is not known; merge it with: badcjobs merge DIR")
-    elif any(RunFolder(out).tasks.glob("*.sqlite")):
+    elif any(run.tasks.glob("*.sqlite")):
         if signal.getsignal(signal.SIGINT) == stop.receive:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
-        job = finish_job(MergeOrder([out], RunFolder(out).job_database), world.clock)
+        job = finish_job(MergeOrder([run.path], run.job_database), world.clock)
         # All chunks may be done although these tasks failed: an earlier job did them.
         verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
     elif verdict != "done" and stop.ended_by is None:

@@ -92,15 +92,13 @@ class DevicePool:
 
     def take(self, count: int) -> tuple[Device, ...] | None:
         """Assign this many devices; None: not available now."""
-        fit = sorted(
-            (one for one, users in self._users.items() if self.share or not users), key=self._users.__getitem__
-        )
+        fit = [one for one, users in self._users.items() if self.share or not users]
         self.refusals = []
         if count == 0 or len(fit) < count:
             return None if count else ()
         chosen: list[Device] = []
         with nullcontext() if self._new_locks is None else self._new_locks().exclusive():  # else two get a part each
-            for device in fit:
+            for device in sorted(fit, key=self._users.__getitem__):
                 if len(chosen) < count and self._lock(device):
                     self._users[device] += 1
                     chosen.append(device)
@@ -170,7 +168,7 @@ class LocalArray:
         # Every process of this job carries this mark, appended to that of an outer job.
         self._mark = f"{outer}/{job.job_id}-{os.getpid()}".lstrip("/")
         self._next_lock_s = self._next_words_s = self._next_write_s = 0.0
-        self._chunks: dict[int | None, tuple[int, int, int]] = {}  # by index: listed, done, failed
+        self._chunks: dict[int | None, tuple[int, ...]] = {}  # by index: listed, done, failed
         self._pause_s, self._next_chunks_s, self._told = _TELL_FIRST_S, 0.0, ""
         self._stale = False
 
@@ -328,9 +326,7 @@ class LocalArray:
         for row, _ in self._running:
             live = self.job.attempt_folder(row.index, row.restarts).glob("tmp/*/wrapper.sqlite")
             self._count_chunks(row, live, live=True)
-        listed, done, failed = (
-            (sum(counts) for counts in zip(*self._chunks.values(), strict=True)) if self._chunks else (0, 0, 0)
-        )
+        listed, done, failed = (sum(counts[kind] for counts in self._chunks.values()) for kind in range(3))
         total = max(listed, self._settings.chunks)
         begun = "" if self._settings.chunks or len(self._chunks) == len(self.rows) else " in the tasks that have begun"
         words = f"{done:,} of {count_of(total, 'chunk')} done{begun}{f', {failed:,} failed' if failed else ''}"
@@ -343,7 +339,7 @@ class LocalArray:
     def _count_chunks(self, row: TaskRow, files: Iterable[Path], *, live: bool = False) -> None:
         for path in files:
             if (found := read_row(path, _CHUNKS, live=live)) and found[0]:
-                self._chunks[row.index] = (found[0], found[1], found[2])
+                self._chunks[row.index] = found
 
     def _write_states(self, *, last: bool = False) -> None:
         """Write the states to their file, at most twice a second, and at the end."""

@@ -230,13 +230,9 @@ def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> N
     """
     end = next((end for end in ends if not end.well), ends[0])
     said = end.log.read_text(errors="replace").strip()[-_MOST_OF_A_LOG:] if end.log.exists() else None
-    lacking = (
-        "its log is empty"
-        if said == ""
-        else end.note or "there is no log; the task may have been cancelled before it started"
-    )
+    lacking = end.note or "there is no log; the task may have been cancelled before it started"
     return NotHere(
         f"no task of job {job_id} could start",
-        why=f"{end.words(job_id)}\n{said or lacking}",
+        why=f"{end.words(job_id)}\n{lacking if said is None else said or 'its log is empty'}",
         fix=f"less {shell_line(end.log if said is not None else end.log.parent)}   (then {then})",
     )

@@ -185,13 +185,12 @@ def _unsafe_chunks(plan: CampaignPlan) -> Cases:
 def _speed(plan: CampaignPlan) -> Cases:
     chunk_s, speed = plan.survey.lengths.mean_ms / 1000, plan.speed
     ratio = chunk_s / (speed.chunk_s or chunk_s)
+    again = f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'"
     yield {
         "chunk_s": chunk_s,
         "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
         "shortest_s": speed.curve[0][0] if speed.curve else None,
-        "again": (speed.remedy or "").replace(
-            " AUDIO", f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'", 1
-        ),
+        "again": (speed.remedy or "").replace(" AUDIO", again, 1),
     }
 
 

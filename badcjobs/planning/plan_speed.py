@@ -118,9 +118,8 @@ def find_speed(
     elif rate is not None:
         measured = Speed(rate, "from --rate")
     if measured is None:
-        why = (
-            f"there is neither --from nor --rate, and no run or probe of this engine ({subject_of(settings)}) is known"
-        )
+        engine = subject_of(settings)
+        why = f"there is neither --from nor --rate, and no run or probe of this engine ({engine}) is known"
         raise BadInput("no measured speed for this engine", why=why, fix=_how(settings))
     bytes_per_s = guess_worker_bytes(1.0) - guess_worker_bytes(0.0) if settings.engine == _USUAL else 0.0
     return replace(measured, bytes_per_s=bytes_per_s, given=rate is not None)

@@ -161,9 +161,8 @@ def make_searches(
         models.setdefault((name, None if device is None else device.memory_total_bytes), []).append(device)
     threads = max(1, cores // (workers * max(1, len(grant.devices))))
     for (name, memory_bytes), devices in models.items():
-        at_once = workers * chunks_at_once_of(
-            engine.name, settings.engine_args, WorkerPlan(0, devices[0], None, threads)
-        )
+        plan = WorkerPlan(0, devices[0], None, threads)
+        at_once = workers * chunks_at_once_of(engine.name, settings.engine_args, plan)
         version, what = engine.version or "unknown", subject_of(settings)
         key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
         if order.again:

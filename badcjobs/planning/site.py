@@ -189,10 +189,8 @@ def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> tuple[
         devices = ()
     names = sorted({device.name or "unknown model" for device in devices})
     words.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
-    if (program := shutil.which("hawkears", path=path)) is not None:
-        words.append(("HawkEars", f"found: {program}"))
-    else:
-        words.append(("HawkEars", "not found on PATH: set hawkears_python, or engine"))
+    program = shutil.which("hawkears", path=path)
+    words.append(("HawkEars", f"found: {program}" if program else "not found on PATH: set hawkears_python, or engine"))
     return words, values
 
 
