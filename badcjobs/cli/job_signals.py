@@ -12,12 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 from badcjobs.errors import ExitCode
-from badcjobs.task.startup import ENDINGS, NO_RESTART_VARIABLE
+from badcjobs.task.startup import ENDINGS, NO_RESTART_VARIABLE, WARNINGS
 
 _SUDDEN = (signal.SIGTERM, signal.SIGHUP)  # Python raises an exception for SIGINT
 _LOOK_EVERY_S = 0.2
 _LOOKS_PER_SIGNAL = 10
-_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class DelayedSignals:
@@ -88,8 +87,8 @@ class BatchTask:
         """Run the task; exit with its code."""
         signal.signal(signal.SIGTERM, self._note_end)
         # The child ignores Slurm's warnings until it installs its handlers; otherwise they would end it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WARNINGS)  # a warning that comes now waits for our handler
-        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _WARNINGS}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)  # a warning that comes now waits for our handler
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in WARNINGS}
         self._said = os.memfd_create("no-restart")
         environ = {**os.environ, NO_RESTART_VARIABLE: f"/proc/{os.getpid()}/fd/{self._said}"}
         try:

@@ -102,7 +102,7 @@ def monitor(
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
-        elif once or not can_show():
+        elif once or not sys.stdout.isatty() or Console().is_dumb_terminal:
             print_snapshot(view.look(), ui, ascii_only=ascii_only)
         else:
             return show(view, ui, interval_s=interval, ascii_only=ascii_only)
@@ -147,9 +147,7 @@ def serve(
         source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
         with closing(source.view):
             tell = partial(_announce, place, target, token, json_wanted=json_wanted)
-            serve_view(
-                source, listening, place, token=token, clock=SystemClock(), interval_s=poll_s(_INTERVAL_S), ready=tell
-            )
+            serve_view(source, listening, place, token=token, clock=clock, interval_s=poll_s(_INTERVAL_S), ready=tell)
     return 0
 
 
@@ -180,11 +178,6 @@ def _announce(place: ServerAddress, target: Path | None, token: str | None, *, j
 
 
 # --- a live view in this terminal -------------------------------------------------------------------------------------
-
-
-def can_show() -> bool:
-    """Say whether stdout is a terminal that can show a live view."""
-    return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None:

@@ -59,9 +59,8 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
                 hidden=hidden,
             )
             annotation = Annotated[_TYPES[one.kind] | None, shown]  # type: ignore[valid-type, name-defined]
-            parameters.append(
-                inspect.Parameter(one.key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            )
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(one.key, kind, default=None, annotation=annotation))
 
         def with_all(*context: Any, **given: Any) -> int:
             return command(*context, **{name: None if value == [] else value for name, value in given.items()})
@@ -149,8 +148,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
                 if setting.kind in ("texts", "numbers"):
                     value = to_toml([value or "…"]) if setting.kind == "texts" else to_toml(setting.default)
                 word = f"{table}.{key}={value or '…'}"
-                fix = f"--config {shell_line(word)}"
-                return f"it is a key of the table [{table}] of badcjobs.toml", fix
+                return f"it is a key of the table [{table}] of badcjobs.toml", f"--config {shell_line(word)}"
     return None
 
 

@@ -160,7 +160,8 @@ class Commands(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write ``badcjobs --help``."""
-        lines = ["Usage: badcjobs COMMAND …", "", _ABOUT]
+        about = "Run bird-sound detectors inside Slurm, record the GPUs, explain the results."
+        lines = ["Usage: badcjobs COMMAND …", "", about]
         for section, commands in COMMANDS.items():
             lines += ["", f"{section}:", *(f"  {name:<10}  {about}" for name, (_, _, about) in commands.items())]
         parameters: list[Any] = list(self.get_params(ctx))
@@ -169,8 +170,6 @@ class Commands(TyperGroup):
         lines += ["", "First steps: badcjobs demo, then badcjobs guide start."]
         formatter.write("\n".join(lines) + "\n")
 
-
-_ABOUT = "Run bird-sound detectors inside Slurm, record the GPUs, explain the results."
 
 app = typer.Typer(
     cls=Commands,

@@ -61,10 +61,9 @@ def merge(
     from badcjobs.store.merge import MergeOrder
 
     log_to_stderr(quiet=True)
-    counter = Pace("task databases merged")
     project = read_project(context)
     given = inputs or [find_run(None, project, "merge")]
-    order = MergeOrder(given, out or default_target(given), mix, progress=counter, tell=remark)
+    order = MergeOrder(given, out or default_target(given), mix, progress=Pace("task databases merged"), tell=remark)
     billing = find_billing(project, Path.cwd())
     how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": billing}
     job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=QueueReader(SystemClock()), **how)

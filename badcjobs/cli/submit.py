@@ -348,9 +348,8 @@ def _submit_script(
         emulation.check_script_folder(order, world, again=how.again)
         return _show_scripts(how, script=read_text(order.script, world.cwd))
     devices = find_stand_in(project, flags.get("simulate"))
-    return _report_local_end(
-        emulation.emulate_script(order, replace(settings, stand_in=devices), world, output.remark), how, {}
-    )
+    done = emulation.emulate_script(order, replace(settings, stand_in=devices), world, output.remark)
+    return _report_local_end(done, how, {})
 
 
 def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:

@@ -225,6 +225,7 @@ def read_script(
     names, exports = sbatch.parse_export(given.get("export", "ALL"))  # the variables that sbatch passes on to the job
     passed = {name: value for name, value in environ.items() if "ALL" in names or name in (*_ALWAYS_EXPORTED, *names)}
     variables = Variables(plain, passed | exports, cwd, given.get("chdir", ""))
+    modules = " ".join(_MODULES.findall(_REDIRECTION.sub("", plain)))
     found = list(_read_calls(plain, variables, parse)) if is_shell else []
     calls = tuple(one for one in found if isinstance(one, Call))
     start = next((call for call in reversed(calls) if call.command == "run"), None)
@@ -240,12 +241,7 @@ def read_script(
         ignored=tuple(_ignored_options(plain)),
         wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
         unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
-        modules=tuple(
-            word
-            for one in _MODULES.findall(_REDIRECTION.sub("", plain))
-            for word in one.split()
-            if word[0] not in "-$\"'"
-        ),
+        modules=tuple(word for word in modules.split() if word[0] not in "-$\"'"),
         venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
         out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
         unset=tuple(name for name in _TO_SET.findall(plain) if not variables.value_of(f"${name}")),
