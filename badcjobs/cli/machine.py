@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, is_stdout, read_project, refuse_data
-from badcjobs.cli.output import (
-    answer,
-    environ,
-    log_to_stderr,
-    print_json,
-    print_line,
-    read_world,
-    remark,
-    say,
-    say_next,
-    this_command,
-)
+from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.paths import shell_line
@@ -79,9 +69,9 @@ def gpus(
     to_take = request is not None and found.devices[0].backend != "simulated"
     say(_devices_text(found.to_dict(), processes=everything, to_take=to_take))
     if request is None:
-        say_next(*this_command(name="monitor", without=["--all"]))
+        output.say_next(*output.this_command(name="monitor", without=["--all"]))
     elif not to_take:
-        say_next("badcjobs", "monitor", "--simulate", str(simulate))
+        output.say_next("badcjobs", "monitor", "--simulate", str(simulate))
     return 0
 
 
@@ -153,7 +143,7 @@ def record(
         remark(f"{said}\nnext: {shell_line('badcjobs', 'report', Path(end['out']))}")  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")
-        say_next("badcjobs", "report", Path(end["out"]))
+        output.say_next("badcjobs", "report", Path(end["out"]))
     return int(end["exit_code"])
 
 
@@ -179,8 +169,8 @@ def cluster(
     found = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
     answer(json_wanted, lambda: found, lambda: cluster_text(found))
     if found["fits"] and not json_wanted:
-        where = this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
-        say_next("badcjobs", "submit", "SOURCE", *where)
+        where = output.this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
+        output.say_next("badcjobs", "submit", "SOURCE", *where)
     return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)
 
 

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, find_run, is_stdout, read_project, refuse_data, sources_of
-from badcjobs.cli.output import (
-    Pace,
-    colour_wanted,
-    log_to_stderr,
-    print_document,
-    print_json,
-    remark,
-    say,
-    say_next,
-    shown,
-)
+from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
@@ -226,7 +217,7 @@ def export(
     for note in notes:
         remark(note)
     if named == "badc":
-        say_next("badc", "infer", "aggregate", out)
+        output.say_next("badc", "infer", "aggregate", out)
     elif not to_stdout:
-        say_next("badcjobs", "guide", "export", note="how to read it")
+        output.say_next("badcjobs", "guide", "export", note="how to read it")
     return 0
