@@ -33,12 +33,14 @@ def _start(facts: PreflightFacts) -> findings.Cases:
     script, start = facts.script, facts.start
     if script is None or start is None:
         return
-    signal = script.signal
-    behind = rf"(?:\S*/)?\b{start.keeper}\b.*?(?=\b(?:{'|'.join(CONTAINERS | SPREADING)})\b|\S*badcjobs)"
+    signal, keeper = script.signal, start.keeper
+    behind = rf"(?:\S*/)?\b{keeper}\b.*?(?=\b(?:{'|'.join(CONTAINERS | SPREADING)})\b|\S*badcjobs)"
     in_shell = [one for one in script.starts if not one.by_exec]
     name = signal.signum.name.removeprefix("SIG") if signal else ""
     to_script = signal is not None and signal.to_script
     who = f"--signal={'B:' if to_script else ''}{name}"
+    keeper_fate = f"is killed by {name} and does not pass it on" if signal else "does not pass on the early warning"
+    activated = keeper in ("conda", "mamba", "micromamba")
     long_enough = (facts.asked.time_s or 0) > 2 * _GOOD_LEAD_S
     yield {
         "where": f"{script.name} line {start.line}",
@@ -48,13 +50,9 @@ def _start(facts: PreflightFacts) -> findings.Cases:
         "severity": PROBLEM if to_script else WARNING,
         "fate": f"is killed by {name}" if to_script else "does not pass on Slurm's signals",
         "keeper_severity": PROBLEM if signal else WARNING,
-        "keeper_fate": f"is killed by {name} and does not pass it on"
-        if signal
-        else "does not pass on the early warning",
+        "keeper_fate": keeper_fate,
         "without_keeper": f"exec {re.sub(behind, '', start.text, count=1).removeprefix('exec ')}",
-        "keeper_hint": f"behind a line with {start.keeper} activate"
-        if start.keeper in ("conda", "mamba", "micromamba")
-        else f"without {start.keeper} before it",
+        "keeper_hint": f"behind a line with {keeper} activate" if activated else f"without {keeper} before it",
         "without_exec": start.text.removeprefix("exec "),
         "signal": signal,
         "name": name,
