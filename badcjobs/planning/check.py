@@ -6,6 +6,7 @@ Without a job script the settings are those of the command line and of badcjobs.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -22,7 +23,7 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
-from badcjobs.planning.bill import FASTEST, usual_request
+from badcjobs.planning.bill import FASTEST, Choice, usual_request
 from badcjobs.planning.findings import Remark, apply_rules, fine, not_checked, problem, warning, worst_first
 from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
 from badcjobs.planning.site import Site, find_site
@@ -257,6 +258,10 @@ def _collect_facts(
     on_a_node = (replace(own, cpus=asked.cpus_per_node), FASTEST) if asked.cpus_per_node else (own, order.prefer)
     orders = (*on_a_node, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
     needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
+    if script is not None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # it was not planned
+            planned = json.loads((order.cwd / script.name).with_name("plan.json").read_text())["tasks"]
+            had = Choice(**{name: planned[name] for name in Choice._fields})
     usual = usual_request(*orders[0], order.environ, order.cwd)  # without a look at the source, as submit and templates
     is_hawkears = settings.engine == "hawkears"
     is_known = settings.workers_wanted or (is_hawkears and source and source.longest_s)

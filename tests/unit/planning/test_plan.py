@@ -678,8 +678,9 @@ def test_the_same_request_for_the_same_source_costs_the_same_in_plan_check_and_a
         {"settings": settings, "submit": SubmitSettings(**asked)},
         {"settings": usual, "script": "t.sbatch"},
         {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch"},
+        {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch", "environ": {}},  # the plan knows it
     ):
         here = {"environ": environ, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
-        found = planning.check(planning.CheckOrder(**order, **here)).findings
+        found = planning.check(planning.CheckOrder(**{**here, **order})).findings
         (said,) = [one.text for one in found if one.subject == "billing"]
         assert f"per 1,000 audio-hours: about {units}, with start-up, at " in said, order
