@@ -381,7 +381,7 @@ def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, by_posi
 
 
 def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, by_position: bool) -> Device | None:
-    number = int(token) if token.isascii() and token.isdecimal() else None
+    number = _whole_number(token)
     is_uuid = len(token) > 4 and token.upper().startswith("GPU-")
     if pool is None:
         way = f"token {token}, from {variable}; not looked up: no reader works"

@@ -103,12 +103,9 @@ class OpenedDevices:
 
 
 @contextmanager
-def open_devices(
-    environ: Mapping[str, str], clock: Clock, stand_in: StandIn, *, started_at_ms: int | None = None
-) -> Iterator[OpenedDevices]:
-    """Open a reader and find the granted devices; a simulation starts at ``started_at_ms``, by default now."""
-    start_ms = clock.now_ms() if started_at_ms is None else started_at_ms
-    reader = open_reader(stand_in, clock, start_ms, environ.get("PATH"), environ.get("SYSFS_PATH"))
+def open_devices(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
+    """Open a reader and find the granted devices; a simulation starts now."""
+    reader = open_reader(stand_in, clock, clock.now_ms(), environ.get("PATH"), environ.get("SYSFS_PATH"))
     inventory: tuple[InventoryDevice, ...] | None = None
     trouble = None
     with closing(reader):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
@@ -119,9 +120,9 @@ def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Readi
 
 _RESTART_S = 10.0
 _LONGEST_QUOTE = 80
-_TIMEOUT_S = 5.0  # without persistence mode the driver first initializes every card
 
 
+@dataclass(eq=False)
 class NvidiaSmiReader(GpuReader):
     """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is its path.
 
@@ -129,22 +130,15 @@ class NvidiaSmiReader(GpuReader):
     """
 
     backend = "nvidia-smi"
+    program: str
+    clock: Clock
+    _: KW_ONLY
+    interval_s: float = 0.5
+    why: str = "requested"
+    timeout_s: float = 5.0  # without persistence mode the driver first initializes every card
 
-    def __init__(
-        self,
-        program: str,
-        clock: Clock,
-        *,
-        interval_s: float = 0.5,
-        why: str = "requested",
-        timeout_s: float = _TIMEOUT_S,
-    ) -> None:
-        self.why = why
-        self._program = program
-        self._clock = clock
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._silence_s = max(3 * interval_s, 5.0)
+    def __post_init__(self) -> None:
+        self._silence_s = max(3 * self.interval_s, 5.0)
         self._inventory: list[InventoryDevice] | ReaderUnavailable | None = None
         self._query = Query(SAMPLE_FIELDS)
         self._stream: Stream | None = None
@@ -171,16 +165,16 @@ class NvidiaSmiReader(GpuReader):
         if not known:
             raise DeviceUnreadable(f"nvidia-smi lists no device {uuid!r}")
         self._keep_running()
-        until_s, stream = self._clock.monotonic_s() + self._timeout_s, None
+        until_s, stream = self.clock.monotonic_s() + self.timeout_s, None
         # Wait once until each device that can be read has a line.
         while not self._has_waited and self._stream is not stream and not self._round_is_over:
             stream = self._stream
             if stream is not None:
-                stream.wait(lambda: self._round_is_over, max(0.0, until_s - self._clock.monotonic_s()))
+                stream.wait(lambda: self._round_is_over, max(0.0, until_s - self.clock.monotonic_s()))
             self._keep_running()  # restarts immediately without an unknown field
         self._has_waited = True
         line = self._lines.get(uuid)
-        if line is not None and self._clock.monotonic_s() - line[0] <= self._silence_s:
+        if line is not None and self.clock.monotonic_s() - line[0] <= self._silence_s:
             return make_reading(line[1], line[2])
         message = (self._stream.last_message if self._stream else "") or self._trouble
         if message:
@@ -200,7 +194,7 @@ class NvidiaSmiReader(GpuReader):
 
     def _keep_running(self) -> None:
         """Start nvidia-smi if it does not run: immediately without an unknown field, else at most every 10 s."""
-        stream, now_s = self._stream, self._clock.monotonic_s()
+        stream, now_s = self._stream, self.clock.monotonic_s()
         if stream is not None and not stream.ended:
             return
         fewer = stream is not None and self._query.drop_unknown(stream.last_message)
@@ -208,8 +202,8 @@ class NvidiaSmiReader(GpuReader):
             return
         self._may_start_s = now_s + _RESTART_S
         self._trouble = "" if stream is None or fewer else stream.last_message
-        every_ms = max(1, round(self._interval_s * 1000))
-        command = [self._program, *self._query.arguments(), "-lms", str(every_ms)]
+        every_ms = max(1, round(self.interval_s * 1000))
+        command = [self.program, *self._query.arguments(), "-lms", str(every_ms)]
         self._stream = Stream(lambda: command, self._on_line)
 
     def _on_line(self, text: str) -> bool:
@@ -218,16 +212,16 @@ class NvidiaSmiReader(GpuReader):
             return False
         uuid, values, missing = line
         self._round_is_over |= uuid in self._lines
-        self._lines[uuid] = (self._clock.monotonic_s(), values, missing)
+        self._lines[uuid] = (self.clock.monotonic_s(), values, missing)
         self._trouble = ""
         return True
 
     def _list_devices(self) -> list[InventoryDevice] | ReaderUnavailable:
         query = Query(_INVENTORY)
-        end_s = self._clock.monotonic_s() + self._timeout_s
+        end_s = self.clock.monotonic_s() + self.timeout_s
         while True:
             try:
-                text = run_program([self._program, *query.arguments()], max(0.1, end_s - self._clock.monotonic_s()))
+                text = run_program([self.program, *query.arguments()], max(0.1, end_s - self.clock.monotonic_s()))
                 break
             except ProgramFailed as error:
                 if not query.drop_unknown(str(error)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from math import cos, inf, pi, sin
 from pathlib import Path
@@ -164,35 +164,31 @@ _PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of i
 _GPU_IDLE = 0x1  # NVML's throttle reason of an idle device
 
 
+@dataclass(eq=False)
 class SimulatedReader(GpuReader):
     """Reads ``count`` simulated devices; ``script`` has those that differ from the default."""
 
     backend = "simulated"
+    count: int
+    script: Sequence[SimulatedDevice] = ()
+    _: KW_ONLY
+    clock: Clock
+    started_at_ms: int
+    ledger: Path | None = None  # a folder; None: memory follows the load
 
-    def __init__(
-        self,
-        count: int,
-        script: Sequence[SimulatedDevice] = (),
-        *,
-        clock: Clock,
-        started_at_ms: int,
-        ledger: Path | None = None,
-    ) -> None:
-        scripted = {device.index: device for device in script}
-        unknown = [str(index) for index in scripted if index >= count]
+    def __post_init__(self) -> None:
+        scripted = {device.index: device for device in self.script}
+        unknown = [str(index) for index in scripted if index >= self.count]
         if unknown:
             raise BadInput(
                 f"the simulation script describes device {', '.join(unknown)}",
-                why=f"{count} devices are simulated, counted from 0",
+                why=f"{self.count} devices are simulated, counted from 0",
                 fix=f"devices = {max(scripted) + 1}",
             )
-        self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(count)}
-        self._clock = clock
-        self._started_at_ms = started_at_ms
-        self._ledger = ledger  # a folder; None: memory follows the load
+        self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(self.count)}
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
-        plural = "" if count == 1 else "s"
-        self.why = f"{count} simulated device{plural} requested" + (", with a script" if script else "")
+        plural = "" if self.count == 1 else "s"
+        self.why = f"{self.count} simulated device{plural} requested" + (", with a script" if self.script else "")
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List all devices, including lost ones."""
@@ -219,12 +215,12 @@ class SimulatedReader(GpuReader):
         since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
         faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
         reading = replace(reading_at(device, at_s), faults=faults)
-        if self._ledger is None or reading.memory_used_bytes is None:
+        if self.ledger is None or reading.memory_used_bytes is None:
             return reading
-        return replace(reading, memory_used_bytes=simulated_memory_bytes(self._ledger, uuid))
+        return replace(reading, memory_used_bytes=simulated_memory_bytes(self.ledger, uuid))
 
     def _now_s(self) -> float:
-        return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
+        return max(0, self.clock.now_ms() - self.started_at_ms) / 1000
 
 
 def simulated_uuid(index: int) -> str:
