@@ -75,22 +75,20 @@ class Alert:
         return f"alert ended after {lasted_s:.0f} s ({self.kind}{worst}): {self.message}"
 
 
+@dataclass(eq=False)
 class AlertBook(Book):
     """Tracks the problems of a task's devices, and writes alerts in the transaction of their sample."""
 
-    def __init__(
-        self,
-        writer: TelemetryWriter | None,  # None: nothing is written to a database
-        devices: Sequence[Followed],
-        limits: AlertLimits,
-        tell: Callable[[Alert], None] = lambda alert: None,
-        describe: Callable[[int], str] = str,  # pid → the process in words
-    ) -> None:
-        self.work_waits = False
-        self._writer = writer
-        self._conditions = {device.device_id: DeviceConditions(device, limits, describe) for device in devices}
+    writer: TelemetryWriter | None  # None: nothing is written to a database
+    devices: Sequence[Followed]
+    limits: AlertLimits
+    tell: Callable[[Alert], None] = lambda alert: None  # called at each start and each end
+    describe: Callable[[int], str] = str  # pid → the process in words
+    work_waits: bool = False
+
+    def __post_init__(self) -> None:
+        self._conditions = {one.device_id: DeviceConditions(one, self.limits, self.describe) for one in self.devices}
         self._states: dict[tuple[int, str, str], AlertState] = {}
-        self._tell = tell  # called at each start and each end
         self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
 
     @property
@@ -100,7 +98,7 @@ class AlertBook(Book):
 
     def resume(self) -> None:
         """Continue the open alerts of a recorder that died."""
-        for values in self._writer.rows_of("alert", "WHERE ended_at_ms IS NULL") if self._writer else ():
+        for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL") if self.writer else ():
             device = self._conditions[values["device_id"]].device
             alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
             place = _place(alert.device_id, alert.kind, alert.message)
@@ -142,13 +140,13 @@ class AlertBook(Book):
         if alert is not None:
             self._unwritten[place, alert.started_at_ms] = alert
             if is_new:
-                self._tell(alert)
+                self.tell(alert)
 
     def _write_changes(self) -> None:
-        for alert in self._unwritten.values() if self._writer else ():
+        for alert in self._unwritten.values() if self.writer else ():
             values = asdict(alert)
             del values["device_index"], values["device_uuid"]  # they are in the table of devices
-            self._writer.write_alert(values)  # type: ignore[union-attr]
+            self.writer.write_alert(values)  # type: ignore[union-attr]
 
 
 def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:

@@ -10,7 +10,7 @@ import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -248,14 +248,13 @@ class CostBook(Book):
 
     def finish(self) -> None:
         """Write the row now."""
-        effort, (cpu_s, memory_bytes), (backend, why) = self.effort, self.use(), self.backend()
+        (cpu_s, memory_bytes), (backend, why) = self.use(), self.backend()
         self.writer.put(
             "recorder",
             {
                 "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self.interval_s,
-                "started_at_ms": self.started_at_ms, "last_at_ms": self._at_ms, "ticks": effort.ticks,
-                "cpu_s": cpu_s, "memory_bytes": memory_bytes, "worst_late_s": effort.worst_late_s,
-                "reading_s": effort.reading_s,
+                "started_at_ms": self.started_at_ms, "last_at_ms": self._at_ms,
+                "cpu_s": cpu_s, "memory_bytes": memory_bytes, **asdict(self.effort),
             }
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,7 +208,7 @@ class Recorder:
     trouble: Callable[[str], None] = lambda text: None
     effort: Effort = field(default_factory=Effort)
     _last_ms: int | None = None
-    _unwritten: tuple[int, str] | None = None  # since when, and why
+    _lost_since_ms: int | None = None  # None: readings can be written
     _lost_ms: int = 0
     _lost_why: str = ""
     _failed_books: set[str] = field(default_factory=set)
@@ -243,15 +243,15 @@ class Recorder:
                 self._write(at_ms, last)
         except sqlite3.Error as error:
             self.sampler.gaps.restore()  # rolled back with the rest
-            if self._unwritten is None:
+            if self._lost_since_ms is None:
                 log.warning("readings cannot be written: %s", error)
-                self._unwritten = (gap[0] if gap else self._last_ms or at_ms, str(error))
+                self._lost_since_ms = gap[0] if gap else self._last_ms or at_ms
                 self._lost_why = str(error)
-                self.refused(str(error))
+                self.refused(self._lost_why)
             return
-        if self._unwritten is not None:
-            self._lost_ms += at_ms - self._unwritten[0]
-            self._unwritten = None
+        if self._lost_since_ms is not None:
+            self._lost_ms += at_ms - self._lost_since_ms
+            self._lost_since_ms = None
         self._last_ms = at_ms
         for book in self.books:
             book.written()
@@ -259,7 +259,7 @@ class Recorder:
     @property
     def unwritten(self) -> Unwritten:
         """The readings that could not be written so far."""
-        since_ms = None if self._unwritten is None else self._unwritten[0]
+        since_ms = self._lost_since_ms
         lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self.clock.now_ms() - since_ms))
         return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
 
@@ -286,8 +286,8 @@ class Recorder:
 
     def _gap_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return start and reason of the gap before this sample; None: the last sample was on time."""
-        if self._unwritten is not None:
-            return self._unwritten[0], f"could not be written: {self._unwritten[1]}"
+        if self._lost_since_ms is not None:
+            return self._lost_since_ms, f"could not be written: {self._lost_why}"
         if self._last_ms is None:
             last_ms, since_ms = self.writer.last_sample_ms(), self.since_ms
             if self.again or last_ms is not None:
@@ -388,8 +388,7 @@ class Gaps:
 # --- writing: samples, gaps and the rows of the books, one transaction per sample -------------------------------------
 
 _metrics_of = attrgetter(*METRICS)
-_SAMPLE = f"""INSERT INTO sample (task_id, device_id, at_ms, {", ".join(METRICS)})
-              VALUES (?, ?, ?{", ?" * len(METRICS)})"""
+_SAMPLE = insert_sql("sample", ("task_id", "device_id", "at_ms", *METRICS))
 
 
 class TelemetryWriter:
@@ -418,10 +417,7 @@ class TelemetryWriter:
             _SAMPLE, [(self.task_id, device_id, at_ms, *_metrics_of(reading)) for device_id, reading in readings]
         )
         if host is not None:
-            self._db.execute(
-                insert_sql("host_sample"),
-                (self.task_id, at_ms, host.cpu_percent, host.memory_used_bytes, host.memory_total_bytes),
-            )
+            self._db.execute(insert_sql("host_sample"), (self.task_id, at_ms, *astuple(host)))
 
     def open_gap(self, device_id: int | None, metric: str | None, from_ms: int, to_ms: int, reason: str) -> int:
         """Write a new gap and return its row, whose end is updated while it lasts."""
