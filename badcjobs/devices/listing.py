@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 from badcjobs.devices.allocation import VISIBLE, Grant, as_device, is_in_slurm, resolve_devices
@@ -19,11 +19,9 @@ def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ..
     found = []
     for reading in readings:
         user = program = None
-        try:
+        with suppress(psutil.Error, OSError, ValueError):  # ended, in another namespace, or an invalid pid
             process = psutil.Process(reading.pid)
             user, program = process.username(), process.name()
-        except (psutil.Error, OSError, ValueError):
-            pass  # ended, in another namespace, or an invalid pid
         found.append(ProcessFacts(reading.pid, program, user, reading.memory_used_bytes))
     return tuple(found)
 

@@ -248,6 +248,8 @@ def plan_workers(task: Task) -> Autoscaler:
         cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
         granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
         chunk_s=writer.longest_pending_s(),
+        memory_peaks=task.records.memory_peaks,
+        memory_held=task.records.memory_held,
         cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,
     )
     writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
@@ -307,9 +309,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
                 end_leftovers(task.records.mark)  # also a process that is still importing the engine
             work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
             task.records.check_recorder(work_waits=work_waits)
-            workers.update(
-                supervisor, left=left, memory_peaks=task.records.memory_peaks, memory_held=task.records.memory_held
-            )
+            workers.update(supervisor, left)
             task.mps.check(supervisor.end_shared, supervisor.give_up)
             for decision in (*audio.decisions(), *task.mps.decisions()):
                 task.add_decision(*decision)

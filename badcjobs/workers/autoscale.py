@@ -51,6 +51,8 @@ class Autoscaler:
     granted_bytes: int | None = None  # main memory of the task; None: no known limit
     chunk_s: float | None = None  # the longest chunk; None: not known
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
+    memory_peaks: Callable[[float], dict[int, int]] = lambda last_s: {}  # by device_id, over the last seconds
+    memory_held: Callable[[], MemoryHeld | None] = lambda: None  # main memory of our processes; None: not known
     _settled: bool = False  # no other number is tried any more
     _before: int | None = None  # the number before the one that is tried
     _rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
@@ -115,14 +117,7 @@ class Autoscaler:
         one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
         self._record(self._workers, f"start: {one_per_core}{reason}")
 
-    def update(
-        self,
-        supervisor: Supervisor,
-        *,
-        left: int,
-        memory_peaks: Callable[[float], dict[int, int]],
-        memory_held: Callable[[], MemoryHeld | None],
-    ) -> None:
+    def update(self, supervisor: Supervisor, left: int) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
         now_s = self.clock.monotonic_s()
         if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
@@ -131,7 +126,7 @@ class Autoscaler:
         if supervisor.is_retiring:  # they still use cores and memory
             self._retired_s, self._window = now_s, None
             return
-        at_work, held, granted = supervisor.slots_at_work, memory_held(), self.granted_bytes
+        at_work, held, granted = supervisor.slots_at_work, self.memory_held(), self.granted_bytes
         is_fresh = held is not None and held.at_s > self._retired_s
         if held and granted and is_fresh and held.memory_bytes > _TIGHT * granted and self._workers > 1:
             self._worker_bytes = held.memory_bytes // max(1, len(at_work))
@@ -164,7 +159,7 @@ class Autoscaler:
         if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * len(at_work) or awaits_memory:
             return
         self._rates[self._workers] = (work_done - work_before) / took_s
-        used = memory_peaks(30.0)
+        used = self.memory_peaks(30.0)
         shares = [
             used[device_id] / device.memory_total_bytes
             for device_id, device in self.devices

@@ -162,18 +162,18 @@ class HawkEarsEngine:
         environ = {**self.start.environ, **self.start.launcher.marks}
         answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root)
         self.release = answer.get("versions", {}).get("hawkears")
-        problem = None if self.release else answer.get("error")
-        if problem is not None and problem.startswith("Error: "):
+        if self.release or (problem := answer.get("error")) is None:
+            return
+        if problem.startswith("Error: "):
             what = f"HawkEars does not understand --engine-arg {' '.join(args)}"
             raise BadInput(what, why=problem.removeprefix("Error: "), fix="hawkears analyze --help")
-        if problem is not None and "No module named 'hawkears'" in problem:
+        if "No module named 'hawkears'" in problem:
             raise NotHere(f"HawkEars is not installed in {python}", why=problem, fix=_GIVE_PYTHON)
-        if problem is not None:
-            raise NotHere(
-                f"HawkEars in {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
-                why=problem,
-                fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
-            )
+        raise NotHere(
+            f"HawkEars in {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
+            why=problem,
+            fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
+        )
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
         """Start the worker process."""

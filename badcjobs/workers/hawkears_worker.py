@@ -423,9 +423,8 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     read_wav_at_once()
     module.Analyzer = fed_analyzer(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
-    analyze(
-        **{**call, "recording_paths": _PLACEHOLDERS, "recording_callback": feed.done, "cancellation_callback": None}
-    )
+    call.update(recording_paths=_PLACEHOLDERS, recording_callback=feed.done, cancellation_callback=None)
+    analyze(**call)
     if not pipe.stopping.is_set():
         raise ValueError("Error: Invalid value: HawkEars ignored the recordings: a filelist in --cfg, or --threads 0?")
 

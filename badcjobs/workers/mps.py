@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -162,16 +162,14 @@ def is_alive(process: psutil.Process | None) -> bool:
 # --- all devices of a task --------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class MpsDaemons:
     """The daemons of a task by device_id; without ``start`` there are none. The first two methods are thread-safe."""
 
-    _daemons: dict[int | None, MpsDaemon] = field(default_factory=dict)
-    _folder: LocalFolder | None = None
-    _mark: str = ""
-    _site_pipe: str | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self._daemons: dict[int | None, MpsDaemon] = {}
+        self._folder: LocalFolder | None = None
+        self._mark = ""
+        self._site_pipe: str | None = None
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._failure: str | None = None  # why --mps on cannot be done
 

@@ -82,8 +82,9 @@ class Task:
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
             supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
             peaks = {} if used_gib is None else {100: round(used_gib * GIB * workers), 101: GIB}
-            memory = {"memory_peaks": {30.0: peaks}.get, "memory_held": partial(memory_held, held, now_s, workers)}
-            self.scaler.update(supervisor, left=left - int(done), **memory)
+            self.scaler.memory_peaks = {30.0: peaks}.get
+            self.scaler.memory_held = partial(memory_held, held, now_s, workers)
+            self.scaler.update(supervisor, left - int(done))
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
                 wait_for(lambda: not supervisor.is_retiring, "every retired worker has ended")
