@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,6 @@ from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBu
 from badcjobs.devices.sysfs import has_card
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
-
-log = logging.getLogger(__name__)
 
 _REST_S = 5.0
 _NOT_SUPPORTED = (2, 3)  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_YET_IMPLEMENTED
@@ -192,12 +189,8 @@ class AmdReader(GpuReader):
     def close(self) -> None:
         smi, self._smi = self._smi, None
         self._devices.clear()
-        if smi is None:
-            return
-        try:
-            smi.amdsmi_shut_down()
-        except Exception as error:  # broad: errors differ between versions of the package
-            log.debug("amdsmi did not shut down: %s", reason_of(error))
+        if smi is not None:
+            try_call(smi.amdsmi_shut_down)
 
     def _open(self) -> Any:
         """Import the package, start its library, and return it."""

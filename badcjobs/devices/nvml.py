@@ -100,12 +100,8 @@ class NvmlReader:
             device.forget(nvml)
         self._devices.clear()
         self._faults.close(nvml)
-        if nvml is None:
-            return
-        try:
-            nvml.nvmlShutdown()
-        except nvml.NVMLError as error:
-            log.debug("NVML did not shut down: %s", error)
+        if nvml is not None:
+            try_call(nvml.nvmlShutdown)
 
     def _open(self) -> Any:
         """Start NVML and return its Python module."""
@@ -288,12 +284,8 @@ class FaultWatch:
         events, self._events = self._events, None
         self._watched.clear()
         self.pending.clear()
-        if events is None or nvml is None:
-            return
-        try:
-            nvml.nvmlEventSetFree(events)
-        except Exception as error:  # broad: the reader is closing
-            log.debug("cannot free the event set: %s", error)
+        if events is not None and nvml is not None:
+            try_call(nvml.nvmlEventSetFree, events)
 
 
 def _address(handle: Any) -> int | None:

@@ -9,7 +9,6 @@ are asked every 5 s, warm ones every 2 s while they are watched; expensive calls
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,8 +18,6 @@ from typing import Any
 
 from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, check_number, or_none, reason_of
 from badcjobs.model import ProcessReading, Reading
-
-log = logging.getLogger(__name__)
 
 UNINITIALIZED, _INVALID_ARGUMENT, _GPU_IS_LOST = 1, 2, 15
 # Not Supported, Insufficient Permissions, Function Not Found; a version of a call that the driver does not have yet, or
@@ -205,10 +202,8 @@ class GpmWindows:
         """Free the samples."""
         samples, self._samples = self._samples, []
         for sample in samples:
-            try:
+            with suppress(Exception):  # broad: a sample that is not freed does no harm
                 self._nvml.nvmlGpmSampleFree(sample)
-            except Exception as error:  # broad: a sample that is not freed does no harm
-                log.debug("cannot free a GPM sample: %s", error)
 
 
 _COMPUTE: tuple[Call, ...] = (

@@ -219,24 +219,20 @@ def parse_exit_reason(text: str) -> str:
 
 def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None:
     """Wait until no recorder of a killed wrapper on this machine is about to publish into the folder."""
+    if not _orphan_in(tasks_folder):
+        return
+    log.info("an earlier task was killed; waiting for its recorder to publish its results")
     deadline_s = clock.monotonic_s() + timeout_s
-    announced = False
     while _orphan_in(tasks_folder) and clock.monotonic_s() < deadline_s:
-        if not announced:
-            log.info("an earlier task was killed; waiting for its recorder to publish its results")
-            announced = True
         clock.sleep(_ORPHAN_POLL_S)
 
 
 def _orphan_in(tasks_folder: Path) -> bool:
     for process in psutil.process_iter(["cmdline"]):
         argv = process.info["cmdline"] or []
-        if protocol.MODULE not in argv:
-            continue
-        try:
-            order = SidecarOrder.read(Path(argv[-1]))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # its folder was removed: it has published
-        if Path(order.publish_to).parent == tasks_folder and not psutil.pid_exists(order.wrapper_pid):
-            return True
+        if protocol.MODULE in argv:
+            with suppress(OSError, ValueError, TypeError, KeyError):  # its folder was removed: it has published
+                order = SidecarOrder.read(Path(argv[-1]))
+                if Path(order.publish_to).parent == tasks_folder and not psutil.pid_exists(order.wrapper_pid):
+                    return True
     return False

@@ -55,8 +55,7 @@ class UsageWatch:
         self._thread.join(_FINISH_TIMEOUT_S)
 
     def _watch(self) -> None:
-        is_over = False
-        while not is_over:
+        while True:
             began_s, cpu_before_s = self._clock.monotonic_s(), time.thread_time()
             try:
                 reading = self._reader.read(began_s)
@@ -67,9 +66,9 @@ class UsageWatch:
             if reading is not None:
                 self._waiting.append((reading, self._clock.now_ms()))
             self.memory_held = None if reading is None else MemoryHeld(reading.memory_bytes, began_s)
-            is_over = self._over.is_set()
-            if not is_over:
-                self._over.wait(pause_s(began_s - self._started_s, time.thread_time() - cpu_before_s))
+            if self._over.is_set():
+                return
+            self._over.wait(pause_s(began_s - self._started_s, time.thread_time() - cpu_before_s))
 
 
 def pause_s(age_s: float, cost_s: float) -> float:
