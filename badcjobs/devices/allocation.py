@@ -348,9 +348,7 @@ def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice |
         by_name = [d for d in inventory if d.slice == cut and (d.parent_uuid or "").lower().startswith(cards)]
         return by_name[0] if len(by_name) == 1 else None
     kind, rest = token[:4], token[4:].lower()
-    matches = [
-        device for device in inventory if device.uuid.startswith(kind) and device.uuid[4:].lower().startswith(rest)
-    ]
+    matches = [d for d in inventory if d.uuid.startswith(kind) and d.uuid[4:].lower().startswith(rest)]
     return matches[0] if len(matches) == 1 else None
 
 

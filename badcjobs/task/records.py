@@ -118,11 +118,6 @@ class Records:
         if how.hooks.command is not None:
             self._calls = AlertCommand(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
             listeners.append(self._calls.add)
-
-        def pass_on(alert: Alert) -> None:
-            for call in listeners:
-                call(alert)
-
         followed = [
             Followed(self.writer.device_id(d), d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for d in devices
@@ -146,7 +141,7 @@ class Records:
             limits=how.limits,
             claim_file=None if self.claim_file is None else str(self.claim_file),
         )
-        self.recorder = self._readings.recorder = Sidecar(order, pass_on)
+        self.recorder = self._readings.recorder = Sidecar(order, listeners)
         if wait_s > 0:
             self.recorder.wait_until_ready(wait_s)
 

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,10 +37,10 @@ _LINE_START = re.compile(r"^\S+ \S+ recorder [A-Z]+ |^.*(?=badcjobs: error: )")
 class Sidecar:
     """The recorder process, restarted once if it dies; ``failure``: why there is no recorder any more."""
 
-    def __init__(self, order: SidecarOrder, on_alert: Callable[[Alert], None] = lambda alert: None) -> None:
+    def __init__(self, order: SidecarOrder, listeners: Sequence[Callable[[Alert], None]]) -> None:
         self._order_file = Path(order.local_folder) / "recorder.json"
         self._order = order
-        self._on_alert = on_alert
+        self._listeners = listeners  # get each alert when it starts and when it ends
         self._work = protocol.WORK_NONE
         self._log_file = Path(order.local_folder) / "recorder.log"
         self._restarts_left = 1
@@ -193,7 +193,8 @@ class Sidecar:
                 return True  # an incomplete line; the database has the alert
             log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
             with suppress(OSError):  # the terminal is closed
-                self._on_alert(alert)
+                for listener in self._listeners:
+                    listener(alert)
         return True
 
     def _exit_reason(self) -> str:

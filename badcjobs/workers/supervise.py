@@ -101,11 +101,8 @@ class Supervisor(WorkerSetup):
     @property
     def slots_at_work(self) -> dict[int, int | None]:
         """The workers that accept chunks (by slot), and the device of each."""
-        return {
-            thread.plan.slot: thread.plan.device_id
-            for thread in self._threads
-            if thread.is_alive() and not thread.retired
-        }
+        plans = [thread.plan for thread in self._threads if thread.is_alive() and not thread.retired]
+        return {plan.slot: plan.device_id for plan in plans}
 
     @property
     def is_retiring(self) -> bool:
