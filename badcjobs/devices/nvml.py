@@ -14,7 +14,7 @@ from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, code_of
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
 from badcjobs.devices.reading_builder import NoAnswer, check_range, or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, Reading
-from badcjobs.seams import Clock, DeviceUnreadable, ReaderUnavailable
+from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,13 @@ _WHY_NOT = {  # by NVML error code
 }
 
 
-class NvmlReader:
+class NvmlReader(GpuReader):
     """Reads every NVIDIA GPU and MIG slice that this process may see; ``dcgm`` adds metrics that NVML does not give."""
 
     backend = "nvml"
 
     def __init__(self, clock: Clock, dcgm: DcgmActivity | None = None) -> None:
         self.why = "NVML is tried first"
-        self.watched = False
         self._clock = clock
         self._dcgm = dcgm
         self._nvml: Any = None

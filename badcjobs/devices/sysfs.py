@@ -37,6 +37,7 @@ _FILES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "fan_percent": ((f"{_HWMON}/pwm1", 100 / 255),),
 }  # fmt: skip
 _FRACTIONS = ("power_w", "energy_j")
+_FACTS = ("device/mem_info_vram_total", f"{_HWMON}/power1_cap")  # the memory and the power limit of a card
 _NOT_SUPPORTED = "not supported by the kernel's driver"
 
 
@@ -138,6 +139,3 @@ def _describe(index: int, card: Path) -> InventoryDevice:
         driver=(card / "device/driver").resolve().name,
         vendor=vendor.lower() or "other",
     )
-
-
-_FACTS = ("device/mem_info_vram_total", f"{_HWMON}/power1_cap")

@@ -148,9 +148,8 @@ class WorkQueue:
         with self._changed:
             self._in_flight -= len(chunks)
             due_s = self._clock.monotonic_s() + delay_s
-            heapq.heappush(
-                self._delayed, (due_s, next(self._sequence), Batch(chunks, alone or lean, lean, alone and not lean))
-            )
+            batch = Batch(chunks, alone=alone or lean, lean=lean, apart=alone and not lean)
+            heapq.heappush(self._delayed, (due_s, next(self._sequence), batch))
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
