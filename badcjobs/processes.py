@@ -252,6 +252,7 @@ class ForkParent:
         self, launcher: Launcher, argv: Callable[[int], Sequence[str]], env: Mapping[str, str], cwd: Path
     ) -> None:
         self._env, self._lock = env, threading.Lock()
+        self._why = "the process that imports HawkEars has ended"  # if it gives no answer
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[Process] = Future()
 
@@ -297,7 +298,7 @@ class ForkParent:
 
     def _ask(self, order: object, fds: Sequence[int] = (), *, limit_s: float = _ANSWER_S) -> dict[str, Any]:
         """Send an order and return the answer; end a parent that gives none."""
-        answer, why = b"", "the process that imports HawkEars has ended"
+        answer = b""
         with self._lock:
             try:
                 self._socket.settimeout(limit_s)
@@ -305,7 +306,7 @@ class ForkParent:
                     socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
                 answer = self._socket.recv(1 << 16)
             except TimeoutError:
-                why = f"the process that imports HawkEars has not answered for {limit_s:.0f} s"
+                self._why = f"the process that imports HawkEars has not answered for {limit_s:.0f} s"
             except OSError:  # it has ended
                 pass
             if not answer:
@@ -314,7 +315,7 @@ class ForkParent:
                     os.killpg(self.pid, signal.SIGKILL)
         facts: dict[str, Any] = json.loads(answer or "{}")
         if not answer or (order is not None and "error" in facts):
-            raise ParentGone(facts.get("error", why))
+            raise ParentGone(facts.get("error", self._why))
         return facts
 
 
