@@ -54,7 +54,7 @@ from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
-from badcjobs.workers.mps import MpsDaemons
+from badcjobs.workers.mps import MpsDaemons, find_site_pipe
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.supervise import Supervisor, Tally
 
@@ -238,6 +238,7 @@ def plan_workers(task: Task) -> Autoscaler:
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
     pending = writer.count_by_status().get("pending", 0)
     name, one_core = task.resolved.engine.name, WorkerPlan(0, None, None, 1)
+    shared = settings.mps != "off" and find_site_pipe(task.world.environ)  # its server is the one process
     workers = Autoscaler(
         [(writer.device_id(device), device) for device in task.devices if pending],
         task.learned,
@@ -248,6 +249,7 @@ def plan_workers(task: Task) -> Autoscaler:
         cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
         granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
         chunk_s=writer.longest_pending_s(),
+        exclusive=not shared and any(device.exclusive for device in task.devices),
         memory_peaks=task.records.memory_peaks,
         memory_held=task.records.memory_held,
         cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,

@@ -50,6 +50,7 @@ class Autoscaler:
     cpu_workers: int = 0  # workers where there is no device; they do not add to the workers of devices
     granted_bytes: int | None = None  # main memory of the task; None: no known limit
     chunk_s: float | None = None  # the longest chunk; None: not known
+    exclusive: bool = False  # only one process may use a device
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
     memory_peaks: Callable[[float], dict[int, int]] = lambda last_s: {}  # by device_id, over the last seconds
     memory_held: Callable[[], MemoryHeld | None] = lambda: None  # main memory of our processes; None: not known
@@ -67,8 +68,8 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
         self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
-        most = 1 if any(device.exclusive for _, device in self.devices) else _MOST
-        self._most = min(max(1, self._cores // (self.cores_each or 1)), most)  # that auto may choose
+        most = 1 if self.exclusive else max(1, self._cores // (self.cores_each or 1))
+        self._most = min(most, _MOST)  # that auto may choose
         self.most_per_device = self.per_gpu or self._most
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         length = "unknown length" if self.chunk_s is None else f"{max(10, round(self.chunk_s, -1)):.0f} s"
@@ -100,7 +101,7 @@ class Autoscaler:
         cores, lesson = self._cores, self.learned.about(self._subject)
         memory = f"{self._memory_bytes / 2**30:.0f} GiB of" if self._memory_bytes else "unknown"
         reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} GPU memory per device"
-        reason += f"; {ONLY_ONE}" if any(device.exclusive for _, device in self.devices) else ""
+        reason += f"; {ONLY_ONE}" if self.exclusive else ""
         self._workers = self._most if self.cores_each else max(1, self._most // _UNKNOWN_CORES)
         if lesson.workers is not None and (lesson.settled or not self.cores_each):
             self._workers, self._settled = min(lesson.workers, self._most), lesson.settled

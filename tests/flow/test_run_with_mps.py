@@ -140,6 +140,17 @@ def daemon(request, machine, short_path):
 
 
 @pytest.mark.usefixtures("daemon")
+def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(site, machine):
+    cores = {**array_task(0, (0,)), "SLURM_CPUS_PER_TASK": "3", "CUDA_VISIBLE_DEVICES": "0"}
+    done = machine.run(12, "auto", FAKE_NVML_COMPUTE_MODE="3", **cores)
+    assert done.exit_code == 0, done.stderr
+    ((workers, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' LIMIT 1")
+    is_shared = PIPE in machine.env
+    assert (workers, "only one process may use the device" in why) == ((3, False) if is_shared else (1, True))
+    assert machine.said()[0][0] == is_shared
+
+
+@pytest.mark.usefixtures("daemon")
 def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(site, machine):
     manifest = site.manifest(24)
     (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")

@@ -37,10 +37,9 @@ class Task:
         self.learned = Learned("demo", [folder / "learned.json"])
         self.lines = []
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
-        facts = {"name": "V100", "memory_total_bytes": memory, "exclusive": exclusive}
-        places = [(100 + n, Device(str(n), "test", **facts)) for n in range(devices)]
+        places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
-        counts |= {"chunk_s": chunk, "cores_each": each}
+        counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
         self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
