@@ -195,7 +195,6 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         done_without = any(task.audio_s > 0 for task in job.tasks)
         raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
-    total_s, audio_s, done = sum(work_s.values()), sum(task.audio_s for task in worked), sum(one.done for one in worked)
     points = tuple(_points_of(job, worked, work_s))
     rate = points[0].rate
     long_enough = [task for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
@@ -207,11 +206,11 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         start_up_s=_rank([max(times) for times in start_up_s.values() if times], 95),
         slowness=max(1.0, rate / slowest) if slowest and len(long_enough) > 1 else None,  # one task has no spread
         tasks=len(worked),
-        gpu_hours=total_s / 3600,
+        gpu_hours=sum(work_s.values()) / 3600,
         memory_bytes=min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None),
         devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
         points=points,
-        chunk_s=audio_s / done if done else None,
+        chunk_s=points[0].chunk_s,
     )
 
 

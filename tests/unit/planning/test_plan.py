@@ -264,6 +264,7 @@ def test_each_length_that_recordings_were_cut_to_is_measured_and_a_mean_is_none(
     assert [(one.workers, one.cut_s, one.chunk_s) for one in speed.points] == [
         (1, 300.0, 250.0), (1, 60.0, 50.0), (1, 0.0, 450.0)
     ]  # fmt: skip
+    assert (speed.audio_hours_per_gpu_hour, speed.chunk_s) == (speed.points[0].rate, 250.0), "both of the same chunks"
     assert planning.list_lengths(speed) == [60.0, 300.0]
     assert planning.list_lengths(planning.speed_of(job_of(tasks[3]), "x")) == []
     few = [task_of(n, 900.0, done=9, workers=workers) for n, workers in enumerate((4, 12, 12))]
