@@ -55,7 +55,7 @@ class Choice(NamedTuple):
 
 
 def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:
-    """Return what to request, what is fastest, and all choices, the cheapest first, then those with less energy.
+    """Return what to request, what is fastest, and all choices, the cheapest first.
 
     All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster. If nothing
     fits, one worker is tried; if that does not fit either, it is the only choice.

@@ -254,7 +254,7 @@ _OWN = (
         "An automatic decision of the wrapper, and why.",
         _TASK_ID,
         Column("at_ms", "INTEGER NOT NULL", "when"),
-        Column("kind", "TEXT NOT NULL", "workers_per_gpu, mps, memory_limit, staging, short_audio or left_out"),
+        Column("kind", "TEXT NOT NULL", "workers_per_gpu, mps, memory_limit, staging, short_audio, left_out, gave_up"),
         Column("subject", "TEXT", "its subject: the model of the device, the chunk, or an ending; NULL: the task"),
         Column("value", "REAL", "workers, seconds of audio, files left out, or 1: yes, 0: no; NULL: no number"),
         Column("reason", "TEXT NOT NULL", "why, with the figures behind it"),
