@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,22 +208,36 @@ _MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of a name
 
 def find_mps_obstacle(uuid: str) -> str | None:
     """Return why MPS cannot be used on a card: its age, or another daemon; None: it can be used."""
-    import pynvml as nvml
-
-    try_call(nvml.nvmlInit)
-    handle = try_call(nvml.nvmlDeviceGetHandleByUUID, uuid)
-    capability = try_call(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    names = {
-        one.pid: try_call(Path(f"/proc/{one.pid}/comm").read_text) or ""  # it may not be visible from here
-        for one in try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
-    }
-    try_call(nvml.nvmlShutdown)
+    with _card(uuid) as (nvml, handle):
+        capability = try_call(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        names = {
+            one.pid: try_call(Path(f"/proc/{one.pid}/comm").read_text) or ""  # it may not be visible from here
+            for one in try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
+        }
     if handle is None:
         return "NVML does not find the device"
     if capability is not None and tuple(capability) < _VOLTA:
         return f"the device is older than Volta (compute capability {capability[0]}.{capability[1]})"
     server = next((pid for pid, name in names.items() if name.startswith(_MPS_SERVER)), None)
     return f"another MPS daemon uses the device (its server is process {server})" if server else None
+
+
+def list_mps_clients(uuid: str) -> set[int]:
+    """Return the processes that use a card through MPS, as far as NVML lists them."""
+    with _card(uuid) as (nvml, handle):
+        return {one.pid for one in try_call(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or ()}
+
+
+@contextmanager
+def _card(uuid: str) -> Iterator[tuple[Any, Any]]:
+    """Yield NVML and its handle of a card; None: it does not find it."""
+    import pynvml as nvml
+
+    try_call(nvml.nvmlInit)
+    try:
+        yield nvml, try_call(nvml.nvmlDeviceGetHandleByUUID, uuid)
+    finally:
+        try_call(nvml.nvmlShutdown)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from badcjobs.devices.nvml import find_mps_obstacle
+from badcjobs.devices.nvml import find_mps_obstacle, list_mps_clients
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Device
 from badcjobs.paths import LocalFolder
@@ -119,13 +119,11 @@ class MpsDaemon:
         return []
 
     def has_client(self, pid: int | None) -> bool:
-        """Return whether a worker is a client; the program of a prefix is its child, others (None) have ended."""
+        """Return whether a worker is a client; None: it has ended."""
         servers = self._ask("get_server_list")
         with suppress(psutil.Error, IndexError):
             self.server = psutil.Process(servers[-1])
-        family = {pid}
-        with suppress(psutil.Error):
-            family |= {child.pid for child in psutil.Process(pid).children(recursive=True)} if pid else set()
+        family = family_of(pid)
         if family & {client for server in servers for client in self._ask(f"get_client_list {server}")}:
             return True
         try:
@@ -143,6 +141,14 @@ class MpsDaemon:
             with suppress(psutil.Error):
                 if process is not None and is_alive(process):
                     process.kill()
+
+
+def family_of(pid: int | None) -> set[int | None]:
+    """Return a worker and its children: with a prefix, HawkEars is one of them."""
+    family = {pid}
+    with suppress(psutil.Error):
+        family |= {child.pid for child in psutil.Process(pid).children(recursive=True)} if pid else set()
+    return family
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -170,6 +176,7 @@ class MpsDaemons:
         self._folder: LocalFolder | None = None
         self._mark = ""
         self._site_pipe: str | None = None
+        self._of_site: dict[int | None, Device] = {}  # those that share it, until one of their workers was looked for
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._failure: str | None = None  # why --mps on cannot be done
 
@@ -181,14 +188,18 @@ class MpsDaemons:
 
     def look_for(self, device_id: int | None, pid: int | None) -> None:
         """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
-        daemon = self._daemons.get(device_id)
+        worker, daemon = f"worker {pid}" if pid else "a worker", self._daemons.get(device_id)
+        device = self._of_site.pop(device_id, None)
+        if device is not None and device.uuid is not None:  # that daemon may answer only its own user
+            listed = family_of(pid) & list_mps_clients(device.uuid)
+            how = "is connected to its server" if listed else "may run without it: NVML does not list it as a client"
+            self._decide(device, True, f"{worker} {how}")
         if daemon is None or not is_alive(daemon.control) or (found := daemon.has_client(pid)) == daemon.is_used:
             return
         how = "connected to its server" if found else "not connected, and runs without it: its server does not list it"
-        why = f"{f'worker {pid}' if pid else 'a worker'} is {how}"
-        self._decide(daemon.device, found, why)
+        self._decide(daemon.device, found, f"{worker} is {how}")
         if daemon.is_required and not found:
-            self._failure = f"--mps on, but {why}; --mps auto allows that"
+            self._failure = f"--mps on, but {worker} is {how}; --mps auto allows that"
         daemon.is_used, daemon.is_required = found, daemon.is_required and not found
 
     def decisions(self) -> Iterator[Decision]:
@@ -227,6 +238,8 @@ class MpsDaemons:
             if why is not None and why != self._site_pipe and wanted == "on":
                 name = device.name or device.token
                 raise NotHere(f"--mps on: MPS cannot be used on {name}", why=why, fix="badcjobs run … --mps auto")
+            if theirs is not None and why == theirs:
+                self._of_site[device_id] = device
             reasons.setdefault((device.name, why), device)  # devices of one model have one row
         how: dict[str | None, str] = {None: f"up to {most} workers share the device through a daemon of ours"}
         how |= {pipe: f"the workers use the daemon of this site, in {pipe}"} if (pipe := self._site_pipe) else {}

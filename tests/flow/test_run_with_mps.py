@@ -151,6 +151,17 @@ def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(
 
 
 @pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("daemon", ["of the site"], indirect=True)
+@pytest.mark.parametrize(
+    "mode, expected", [("listed", "is connected to its server"), ("deaf", "NVML does not list it as a client")]
+)
+def test_whether_a_worker_is_a_client_of_the_sites_daemon_is_asked_of_nvml(machine, mode, expected):
+    assert machine.run(6, 2, FAKE_MPS=mode).exit_code == 0
+    (used, where), (_, why) = machine.said()
+    assert (used, "the workers use the daemon of this site" in where, expected in why) == (1.0, True, True)
+
+
+@pytest.mark.usefixtures("daemon")
 def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(site, machine):
     manifest = site.manifest(24)
     (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")

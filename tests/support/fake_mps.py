@@ -4,7 +4,7 @@ As the real one: ``-d`` starts a daemon that listens in CUDA_MPS_PIPE_DIRECTORY 
 without options it passes lines of its stdin on to the daemon, which outlives its clients, however they end. A client
 whose daemon does not answer runs without it. A fault of one client is a fault of all, and nobody new is let in until
 they have ended. FAKE_MPS=refuses: the daemon does not start; deaf: clients do not find it; stubborn: the server has no
-environment, and does not end with the daemon.
+environment, and does not end with the daemon; listed: NVML lists clients, in the file FAKE_NVML_PROCESSES.
 """
 
 import os
@@ -138,6 +138,9 @@ def use_device(*, faulty: bool = False) -> None:
         _server = tell_daemon(f"client {os.getpid()}")
         if _server == "":
             raise RuntimeError(NOT_READY)
+        if os.environ.get("FAKE_MPS") == "listed":
+            with Path(os.environ["FAKE_NVML_PROCESSES"]).open("a") as listed:
+                listed.write(f"0:{os.getpid()}:512:-:m,")
     state = tell_daemon(f"state {os.getpid()}") if _server else None
     if faulty and _server:
         tell_daemon("fault")
