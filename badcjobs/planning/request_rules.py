@@ -280,7 +280,7 @@ _NODES_AND_COST = (
     rules("memory")(
         warning_if(
             "{asked.memory_gb_per_node:,.3g} GB may not hold {workers:count worker}, which may need {workers_gb}",
-            "#SBATCH --mem={workers_gb}G   (or fewer workers, or shorter chunks: -- --chunk-length 294 --overlap 6)",
+            "#SBATCH --mem={workers_gb}G   (or fewer workers, or shorter chunks)",
             lambda f: f.workers and 0 < (f.asked.memory_gb_per_node or 0) < f.workers_gb,
         )
     ),
