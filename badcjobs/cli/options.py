@@ -118,7 +118,7 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
             fix = f"badcjobs {command} … {word} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
             raise BadInput(f"{name} cannot be given after --", why=why, fix=fix)
     values = run.make_context(f"badcjobs {command} … --", list(words)).params
-    given = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [])}
+    given = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [], ())}
     if sources := given.pop("source", None):
         raise BadInput(
             f"{' '.join(sources)}: only options of run can be given after --",

@@ -74,6 +74,8 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
         freeze_run(task)
         workers = plan_workers(task)
         task.records.start_publishing(settings.publish_every_s)
+        if workers.plans:
+            task.records.start_usage()
         if workers.plans and settings.telemetry:
             start_recorder(task)
         try:
@@ -263,12 +265,11 @@ def plan_workers(task: Task) -> Autoscaler:
 
 
 def start_recorder(task: Task) -> None:
-    """Start to sample the devices, and the CPU and memory of our own processes, until the task is closed."""
+    """Start to sample the devices, until the task is closed."""
     settings = task.settings
     stand_in = settings.stand_in(task.world.cwd)
     options = RecordingOptions(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
     task.records.start_recorder(task.resolved.grant.devices, options)
-    task.records.start_usage()
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +44,7 @@ _CACHES = (
 )  # fmt: skip
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # Arrow's allocator starts one when it is loaded
 _MOST_PARENTS = 3
+_THREADS = "OMP_NUM_THREADS"
 _DEFAULT_THREADS = 3  # the default of HawkEars
 _MOST_OMP_THREADS = 4  # more threads only compete for the cores
 _CORES_TO_SPARE = 3  # with fewer cores per HawkEars thread, OpenMP threads slow each other down
@@ -68,8 +69,9 @@ def choose_engine(
         return HawkEars1Engine(start, python or "python3", root, allow_cpu=allow_cpu)
     script = shutil.which("hawkears", path=environ.get("PATH"))
     python = python or (script and python_of(Path(script)))
-    forks = settings.workers_wanted != 1 and not allow_cpu
-    return HawkEarsEngine(start, python, root, allow_cpu=allow_cpu, forks=forks)
+    if settings.workers_wanted is None and not allow_cpu:  # a job script may set as many threads as the job has cores
+        start = replace(start, environ={name: value for name, value in environ.items() if name != _THREADS})
+    return HawkEarsEngine(start, python, root, allow_cpu=allow_cpu, forks=settings.workers_wanted != 1)
 
 
 def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -204,7 +206,7 @@ class HawkEarsEngine:
                 with self._lock:
                     is_news = self._parent is parent  # else the thread of another worker has noticed it
                     self._parent = None if is_news else self._parent
-                if is_news:
+                if is_news and self._parents < _MOST_PARENTS:
                     log.warning("another process to fork workers is started: %s", error)
 
     def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
@@ -216,10 +218,12 @@ class HawkEarsEngine:
         with self._lock:
             if not self.forks:
                 return None
-            if self.start.launcher.prefix_for(""):
+            if self.allow_cpu:
+                why = "they work on the CPU"
+            elif self.start.launcher.prefix_for(""):
                 why = "--engine-prefix is set"
-            elif env["OMP_NUM_THREADS"] != "1":
-                why = f"OMP_NUM_THREADS is {env['OMP_NUM_THREADS']}"
+            elif env[_THREADS] != "1":
+                why = f"{_THREADS} is {env[_THREADS]}"
             elif self._parent is not None:
                 return self._parent
             elif self._parents == _MOST_PARENTS:
@@ -369,9 +373,9 @@ def hawkears_environment(
         caches = scratch.absolute().parent
     for name, folder in _CACHES:
         env.setdefault(name, str(caches / f"{folder}-cache"))
-    if "OMP_NUM_THREADS" not in environ:
+    if _THREADS not in environ:
         share = plan.threads // threads_of(extra_args)
-        env["OMP_NUM_THREADS"] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
+        env[_THREADS] = str(min(_MOST_OMP_THREADS, share) if share >= _CORES_TO_SPARE else 1)
     return env
 
 

@@ -262,7 +262,7 @@ class SessionFeed:
         else:
             self._ran_out(result.chunk, audio_s, way)
             if not self._limits.ways_left(key):
-                why = f"it does not fit into device memory even alone, {smallest}"
+                why = f"it does not fit into device memory, {smallest}"
                 return replace(result, error=f"{result.error}\n{why}")
         return result
 

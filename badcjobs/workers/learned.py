@@ -85,7 +85,9 @@ class Learned:
                 facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
             limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
             lesson = Lesson(**facts, limit=limit)
-            return lesson if lesson.workers is None or lesson.workers in range(1, 1000) else Lesson()
+            known = [one for one in (lesson.workers, lesson.worker_bytes, lesson.device_bytes) if one is not None]
+            is_possible = all(isinstance(one, int) and one > 0 for one in known) and (lesson.workers or 1) < 1000
+            return lesson if is_possible else Lesson()
         except (AttributeError, TypeError):
             return Lesson()  # damaged: not as we write it
 

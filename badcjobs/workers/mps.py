@@ -61,10 +61,10 @@ def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str 
 def find_site_pipe(environ: Mapping[str, str]) -> str | None:
     """Return the folder of a daemon that this site has started; None: there is none."""
     named = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
-    with suppress(OSError, ValueError):
-        with suppress(PermissionError):  # it runs, as another user
-            os.kill(int((named / _PID_FILE).read_text()), 0)
-        return str(named)
+    with suppress(OSError, ValueError, psutil.Error):
+        daemon = psutil.Process(int((named / _PID_FILE).read_text()))
+        if daemon.name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of a name
+            return str(named)
     return None
 
 
@@ -169,7 +169,7 @@ def is_alive(process: psutil.Process | None) -> bool:
 
 
 class MpsDaemons:
-    """The daemons of a task by device_id; without ``start`` there are none. The first two methods are thread-safe."""
+    """The daemons of a task by device_id; without ``start`` there are none. The first three methods are thread-safe."""
 
     def __init__(self) -> None:
         self._daemons: dict[int | None, MpsDaemon] = {}
@@ -197,10 +197,18 @@ class MpsDaemons:
         if daemon is None or not is_alive(daemon.control) or (found := daemon.has_client(pid)) == daemon.is_used:
             return
         how = "connected to its server" if found else "not connected, and runs without it: its server does not list it"
-        self._decide(daemon.device, found, f"{worker} is {how}")
-        if daemon.is_required and not found:
-            self._failure = f"--mps on, but {worker} is {how}; --mps auto allows that"
-        daemon.is_used, daemon.is_required = found, daemon.is_required and not found
+        self._note(daemon, found, f"{worker} is {how}")
+
+    def do_without(self, device_id: int | None, why: str) -> None:
+        """Record that a worker gives up MPS because it cannot work with it."""
+        if (daemon := self._daemons.get(device_id)) is not None and daemon.is_used is not False:
+            self._note(daemon, False, f"a worker runs without it: {why}")
+
+    def _note(self, daemon: MpsDaemon, is_used: bool, why: str) -> None:
+        self._decide(daemon.device, is_used, why)
+        if daemon.is_required and not is_used:
+            self._failure = f"--mps on, but {why}; --mps auto allows that"
+        daemon.is_used, daemon.is_required = is_used, daemon.is_required and not is_used
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""

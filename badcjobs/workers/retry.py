@@ -52,8 +52,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_NODE = (errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ESHUTDOWN)
 _DEATHS_OF_POISON = 2
 _MOST_STEPS_DOWN = 16  # usual, lean, in 2, 4, 8, … pieces
-# Slurm sends TERM to workers too, and KILL comes from outside: the first few are not charged to a chunk.
-_EXCUSED = {TERMINATED: 3, WORKER_DIED: 2}
+# Slurm sends TERM to workers too, KILL comes from outside, and other workers fill the memory: the first few are not
+# charged to a chunk.
+_EXCUSED = {TERMINATED: 3, WORKER_DIED: 2, HOST_MEMORY: 3, OUT_OF_MEMORY: 3}
 
 # In this order: a full disk (machine) also causes audio errors.
 _MACHINE = (

@@ -55,6 +55,7 @@ class Supervisor(WorkerSetup):
     tally: Tally = field(default_factory=Tally)
     finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
     audio_done_s: float = 0.0
+    memory_errors: int = 0  # that fewer workers would not have met
     draining: bool = False
     killed: bool = False
 
@@ -193,7 +194,8 @@ class Supervisor(WorkerSetup):
             raise event
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        died = result.charged and result.error_class == retry.WORKER_DIED
+        from_outside = result.charged and result.error_class in (retry.WORKER_DIED, retry.HOST_MEMORY)
+        self.memory_errors += self._is_memory_short(result)
         if (self.killed and not result.ok) or self.is_taken_over():
             self._queue.put_back([result.chunk])  # we killed its process: it stays pending
         elif result.error_class in retry.OF_NODE:
@@ -204,11 +206,26 @@ class Supervisor(WorkerSetup):
             self._settle(plan, replace(result, charged=False))  # it ran while the node was at fault
             if result.charged:
                 self._queue.put_back([result.chunk])
-        elif died and self._retries.is_excused(result.chunk, retry.WORKER_DIED):
+        elif from_outside and self._retries.is_excused(result.chunk, result.error_class or ""):
             self._settle(plan, replace(result, charged=False))
             self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, alone=True)
+        elif self._is_crowded(plan, result) and self._retries.is_excused(result.chunk, retry.OUT_OF_MEMORY):
+            self._settle(plan, replace(result, charged=False))
+            self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, lean=True)
         else:
             self._settle(plan, result)
+
+    def _is_crowded(self, plan: WorkerPlan, result: ChunkResult) -> bool:
+        """Return whether a chunk has no smaller way left to fit into a device that other workers fill as well."""
+        if result.error_class != retry.OUT_OF_MEMORY or (self.audio and self.audio.limits.ways_left(result.chunk.key)):
+            return False
+        return sum(one.plan.device_id == plan.device_id and one.is_alive() for one in self._threads) > 1
+
+    def _is_memory_short(self, result: ChunkResult) -> bool:
+        """Return whether there are too many workers for the memory: a chunk that is longer than most needs more."""
+        usual_s = self.audio_done_s / self.tally.done if self.tally.done else math.inf
+        is_usual = (result.chunk.audio_s or 0.0) <= 1.5 * usual_s
+        return result.error_class == retry.HOST_MEMORY or (result.error_class == retry.OUT_OF_MEMORY and is_usual)
 
     def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
         """Record the result of a try; the caller puts uncharged chunks back into the queue."""
@@ -283,10 +300,15 @@ class Supervisor(WorkerSetup):
         """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
         before_ms, self._faults_ms[plan.device_id] = self._faults_ms.get(plan.device_id), at_ms
         if before_ms is None or at_ms - before_ms > _ONE_FAULT_MS:
-            why = "a fault on the device ended its workers under MPS; their chunks are tried one by one, without MPS"
+            how = "by one worker" if plan.device and plan.device.exclusive else "without MPS"
+            why = f"a fault on the device ended its workers under MPS; their chunks are tried one by one, {how}"
             log.warning("%s", why)
             self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
             self.end_shared(plan.device_id)
+            if plan.device is not None and plan.device.exclusive:  # there is no other way to try a chunk without others
+                for slot, device_id in self.slots_at_work.items():
+                    if device_id == plan.device_id and slot != plan.slot:
+                        self.retire(slot)
 
     def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
         """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""

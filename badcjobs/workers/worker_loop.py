@@ -102,6 +102,8 @@ class WorkerThread(threading.Thread):
         super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts with the first chunk
         self._folder = self.setup.scratch / f"worker-{self.plan.slot}"
         self._must_be_lean = self.plan.lean  # the models did not fit with the usual threads
+        # Without the daemon of the site nothing runs there; after a fault only one worker does (``supervise``).
+        self._is_exclusive = self.plan.device is not None and self.plan.device.exclusive
 
     # --- called from the main thread ------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class WorkerThread(threading.Thread):
 
     def _session(self, lean: bool, apart: bool) -> Session:
         """Return a lean or a usual session, under MPS or apart; keep the open one if possible: a start is slow."""
-        tries = not apart and self._failures_shared < _FAILURES_SHARED
+        tries = self._is_exclusive or (not apart and self._failures_shared < _FAILURES_SHARED)
         pipe = self.setup.mps.pipe_of(self.plan.device_id) if tries else None
         # If the daemon has ended, its server and its clients may still work.
         if self._feed is not None and self._is_lean == lean and (self._pipe == pipe or (tries and pipe is None)):
@@ -214,7 +216,7 @@ class WorkerThread(threading.Thread):
                 if isinstance(event, ChunkStarted):
                     started[event.chunk.key] = event
                 else:
-                    event = self._excuse(event)
+                    event = self._excuse(event, apart)
                     unanswered.pop(event.chunk.key, None)
                     started.pop(event.chunk.key, None)
                     if event.ok:
@@ -237,16 +239,16 @@ class WorkerThread(threading.Thread):
         self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
         broken, retires = self._decide_end(broken)
         left, now_ms = list(unanswered.values()), self.setup.clock.now_ms()
-        shared = self._pipe is not None
+        shared = self._pipe is not None and not apart
         over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings, shared)
         self.report(over)
         return over
 
-    def _excuse(self, result: ChunkResult) -> ChunkResult:
+    def _excuse(self, result: ChunkResult, apart: bool) -> ChunkResult:
         """Return a result that is not charged to the chunk if the node is at fault."""
         if result.error_class in retry.MAY_BE_NODE and result.charged and (fault := self._find_fault()) is not None:
             result = replace(result, error_class=fault[0], error=f"{result.error}\n{fault[1]}")
-        of_others = self._pipe is not None and result.error_class in retry.DEATHS
+        of_others = self._pipe is not None and not apart and result.error_class in retry.DEATHS
         return replace(result, charged=False) if of_others or result.error_class in retry.OF_NODE else result
 
     def _look_for_mps(self) -> None:
@@ -279,7 +281,10 @@ class WorkerThread(threading.Thread):
         if broken is None or broken.error_class in retry.OF_NODE:
             return broken, False
         self._apart = self._pipe is not None
-        self._failures_shared += self._apart and not self._gave_result
+        if self._apart and not self._gave_result:
+            self._failures_shared += 1
+            if self._failures_shared == _FAILURES_SHARED and not self._is_exclusive:
+                self.setup.mps.do_without(self.plan.device_id, f"{_FAILURES_SHARED} starts gave no result; {broken}")
         if self._gpu_errors >= _GPU_ERRORS:
             why = f"{_GPU_ERRORS} errors in a row on this device; last error: {broken}"
             return SessionBroken(retry.GPU_LOST, why), True

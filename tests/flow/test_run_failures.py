@@ -6,6 +6,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
@@ -92,6 +93,20 @@ def test_a_recording_that_could_not_be_written_is_not_called_one(site):
 
 def environ(**others):
     return {**fake_package_environ(), "HOME": "/nonexistent", **others}  # the caches of a test are its own
+
+
+@pytest.mark.parametrize("memory", ["host", "oom"])
+def test_where_chunks_run_out_of_memory_auto_goes_on_with_fewer_workers(site, memory):
+    """Also with a thread setting of the job script, and without telemetry."""
+    cores = {**array_task(0, (0,)), "SLURM_CPUS_PER_TASK": "3", "OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"}
+    options = (*hawkears_options(site.folder), "--simulate", 1, "--no-emit-gpu-telemetry", "--workers-per-gpu", "auto")
+    crowd = {"FAKE_HAWKEARS_CROWD": f"3:{memory}", "FAKE_HAWKEARS_S": "0.2"}
+    done = site.run(site.manifest(60), *options, env=environ(**cores, **crowd))
+    assert (done.exit_code, site.rows("SELECT count(*) FROM chunk WHERE status = 'done'")) == (0, [(60,)]), done.stderr
+    said = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms, rowid")
+    assert [value for value, _ in said][:2] == [3, 2] and "2 instead of 3: chunks ran out of memory" in said[1][1]
+    assert "workers are forked from process" in done.stderr
+    assert site.count("usage_sample") > 0
 
 
 LONG_S = 40

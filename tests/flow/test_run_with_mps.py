@@ -111,6 +111,14 @@ def test_where_mps_cannot_be_used_auto_goes_on_without_it_and_on_does_not_begin(
     assert again.exit_code == 0, f"nothing is left to do: {again.stderr}"
 
 
+def test_a_server_that_lets_nobody_in_is_done_without_and_the_decision_says_so(site, machine):
+    refused = machine.run(30, 2, "--mps", "on", FAKE_MPS="busy")
+    assert (refused.exit_code, "--mps auto allows that" in refused.stderr) == (3, True), refused.stderr
+    done = machine.run(30, 2, FAKE_MPS="busy")
+    assert (done.exit_code, ("done", 30) in site.rows(STATES)) == (0, True), done.stderr
+    assert {used for used, why in machine.said() if "a worker runs without it: 3 starts gave no result" in why} == {0.0}
+
+
 def test_workers_that_do_not_reach_the_daemon_are_recorded_and_with_mps_on_they_end_the_task(site, machine):
     refused = machine.run(60, 2, "--mps", "on", FAKE_MPS="deaf")
     assert (refused.exit_code, "--mps auto" in refused.stderr) == (3, True), refused.stderr
@@ -148,6 +156,19 @@ def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(
     is_shared = PIPE in machine.env
     assert (workers, "only one process may use the device" in why) == ((3, False) if is_shared else (1, True))
     assert machine.said()[0][0] == is_shared
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("daemon", ["of the site"], indirect=True)
+def test_a_fault_on_an_exclusive_card_leaves_one_worker_that_finds_the_chunk(site, machine):
+    manifest = site.manifest(24)
+    (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")
+    done = site.run(
+        manifest, *machine.options(3), env={**machine.env, "FAKE_NVML_COMPUTE_MODE": "3", "FAKE_MPS": "held"}
+    )
+    assert (done.exit_code, site.rows(STATES)) == (1, [("done", 23), ("poison", 1)]), done.stderr
+    assert site.rows("SELECT chunk_id FROM chunk WHERE status = 'poison'") == [("c007",)]
+    assert "their chunks are tried one by one, by one worker" in done.stderr
 
 
 @pytest.mark.usefixtures("daemon")

@@ -5,8 +5,9 @@ WORD`` makes it misbehave at that recording. The environment sets the rest, each
 START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1;
 SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file that gets a
 line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its memory;
-ROOM_S, how many seconds of audio times threads do; EARS=loud: it hears what is loud. IMPORTS, a file that gets a line
-for each import of a slow library, which takes IMPORT_S; UNFIT=cuda|threads: after its import a fork is not safe.
+ROOM_S, how many seconds of audio times threads do; CROWD=3:WORD, an error while three are forked; EARS=loud: it hears
+what is loud. IMPORTS, a file that gets a line for each import of a slow library, which takes IMPORT_S;
+UNFIT=cuda|threads: after its import a fork is not safe.
 """
 
 import argparse
@@ -32,6 +33,7 @@ ERRORS = {
     "traceback": RuntimeError("Given groups=1, weight of size [32, 1, 3, 3], expected input to have 1 channels"),
     "long": RuntimeError("no " * 9000),
     "stuck": RuntimeError("the audio cannot be reset"),
+    "host": MemoryError("std::bad_alloc"),
     "full": OSError(28, "No space left on device"),
 }
 
@@ -92,6 +94,10 @@ def listen(path: Path, audio_s: float, threads: int) -> list[tuple[float, float,
     use_device()
     if word in ERRORS:
         raise ERRORS[word]
+    if crowd := os.environ.get("FAKE_HAWKEARS_CROWD"):
+        many, _, error = crowd.partition(":")
+        if len(Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()) >= int(many):
+            raise ERRORS[error]
     if word == "hang":
         time.sleep(3600)
     if word in ("SIGSEGV", "SIGKILL"):

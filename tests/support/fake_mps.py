@@ -4,7 +4,8 @@ As the real one: ``-d`` starts a daemon that listens in CUDA_MPS_PIPE_DIRECTORY 
 without options it passes lines of its stdin on to the daemon, which outlives its clients, however they end. A client
 whose daemon does not answer runs without it. A fault of one client is a fault of all, and nobody new is let in until
 they have ended. FAKE_MPS=refuses: the daemon does not start; deaf: clients do not find it; stubborn: the server has no
-environment, and does not end with the daemon; listed: NVML lists clients, in the file FAKE_NVML_PROCESSES.
+environment, and does not end with the daemon; busy: the server lets no client in; held: no process gets the device
+without it; listed: NVML lists its clients, in the file FAKE_NVML_PROCESSES.
 """
 
 import os
@@ -16,6 +17,7 @@ CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 ILLEGAL_ADDRESS = "CUDA error: an illegal memory access was encountered"
 NOT_READY = "CUDA error: MPS server is not ready to accept new MPS client requests"
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 LOST = "CUDA error: the remote procedural call between the MPS server and the MPS client failed"
 
 _SERVER = """#!{python} -IS
@@ -134,6 +136,8 @@ def tell_daemon(line: str) -> str | None:
 def use_device(*, faulty: bool = False) -> None:
     """Do something on the device, in a process with CUDA; it connects the first time."""
     global _server
+    if os.environ.get("FAKE_MPS") == "busy" and tell_daemon("get_server_list") is not None:
+        raise RuntimeError(NOT_READY)
     if _server is None and os.environ.get("FAKE_MPS") != "deaf":
         _server = tell_daemon(f"client {os.getpid()}")
         if _server == "":

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import polars
 import torch
 from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, length_s, listen
+from support.fake_mps import BUSY, tell_daemon
 
 NOT_IN_BC = ("RUGR", "STGR")  # by our own decree: a location must make a difference
 _LOADING = threading.Lock()
@@ -57,6 +58,8 @@ class Predictor:
                 file.write(f"{os.getpid()}\n")
                 file.seek(0)
                 number = len(file.readlines())
+        if os.environ.get("FAKE_MPS") == "held" and tell_daemon("get_server_list") is None:
+            raise InferenceError(f"Failed to load model from data/ckpt: {BUSY}")
         if number > int(os.environ.get("FAKE_HAWKEARS_ROOM", "99")):
             raise InferenceError(f"Failed to load model from data/ckpt: {OUT_OF_MEMORY}")
 
