@@ -49,6 +49,12 @@ def test_a_written_plan_passes_check_and_does_everything_exactly_once(site):
     assert len(site.task_databases()) == many
 
 
+def test_options_after_the_dashes_leave_those_of_the_file(site):
+    (site.folder / "badcjobs.toml").write_text('[run]\nengine = "demo"\nengine_arg = ["--burn-s=0.3"]\n')
+    refused = site.badcjobs("plan", site.manifest(3), "--", "--chunk-length", 20)
+    assert_refused(refused, 2, "no measured speed", "demo --burn-s=0.3")
+
+
 def test_the_same_command_says_the_same_and_a_row_that_is_left_out_is_named(site):
     manifest = site.manifest(3)
     (site.folder / "wrong.csv").write_text(manifest.read_text() + "rec9,c9,x.wav,5,1,0,,\n")
