@@ -48,6 +48,7 @@ class Choice(NamedTuple):
     mem_why: str
     rate: float  # audio-hours per GPU-hour
     measured: bool  # the speed, with so many workers and chunks of about this length
+    hours_per_1000_audio_hours: float  # of tasks, with start-up
     units_per_hour: float | None  # billed
     units_per_1000_audio_hours: float | None  # billed, with start-up
     joules_per_audio_hour: float | None  # of the GPUs
@@ -147,7 +148,8 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     points = () if speed.given else speed.points
     measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
     per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
-    return Choice(gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, units, per_1000, joules, fits)
+    made = gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, 1000 * hours
+    return Choice(*made, units, per_1000, joules, fits)
 
 
 def _is_alike(one_s: float | None, other_s: float | None) -> bool:

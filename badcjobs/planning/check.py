@@ -296,7 +296,7 @@ def _collect_facts(
         workers=least.gpus * least.workers if is_known and asked.gpus_per_task else None,
         workers_gb=least.mem_gb if is_hawkears else 0,
         rate=had.rate,
-        task_hours=(had.units_per_1000_audio_hours or 0.0) / (had.units_per_hour or 1.0) / 1000,
+        task_hours=had.hours_per_1000_audio_hours / 1000,
         gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
     )
 

@@ -674,12 +674,15 @@ def test_the_same_request_for_the_same_source_costs_the_same_in_plan_check_and_a
         "args": f"--workers-per-gpu={choice.workers} --chunk-length=294",
     }  # fmt: skip
     words = [f"{key}={value}" for key, value in values.items()]
+    same = {"submit": SubmitSettings(**{**asked, "tasks": None}), "flags": {"workers_per_gpu": str(choice.workers)}}
+    plan(short_path, "july", out=Path("no-site"), **{**order, **same, "site": None})
     (short_path / "t.sbatch").write_text(fill_template("sockeye-array", words, Project(), complete=True).text)
     for order in (
         {"settings": settings, "submit": SubmitSettings(**asked)},
         {"settings": usual, "script": "t.sbatch"},
         {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch"},
         {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch", "environ": {}},  # the plan knows it
+        {"settings": replace(usual, source=()), "script": "no-site/wave-1.sbatch", "environ": {}},
     ):
         here = {"environ": environ, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
         found = planning.check(planning.CheckOrder(**{**here, **order})).findings
