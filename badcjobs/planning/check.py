@@ -260,8 +260,10 @@ def _collect_facts(
     needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
     if script is not None:
         with suppress(OSError, ValueError, KeyError, TypeError):  # it was not planned
-            planned = json.loads((order.cwd / script.name).with_name("plan.json").read_text())["tasks"]
-            had = Choice(**{name: planned[name] for name in Choice._fields})
+            plan = json.loads((order.cwd / script.name).with_name("plan.json").read_text())
+            planned = Choice(**{name: plan["tasks"][name] for name in Choice._fields})
+            workers = settings.workers_wanted or (None if plan["speed"]["points"] else planned.workers)
+            had = planned if (planned.gpus, planned.workers) == (had.gpus, workers) else had  # else it was edited
     usual = usual_request(*orders[0], order.environ, order.cwd)  # without a look at the source, as submit and templates
     is_hawkears = settings.engine == "hawkears"
     is_known = settings.workers_wanted or (is_hawkears and source and source.longest_s)

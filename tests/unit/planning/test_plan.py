@@ -677,14 +677,23 @@ def test_the_same_request_for_the_same_source_costs_the_same_in_plan_check_and_a
     same = {"submit": SubmitSettings(**{**asked, "tasks": None}), "flags": {"workers_per_gpu": str(choice.workers)}}
     plan(short_path, "july", out=Path("no-site"), **{**order, **same, "site": None})
     (short_path / "t.sbatch").write_text(fill_template("sockeye-array", words, Project(), complete=True).text)
+    planned = {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch", "environ": {}}
+
+    def said(order):
+        here = {"environ": environ, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
+        found = planning.check(planning.CheckOrder(**{**here, **order})).findings
+        return [one.text.partition("per 1,000 audio-hours: ")[2] for one in found if one.subject == "billing"]
+
     for order in (
         {"settings": settings, "submit": SubmitSettings(**asked)},
         {"settings": usual, "script": "t.sbatch"},
-        {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch"},
-        {"settings": replace(usual, source=()), "script": "cheap/wave-1.sbatch", "environ": {}},  # the plan knows it
-        {"settings": replace(usual, source=()), "script": "no-site/wave-1.sbatch", "environ": {}},
+        {**planned, "environ": environ},
+        planned,  # the plan knows it
+        {**planned, "script": "no-site/wave-1.sbatch"},
     ):
-        here = {"environ": environ, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
-        found = planning.check(planning.CheckOrder(**{**here, **order})).findings
-        (said,) = [one.text for one in found if one.subject == "billing"]
-        assert f"per 1,000 audio-hours: about {units}, with start-up, at " in said, order
+        assert said(order)[0].startswith(f"about {units}, with start-up, at "), order
+    script = (short_path / "cheap" / "wave-1.sbatch").read_text()
+    for option, many in (("gpus-per-node", choice.gpus), ("workers-per-gpu", choice.workers)):
+        edited = script.replace(f"--{option}={many}\n", f"--{option}={many % 4 + 1}\n")
+        (short_path / "cheap" / "wave-1.sbatch").write_text(edited)
+        assert said(planned) == ["not known, no speed is measured"], "not by the plan: it was edited"
