@@ -97,7 +97,7 @@ def usual_request(
 ) -> Choice:  # fmt: skip
     """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
-    wish = PlanWish.of(submit, PlanSettings(prefer), settings.workers_wanted)
+    wish = PlanWish.of(submit, PlanSettings(prefer), settings)
     try:
         speed, is_known = find_speed(None, None, settings, environ, cwd), True
     except BadcjobsError:

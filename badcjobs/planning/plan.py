@@ -87,7 +87,7 @@ def plan_sources(
     """Read the sources from end to end, and plan them; wrong input is refused before that."""
     site = find_site(order.site, cwd)
     settings = order.project.make(RunSettings, order.flags, "plan")
-    wish = PlanWish.of(order.submit, order.plan, settings.workers_wanted)
+    wish = PlanWish.of(order.submit, order.plan, settings)
     check_wish(wish, site)
     fill = _script_filler(order, site, cwd)
     if order.out is not None:  # as a test, to find mistakes before a long reading

@@ -12,7 +12,7 @@ from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.site import Site
 from badcjobs.report.words import clock, round_up
-from badcjobs.settings import PlanSettings, SubmitSettings, refuse
+from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings, refuse
 
 # Three minutes before the end Slurm's warning comes, and nothing new is begun; then the last results are published.
 END_S = 300.0
@@ -33,25 +33,28 @@ class PlanWish:
     mem_gb: float | None = None
     prefer: str = "cheapest"
     workers: int | None = None  # per GPU
+    max_gpus: int | None = None  # that a task uses
 
     @classmethod
-    def of(cls, submit: SubmitSettings, plan: PlanSettings, workers: int | None = None) -> PlanWish:
-        """Read the tables [submit] and [plan]."""
+    def of(cls, submit: SubmitSettings, plan: PlanSettings, run: RunSettings) -> PlanWish:
+        """Read the tables [submit] and [plan], and of [run] what each task uses."""
         try:
             time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
             raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
         gpus, parallel = submit.gpus_per_task, submit.parallel
-        return cls(time_s, gpus, parallel, plan.margin, submit.cpus, mem_gb, plan.prefer, workers)
+        more = submit.cpus, mem_gb, plan.prefer, run.workers_wanted, run.max_gpus
+        return cls(time_s, gpus, parallel, plan.margin, *more)
 
     def longest_s(self, site: Site) -> float:
         """Return the most time that a task may ask for."""
         return self.time_s or 3600 * (site.plan_time_h or min(USUAL_TIME_H, site.time_h or math.inf))
 
     def task_gpus(self, site: Site) -> int:
-        """Return the GPUs of each task: all of a node, if the site has their number."""
-        return self.gpus_per_task or site.node_gpus or 1
+        """Return the GPUs of each task: all of a node, if the site has their number, but none that it does not use."""
+        gpus = self.gpus_per_task or site.node_gpus or 1
+        return min(gpus, self.max_gpus or gpus)
 
 
 def check_wish(wish: PlanWish, site: Site) -> None:

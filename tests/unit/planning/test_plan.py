@@ -92,7 +92,9 @@ def wish_of(words):
     numbers = {key: int(words[key]) for key in ("parallel", "gpus_per_task", "cpus") if key in words}
     submit = SubmitSettings(time=words.get("time"), mem=words.get("mem"), **numbers)
     margin, prefer = float(words["margin"]) if "margin" in words else None, words.get("prefer", "cheapest")
-    return PlanWish.of(submit, PlanSettings(prefer, margin), int(words["workers"]) if "workers" in words else None)
+    most = int(words["max_gpus"]) if "max_gpus" in words else None
+    run = RunSettings(workers_per_gpu=words.get("workers", "auto"), max_gpus=most)
+    return PlanWish.of(submit, PlanSettings(prefer, margin), run)
 
 
 @given(st.lists(st.none() | st.integers(0, 10**6) | st.just(30_000), min_size=1, max_size=120), st.integers(1, 150))
