@@ -59,7 +59,7 @@ class Speed:
     audio_hours_per_gpu_hour: float
     origin: str  # in words
     start_up_s: float | None = None  # of a task, from its start to the first chunk; only one in twenty took longer
-    slowness: float | None = None  # so many times as slow as all together were the slowest twentieth of the tasks
+    slowness: float | None = None  # of the slowest twentieth of the tasks, compared with all of their point together
     tasks: int = 0  # that was measured on
     gpu_hours: float | None = None
     memory_bytes: int | None = None  # of a device
@@ -197,14 +197,17 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
     points = tuple(_points_of(job, worked, work_s))
     rate = points[0].rate
-    long_enough = [task for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
-    slowest = _rank([task.audio_s / work_s[task.name] for task in long_enough], _SLOWEST_PERCENT)
+    rates = {(one.workers, one.cut_s): one.rate for one in points}
+    long_enough = [(_set_up(task), task) for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
+    many = Counter(key for key, _ in long_enough)  # one task has no spread
+    paces = [task.audio_s / work_s[task.name] / rates[key] for key, task in long_enough if many[key] > 1]
+    slowest = _rank(paces, _SLOWEST_PERCENT)
     devices = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
         audio_hours_per_gpu_hour=rate,
         origin=f"measured in {name}",
         start_up_s=_rank([max(times) for times in start_up_s.values() if times], 95),
-        slowness=max(1.0, rate / slowest) if slowest and len(long_enough) > 1 else None,  # one task has no spread
+        slowness=max(1.0, 1 / slowest) if slowest else None,
         tasks=len(worked),
         gpu_hours=sum(work_s.values()) / 3600,
         memory_bytes=min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None),
@@ -218,8 +221,7 @@ def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, f
     """Yield what each number of workers per GPU and length of chunks has shown, that of most tasks first."""
     alike: dict[tuple[int, float], list[TaskFacts]] = defaultdict(list)
     for task in tasks:
-        workers = max(1, round((task.workers or 0) / (task.devices or 1)))
-        alike[workers, parse_settings(task.settings).get("chunk_length") or 0.0].append(task)
+        alike[_set_up(task)].append(task)
     for (workers, cut_s), some in sorted(alike.items(), key=lambda pair: -len(pair[1])):
         names = {one.name for one in some}
         audio_s, done = sum(one.audio_s for one in some), sum(one.done for one in some)
@@ -233,6 +235,12 @@ def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, f
         device_bytes = max((one.memory_peak_bytes or 0 for one in devices), default=None)
         least_w = min(idle_w, default=None)
         yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, least_w, cut_s)
+
+
+def _set_up(task: TaskFacts) -> tuple[int, float]:
+    """Return the workers per GPU, and the length that recordings were cut to."""
+    workers = max(1, round((task.workers or 0) / (task.devices or 1)))
+    return workers, parse_settings(task.settings).get("chunk_length") or 0.0
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:

@@ -230,6 +230,8 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
         "one task has no spread": job_of(task_of(0, 670_000.0, done=0)),
         "one of forty may be a broken node": job_of(*tasks, task_of(39, 67_000.0)),
         "two of forty are not": job_of(*tasks[:38], task_of(38, 335_000.0), task_of(39, 335_000.0)),
+        "other workers are no slow nodes": job_of(*tasks[:20], *(task_of(n, 335_000.0, workers=8) for n in (20, 21))),
+        "one task of each kind has no spread": job_of(tasks[0], task_of(1, 335_000.0, workers=8)),
         "a slow start": job_of(*tasks, start_up_s=(100.0, 400.0)),
         "no GPU": job_of(task_of(0, 100.0, devices=0)),
         "nothing is done": job_of(task_of(0, 0.0)),
