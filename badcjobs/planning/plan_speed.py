@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     rate: float  # audio-hours per GPU-hour, of all of them, without start-up
     chunk_s: float | None = None
     memory_bytes: float | None = None  # main memory for one GPU, the most of any task
-    device_bytes: float | None = None  # memory in use on one GPU, the most of any
+    device_bytes: float | None = None  # memory in use on one GPU: the largest share of any, of the smallest GPU
     cores: float | None = None  # busy on average for one GPU, the most of any task
     power_w: float | None = None  # the mean of a GPU
     idle_w: float | None = None  # the least of a GPU
@@ -195,7 +195,8 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         done_without = any(task.audio_s > 0 for task in job.tasks)
         raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
-    points = tuple(_points_of(job, worked, work_s))
+    memory_bytes = min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None)
+    points = tuple(_points_of(job, worked, work_s, memory_bytes or 0))
     rate = points[0].rate
     rates = {(one.workers, one.cut_s): one.rate for one in points}
     long_enough = [(_set_up(task), task) for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
@@ -210,14 +211,16 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         slowness=max(1.0, 1 / slowest) if slowest else None,
         tasks=len(worked),
         gpu_hours=sum(work_s.values()) / 3600,
-        memory_bytes=min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None),
+        memory_bytes=memory_bytes,
         devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
         points=points,
         chunk_s=points[0].chunk_s,
     )
 
 
-def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, float]) -> Iterator[Measured]:
+def _points_of(
+    job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int
+) -> Iterator[Measured]:
     """Yield what each number of workers per GPU and length of chunks has shown, that of most tasks first."""
     alike: dict[tuple[int, float], list[TaskFacts]] = defaultdict(list)
     for task in tasks:
@@ -232,7 +235,8 @@ def _points_of(job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, f
         cores = _most([(one.cpu_mean_cores, one.devices or 0) for one in some])
         power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
         rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
-        device_bytes = max((one.memory_peak_bytes or 0 for one in devices), default=None)
+        peaks = [(one.memory_peak_bytes or 0, one.memory_total_bytes) for one in devices]
+        device_bytes = max((round(smallest_bytes * peak / total) for peak, total in peaks if total), default=None)
         least_w = min(idle_w, default=None)
         yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, least_w, cut_s)
 

@@ -631,6 +631,10 @@ def test_a_plan_lists_no_workers_that_the_memory_of_a_gpu_does_not_hold():
     job = job_of(task_of(0, 670_000.0, done=100, workers=6, cpus=12, devices=1, memory_peak_bytes=9 * gib))
     cards = tuple(replace(one, memory_total_bytes=16 * gib, memory_peak_bytes=12 * gib) for one in job.devices)
     unknown = tuple(replace(one, memory_total_bytes=None) for one in cards)
+    other = replace(job.tasks[0], name="4821_1.r0.gpu2")
+    large = replace(cards[0], task=other.name, memory_total_bytes=80 * gib, memory_peak_bytes=40 * gib)
+    mixed = replace(job, tasks=(*job.tasks, other), devices=(*cards, large))
+    assert planning.speed_of(mixed, "x").device_room(6_700.0) == 7, "the peak of a larger card says nothing about it"
     for devices, most, fits in ((cards, 7, False), (unknown, 12, True)):
         speed = planning.speed_of(replace(job, devices=devices), "x")
         made = make_plan(survey_of(6_700_000), speed, PlanWish(gpus_per_task=1, cpus=12), site)
