@@ -134,8 +134,8 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     mem_gb, mem_why = memory_of(speed, gpus * workers, workers, held_s)
     most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
     fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(held_s)
-    if wish.mem_gb or mem_gb > most_gb:
-        asked = "from [submit] mem" if wish.mem_gb else "all of a node"
+    if wish.mem_gb is not None or mem_gb > most_gb:
+        asked = "all of a node" if wish.mem_gb is None else "from [submit] mem"
         mem_gb, mem_why = most_gb, f"{asked}; {mem_gb} GB would be requested: {mem_why}"
     rate = speed.audio_hours_per_gpu_hour
     if speed.points:  # the first point has the speed that is planned with
@@ -148,6 +148,7 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     points = () if speed.given else speed.points
     measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
     per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
+    mem_gb = 0 if wish.mem_gb == 0 else mem_gb  # Slurm: all memory of the node
     made = gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, 1000 * hours
     return Choice(*made, units, per_1000, joules, fits)
 
