@@ -157,6 +157,15 @@ def test_tasks_and_devices(tmp_path, pages):
     assert store.read_processes(run / "text.sqlite") == {}
 
 
+def test_gpus_that_a_task_left_unused_have_no_workers(tmp_path):
+    path = TaskFile(tmp_path, devices=4).write()  # with a worker on the first
+    assert [task.workers for task in read_tasks(path)] == [4], "what was planned, without a decision"
+    change(path, "INSERT INTO decision SELECT task_id, 5, 'workers_per_gpu', 'V100', 3.0, 'memory' FROM task")
+    assert [task.workers for task in read_tasks(path)] == [3]
+    change(path, "UPDATE worker SET device_id = NULL")
+    assert [task.workers for task in read_tasks(path)] == [4], "not known on which"
+
+
 def test_what_has_changed_since_the_merge_is_counted_and_an_ended_task_does_not_change(tmp_path):
     def fresh():
         job = read_job(tmp_path / "job.sqlite")
