@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -355,8 +356,11 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     mem_gb = advised_gb(peak) if peak else None
     cpus = round(max(LEAST_CPUS, workers, busy))  # as a plan with so many workers
     units, advised, hours = 0.0, 0.0, sum(task.audio_s for task in tasks) / 3_600_000
+    steps = {(task.job_id, task.array_index, task.restart, task.node, task.procid) for task in facts.tasks}
+    sharing = Counter(step[:-1] for step in steps)  # the processes of a step share what was requested on their node
     for task in tasks:
-        asked_gb = (task.memory_limit_bytes or 0) / _GIB
+        many = sharing[task.job_id, task.array_index, task.restart, task.node]
+        asked_gb = (task.memory_limit_bytes or 0) / _GIB / many
         units += task.wall_s / 3600 * billing.per_hour(task.devices or 0, asked_gb, task.cpus or 0)
         advised += task.wall_s / 3600 * billing.per_hour(min(gpus, task.devices or 0), mem_gb or asked_gb, cpus)
     return Bill(units, ratio(units, hours), ratio(advised, hours) if mem_gb else None, gpus, cpus, mem_gb)

@@ -274,6 +274,9 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
     idle, on_cpu = replace(task, name="1_2", devices=3, audio_s=0.0), replace(task, name="1_3", devices=None)
     assert make_bill(job(task, on_cpu), sockeye).units == 640.0, "a job without GPUs is billed as well"
     assert make_bill(job(replace(task, memory_limit_bytes=None)), Billing(6, 0, 1)).units == 36.0, "it weighs nothing"
+    step = [replace(task, name=f"1_0.p{number}", procid=number, devices=1, cpus=1) for number in range(2)]
+    assert make_bill(job(*step), sockeye).units == 320.0, "its processes share the memory of the node"
+    assert make_bill(job(step[0], replace(step[1], node="other")), sockeye).units == 640.0
     for workers, settings, cpus in ((4, '{"max_gpus": 1}', 4), (4, None, 2), (None, None, 24)):
         tasks = [replace(one, workers=workers, settings=settings) for one in (idle, task)]
         bill = make_bill(job(*tasks, waiting, devices=(DEVICE, unused)), sockeye)
