@@ -52,7 +52,7 @@ from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
-from badcjobs.store.submission_record import find_cut_short, find_unbegun
+from badcjobs.store.submission_record import find_cut_short, find_trace, find_unbegun
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +105,16 @@ def summarize_database(
     for run in (database.parent, *runs):
         with suppress(BadInput):
             billing = billing or getattr(FrozenRun.read(RunFolder(run).run_toml), "billing", None)
+    jobs = {task.job_id for task in facts.tasks if not task.job_id.startswith("local")}
+    jobs -= {job for job in jobs if any(find_trace(run, job).emulated for run in runs)}
+    billed = replace(facts, tasks=tuple(task for task in facts.tasks if task.job_id in jobs))  # only Slurm bills
     return replace(
         summary,
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
         cut_short=next((submit for submit in map(find_cut_short, runs) if submit is not None), None),
         place=str(place.absolute()),
-        bill=rules_requests.make_bill(facts, billing),
+        bill=rules_requests.make_bill(billed, billing),
     )
 
 

@@ -346,8 +346,7 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     memory = "memory request", billing.memory_gb, [task.memory_limit_bytes for task in tasks]
     cores = "number of cores", billing.cpu, [task.cpus for task in tasks]
     if unknown := [what for what, weight, values in (memory, cores) if weight and None in values]:
-        of_slurm = not all(task.job_id.startswith("local") for task in tasks)  # elsewhere nothing is billed
-        return Bill(why_unknown=f"no {unknown[0]} was recorded") if of_slurm else None
+        return Bill(why_unknown=f"no {unknown[0]} was recorded")
     used = rules.without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))
     gpus, workers = largest.devices or 0, largest.workers or largest.cpus or 0

@@ -223,3 +223,14 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     told = site.badcjobs("merge", "abc")
     assert re.search(r"\n  bill +not known: no memory request was recorded\n", told.stdout)
     assert "not known: no memory request was recorded" in (site.folder / "abc" / "report.html").read_text()
+
+
+def test_nothing_is_billed_outside_slurm(site):
+    (site.folder / "mine.toml").write_text('name = "mine"\n[billing]\ngpu = 6\n')
+    (site.folder / "badcjobs.toml").write_text('site = "mine.toml"\n')
+    demo, array = ("--engine", "demo", "--simulate", 1), ("--cluster", "local", "--wait", "--tasks", 1, "--mem", "4G")
+    for out, words in (("array", ("submit", *array, "--", *demo)), ("here", ("run", *demo))):
+        done = site.badcjobs(words[0], site.manifest(2), "--out", out, *words[1:])
+        assert done.exit_code == 0, done.stderr
+        assert "gpu = 6" in (site.folder / out / "run.toml").read_text()
+        assert site.badcjobs("merge", out, "--json").json["bill"] is None, out
