@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ class FrozenRun:
         shape, array, billing = document.get("array"), None, None
         try:
             billing = Billing(**document["billing"]) if "billing" in document else None
-            _ = billing and billing.per_hour(1.0, 1.0, 1.0)
+            *weights, rule = astuple(billing or Billing(0))
+            if rule not in ("max", "sum") or not all(type(one) in (int, float) and 0 <= one <= 1e9 for one in weights):
+                raise TypeError
         except TypeError:
-            mistakes.append("[billing] must have the numbers gpu, memory_gb and cpu, and rule")
+            mistakes.append("[billing] must have gpu, memory_gb and cpu, numbers from 0 to 1e9, and rule, max or sum")
         if (
             isinstance(shape, dict)
             and {*shape} == {"first", "step", "count"}

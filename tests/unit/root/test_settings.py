@@ -163,6 +163,8 @@ def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path, pages):
     for text in ("[array]\nfirst = 0\n", "array = 7\n", array.format(0, 1) + "last = 3\n", "run = 3\n",
                  array.format('"a"', 1), array.format(0, 0), "recordings = 3\n", "[recordings]\npatterns = [1]\n",
                  "billing = 3\n", "[billing]\nmemory_gb = 5\n", "[billing]\ngpu = '6'\n",
+                 "[billing]\ngpu = nan\n", "[billing]\ngpu = 6\ncpu = -1\n", "[billing]\ngpu = true\n",
+                 "[billing]\ngpu = 6\nrule = 'most'\n",
                  "[run]\nchunk_length = 'long'\n" + array.format(0.5, 1)):  # fmt: skip
         path.write_text(text)
         with pytest.raises(BadInput) as refused:
