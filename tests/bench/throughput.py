@@ -35,12 +35,11 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.by_hand import MPS, HandSet, HawkEars, Meter, Nights, NoMps, cut, parse_set, read_scores
+from support.by_hand import CACHES, MPS, HandSet, HawkEars, Meter, Nights, NoMps, cut, parse_set, read_scores
 from support.measured import Promises
 
 ROOT = Path(__file__).resolve().parents[2]
 BADCJOBS = "badcjobs run"
-CACHES = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH")
 RANK_H, MANY_H = 6.0, 30.0
 AS_GOOD = 1.05  # one run cannot tell sets apart that are closer
 SHORTEST_S = 3.0  # in less, HawkEars hears nothing

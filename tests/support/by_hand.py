@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MPS = "nvidia-cuda-mps-control"
+CACHES = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH")
 RATE_HZ = 44_100
 _CLI = "import sys; sys.argv[0] = 'hawkears'; from hawkears.cli import cli; cli()"
 _POOL_S, _CHIRPS, _STRETCH_S = 30, 15, 10
