@@ -52,7 +52,7 @@ from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
-from badcjobs.store.submission_record import find_cut_short, find_trace, find_unbegun
+from badcjobs.store.submission_record import find_cut_short, find_unbegun, rows_in
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def summarize_database(
     for run in (database.parent, *runs):
         with suppress(BadInput):
             billing = billing or getattr(FrozenRun.read(RunFolder(run).run_toml), "billing", None)
-    jobs = {task.job_id for task in facts.tasks if not task.job_id.startswith("local")}
-    jobs -= {job for job in jobs if any(find_trace(run, job).emulated for run in runs)}
+    jobs = {task.job_id for task in facts.tasks if billing and not task.job_id.startswith("local")}
+    jobs -= {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}  # a local array
     billed = replace(facts, tasks=tuple(task for task in facts.tasks if task.job_id in jobs))  # only Slurm bills
     return replace(
         summary,
