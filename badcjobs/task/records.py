@@ -165,7 +165,8 @@ class Records:
             return
         try:
             for reading, at_ms in self._usage.take_readings():
-                self.writer.add_usage(reading, at_ms)
+                if self.recorder is not None:  # without telemetry it is only watched
+                    self.writer.add_usage(reading, at_ms)
         except sqlite3.Error as error:
             log.warning("the CPU and memory use of our processes cannot be written: %s", error)
             self._usage = None  # warn once; the next chunk meets the same error
