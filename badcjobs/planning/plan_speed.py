@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     rate: float  # audio-hours per GPU-hour, of all of them, without start-up
     chunk_s: float | None = None
     memory_bytes: float | None = None  # main memory for one GPU, the most of any task
-    device_bytes: float | None = None  # memory in use on one GPU: the largest share of any, of the smallest GPU
+    device_bytes: float | None = None  # memory in use on one GPU: the most of any of the smallest model
     cores: float | None = None  # busy on average for one GPU, the most of any task
     power_w: float | None = None  # the mean of a GPU
     idle_w: float | None = None  # the least of a GPU
@@ -236,7 +236,8 @@ def _points_of(
         power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
         rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
         peaks = [(one.memory_peak_bytes or 0, one.memory_total_bytes) for one in devices]
-        device_bytes = max((round(smallest_bytes * peak / total) for peak, total in peaks if total), default=None)
+        of_smallest = [peak for peak, total in peaks if total == smallest_bytes]
+        device_bytes = max(of_smallest or (peak for peak, total in peaks if total), default=None)
         least_w = min(idle_w, default=None)
         yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, least_w, cut_s)
 

@@ -40,15 +40,15 @@ from badcjobs.store.schema import columns_of
 
 _TASKS = """
     SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
-           coalesce(CAST(w.value AS INTEGER) * used.devices, t.workers) AS workers, t.cpus, t.memory_limit_bytes,
-           t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count, t.started_at_ms, t.ended_at_ms, t.exit_code,
-           t.verdict, coalesce(t.verdict, 'running') AS state, u.cpu_mean_cores, u.memory_peak_bytes,
-           u.read_mean_bytes_per_s, u.host_cpu_mean_percent, u.host_memory_peak_bytes
+           coalesce(CAST(t.workers * last.value / start.value AS INTEGER), t.workers) AS workers, t.cpus,
+           t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count, t.started_at_ms,
+           t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state, u.cpu_mean_cores,
+           u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent, u.host_memory_peak_bytes
     FROM task t LEFT JOIN task_total u USING (task_id) LEFT JOIN (
+        SELECT task_id, value, min(at_ms) FROM decision WHERE kind = 'workers_per_gpu' GROUP BY task_id
+    ) start USING (task_id) LEFT JOIN (
         SELECT task_id, value, max(at_ms) FROM decision WHERE kind = 'workers_per_gpu' GROUP BY task_id
-    ) w USING (task_id) LEFT JOIN (
-        SELECT task_id, nullif(count(DISTINCT device_id), 0) AS devices FROM worker GROUP BY task_id
-    ) used USING (task_id)  -- not those that --max-gpus left unused
+    ) last USING (task_id)  -- per GPU; t.workers are those of the start, without GPUs that --max-gpus leaves unused
     ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
 _CHUNKS = """
     SELECT task_id, sum(status = 'done') AS done, sum(status IN ('failed', 'poison')) AS failed,

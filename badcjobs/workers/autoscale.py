@@ -64,7 +64,7 @@ class Autoscaler:
     _worker_bytes: int = 0  # main memory of a worker; 0: not read
     _device_bytes: int = 0  # the same on its device
     _short_since_s: float | None = None  # since when there are fewer workers than planned
-    _memory_errors: int = 0  # seen so far
+    _memory_errors: int = 0  # chunks that had run out of memory when a worker was last retired
 
     def __post_init__(self) -> None:
         self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
@@ -126,13 +126,14 @@ class Autoscaler:
             return
         self._next_s = now_s + _EVERY_S
         if supervisor.is_retiring:  # they still use cores and memory
-            self._retired_s, self._window, self._memory_errors = now_s, None, supervisor.memory_errors
+            self._retired_s, self._window, self._memory_errors = now_s, None, len(supervisor.short_of_memory)
             return
         at_work, held, granted = supervisor.slots_at_work, self.memory_held(), self.granted_bytes
-        if supervisor.memory_errors > self._memory_errors and self._workers > 1:
+        if len(supervisor.short_of_memory) > self._memory_errors and self._workers > 1:
             why = f"{self._workers - 1} instead of {self._workers}: chunks ran out of memory"
             self._apply(supervisor, self._workers - 1, why, _STAY)
-        self._memory_errors = supervisor.memory_errors
+            self._memory_errors = len(supervisor.short_of_memory)
+            return
         is_fresh = held is not None and held.at_s > self._retired_s
         if held and granted and is_fresh and held.memory_bytes > _TIGHT * granted and self._workers > 1:
             self._worker_bytes = held.memory_bytes // max(1, len(at_work))

@@ -61,10 +61,14 @@ def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str 
 def find_site_pipe(environ: Mapping[str, str]) -> str | None:
     """Return the folder of a daemon that this site has started; None: there is none."""
     named = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
-    with suppress(OSError, ValueError, psutil.Error):
-        daemon = psutil.Process(int((named / _PID_FILE).read_text()))
-        if daemon.name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of a name
-            return str(named)
+    with suppress(OSError, ValueError):
+        pid = int((named / _PID_FILE).read_text())
+        with suppress(PermissionError):  # it runs, as another user
+            os.kill(pid, 0)
+        with suppress(psutil.NoSuchProcess):  # the processes of others may be hidden
+            if not psutil.Process(pid).name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of it
+                return None
+        return str(named)
     return None
 
 

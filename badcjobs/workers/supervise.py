@@ -17,6 +17,7 @@ from badcjobs.seams import SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import is_truncated
+from badcjobs.workers.memory_limits import ChunkKey
 from badcjobs.workers.retry import Retries
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerSetup, WorkerThread
@@ -55,7 +56,7 @@ class Supervisor(WorkerSetup):
     tally: Tally = field(default_factory=Tally)
     finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
     audio_done_s: float = 0.0
-    memory_errors: int = 0  # that fewer workers would not have met
+    short_of_memory: set[ChunkKey] = field(default_factory=set)  # chunks that fewer workers might have done
     draining: bool = False
     killed: bool = False
 
@@ -195,7 +196,8 @@ class Supervisor(WorkerSetup):
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
         from_outside = result.charged and result.error_class in (retry.WORKER_DIED, retry.HOST_MEMORY)
-        self.memory_errors += self._is_memory_short(result)
+        if self._is_memory_short(result):
+            self.short_of_memory.add(result.chunk.key)
         if (self.killed and not result.ok) or self.is_taken_over():
             self._queue.put_back([result.chunk])  # we killed its process: it stays pending
         elif result.error_class in retry.OF_NODE:
@@ -217,7 +219,8 @@ class Supervisor(WorkerSetup):
 
     def _is_crowded(self, plan: WorkerPlan, result: ChunkResult) -> bool:
         """Return whether a chunk has no smaller way left to fit into a device that other workers fill as well."""
-        if result.error_class != retry.OUT_OF_MEMORY or (self.audio and self.audio.limits.ways_left(result.chunk.key)):
+        ways_left = self.audio and self.audio.limits.ways_left(result.chunk.key)
+        if not result.charged or result.error_class != retry.OUT_OF_MEMORY or ways_left:
             return False
         return sum(one.plan.device_id == plan.device_id and one.is_alive() for one in self._threads) > 1
 
@@ -306,9 +309,9 @@ class Supervisor(WorkerSetup):
             self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
             self.end_shared(plan.device_id)
             if plan.device is not None and plan.device.exclusive:  # there is no other way to try a chunk without others
-                for slot, device_id in self.slots_at_work.items():
-                    if device_id == plan.device_id and slot != plan.slot:
-                        self.retire(slot)
+                at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
+                for slot in sorted(at_work, key=lambda slot: slot != plan.slot)[1:]:
+                    self.retire(slot)
 
     def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
         """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""

@@ -291,7 +291,7 @@ class WorkerThread(threading.Thread):
         if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # other processes fill the device
             self._must_be_lean = True
             return broken, self._failed_openings > 1
-        if self._apart and broken.at_start:  # MPS may be the cause
+        if self._apart and broken.at_start and not self._is_exclusive:  # MPS may be the cause
             return broken, False
         is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
         limit = (self.setup.policy.retries + 1) * (_KILLED_START_FACTOR if is_killed else 1)

@@ -158,12 +158,11 @@ def test_tasks_and_devices(tmp_path, pages):
 
 
 def test_gpus_that_a_task_left_unused_have_no_workers(tmp_path):
-    path = TaskFile(tmp_path, devices=4).write()  # with a worker on the first
+    path = TaskFile(tmp_path, devices=4).write()
     assert [task.workers for task in read_tasks(path)] == [4], "what was planned, without a decision"
-    change(path, "INSERT INTO decision SELECT task_id, 5, 'workers_per_gpu', 'V100', 3.0, 'memory' FROM task")
-    assert [task.workers for task in read_tasks(path)] == [3]
-    change(path, "UPDATE worker SET device_id = NULL")
-    assert [task.workers for task in read_tasks(path)] == [4], "not known on which"
+    for at_ms, many in ((5, 3.0), (1, 2.0)):
+        change(path, f"INSERT INTO decision SELECT task_id, {at_ms}, 'workers_per_gpu', 'V100', {many}, 'x' FROM task")
+    assert [task.workers for task in read_tasks(path)] == [6], "two of the GPUs had two each, then three"
 
 
 def test_what_has_changed_since_the_merge_is_counted_and_an_ended_task_does_not_change(tmp_path):

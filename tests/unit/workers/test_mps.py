@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +99,16 @@ def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, 
     assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(0.0, "--mps off")]
 
 
+@contextmanager
+def daemon_of_the_site(folder):
+    """Let a program of that name run, whose number is in the folder."""
+    folder.mkdir(exist_ok=True)
+    with subprocess.Popen([shutil.copy("/bin/sleep", folder / "nvidia-cuda-mps-control"), "60"]) as daemon:
+        (folder / "nvidia-cuda-mps-control.pid").write_text(str(daemon.pid))
+        yield
+        daemon.kill()
+
+
 def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machine, task, tmp_path):
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "site")}
     process_id = tmp_path / "site" / "nvidia-cuda-mps-control.pid"
@@ -107,13 +119,11 @@ def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machin
         assert (used, ours) == (1.0, "up to 2 workers share the device through a daemon of ours")
         task.mps.close()
         task.folder.joinpath("mps").unlink()
-    with subprocess.Popen([shutil.copy("/bin/sleep", tmp_path / process_id.stem), "60"]) as daemon:
-        process_id.write_text(str(daemon.pid))
+    with daemon_of_the_site(tmp_path / "site"):
         for wanted in ("auto", "on"):
             used = [(1.0, f"the workers use the daemon of this site, in {tmp_path}/site")]
             assert task.start(wanted, **environ) == used
             assert (task.mps.pipe_of(DEVICE_ID), task.processes()) == (f"{tmp_path}/site", [])
-        daemon.kill()
     ((used, why),) = task.start(devices=[(DEVICE_ID, replace(GPU, backend="simulated"))], **environ)
     assert (used, "not read through NVML" in why) == (0.0, True)
     assert task.start("off", **environ) == [(0.0, "--mps off")]
@@ -378,3 +388,50 @@ def test_a_device_that_is_really_broken_is_given_up_under_mps_too(machine, task,
     bench = Bench(tmp_path, acting({}, "!gpu_error"), chunks=60, workers=on_one_device(1), mps=task.mps).run()
     assert "errors in a row on this device" in bench.tally.retired[0]
     assert bench.statuses["pending"] > 40
+
+
+@pytest.fixture
+def on_exclusive_card(machine, task, tmp_path):
+    """Return what runs a script on a card that only clients of the site's daemon may use."""
+    card = replace(GPU, exclusive=True)
+
+    def run_on(script, workers=1, **more):
+        plans = [WorkerPlan(slot, card, DEVICE_ID, 1) for slot in range(workers)]
+        return Bench(tmp_path, script, workers=plans, mps=task.mps, **more)
+
+    with daemon_of_the_site(tmp_path / "site"):
+        task.start(devices=[(DEVICE_ID, card)], CUDA_MPS_PIPE_DIRECTORY=str(tmp_path / "site"))
+        yield run_on
+
+
+@pytest.mark.parametrize("kind", ["ran_on_cpu", "exit_code"])
+def test_an_engine_that_cannot_start_on_an_exclusive_card_is_given_up(on_exclusive_card, kind):
+    def refuse(plan):
+        raise SessionBroken(kind, "it does not work", at_start=True)
+
+    bench = on_exclusive_card(acting({}), chunks=4, on_open=refuse).run()
+    assert (len(bench.tally.retired), bench.statuses) == (1, {"pending": 4})
+
+
+@pytest.mark.parametrize("late_s", [0.0, 6.0])
+def test_after_a_fault_on_an_exclusive_card_one_worker_goes_on_also_if_one_that_was_retired_reports_it(
+    on_exclusive_card, late_s
+):
+    broken, gone = [], threading.Event()
+
+    def script(session, batch):
+        yield ChunkStarted(batch[0], 0)
+        if session.plan.slot not in broken and session.plan.slot < 2:
+            broken.append(session.plan.slot)
+            assert gone.wait(20)
+            time.sleep(late_s * session.plan.slot)
+            raise SessionBroken("gpu_error", ILLEGAL_ADDRESS)
+        time.sleep(0.2)
+        yield done(batch[0])
+
+    bench = on_exclusive_card(script, workers=3 if late_s == 0 else 2, chunks=45)
+    bench.run(until=lambda: len(broken) == 2)
+    if late_s == 0:
+        bench.supervisor.retire(0)
+    gone.set()
+    assert bench.run().statuses == {"done": 45}

@@ -318,3 +318,17 @@ def test_an_interrupt_lets_a_chunk_in_pieces_end_and_a_kill_leaves_it_unanswered
         events.append((type(event).__name__, event.chunk.chunk_id))
         killed.kill()
     assert events == [("ChunkStarted", "a")]
+
+
+def test_a_chunk_that_is_not_charged_with_full_memory_is_put_back_once(tmp_path):
+    tries = []
+
+    def script(session, batch):
+        for chunk in batch:
+            tries.append(chunk.chunk_id)
+            yield ChunkStarted(chunk, 0)
+            is_first = tries.count("c0") == 1 and chunk.chunk_id == "c0"
+            yield failed(chunk, "out_of_memory", charged=False) if is_first else done(chunk)
+
+    bench = Bench(tmp_path, script, chunks=8, workers=[USUAL, replace(USUAL, slot=1)]).run()
+    assert (bench.tally.done, tries.count("c0")) == (8, 2)
