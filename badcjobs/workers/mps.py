@@ -65,7 +65,7 @@ def find_site_pipe(environ: Mapping[str, str]) -> str | None:
         pid = int((named / _PID_FILE).read_text())
         with suppress(PermissionError):  # it runs, as another user
             os.kill(pid, 0)
-        with suppress(psutil.NoSuchProcess):  # the processes of others may be hidden
+        with suppress(psutil.Error):  # the processes of others may be hidden
             if not psutil.Process(pid).name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of it
                 return None
         return str(named)

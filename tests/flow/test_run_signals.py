@@ -234,7 +234,7 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     work = ("--command", command, "--simulate", 1, "--config", "run.stage=never", "--no-emit-gpu-telemetry")
     work += ("--workers-per-gpu", "auto")
     manifest = site.manifest(1200)
-    task = site.start_run(manifest, *work, env=TWO_CORES)
+    task = site.start_run(manifest, *work, env={**TWO_CORES, "SLURM_MEM_PER_NODE": "64000"})
     wait_for(lambda: "there are no cores for more" in task.stderr, "no cores for more")
     task.send(signal.SIGTERM)
     assert task.wait().exit_code == 75
