@@ -159,8 +159,8 @@ class HawkEarsEngine:
             )
         argv = [*self.start.launcher.prefix_for("check"), python]
         cache = user_cache(self.start.environ)
-        is_able = self.forks and not self.allow_cpu
-        if is_able and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
+        forks = self.forks and not self.allow_cpu
+        if forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
             self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
         environ = {**self.start.environ, **self.start.launcher.marks}
         answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root)

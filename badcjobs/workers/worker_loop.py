@@ -102,7 +102,7 @@ class WorkerThread(threading.Thread):
         super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts with the first chunk
         self._folder = self.setup.scratch / f"worker-{self.plan.slot}"
         self._must_be_lean = self.plan.lean  # the models did not fit with the usual threads
-        # Without the daemon of the site nothing runs there; after a fault only one worker does (``supervise``).
+        # Nothing runs on such a card without the site's daemon; after a fault one worker goes on (``supervise``).
         self._is_exclusive = self.plan.device is not None and self.plan.device.exclusive
 
     # --- called from the main thread ------------------------------------------------------------------------------
