@@ -116,6 +116,7 @@ class Learned:
 def subject_of(settings: RunSettings) -> str:
     """Return the key of lessons: the engine with all options that affect its memory and time."""
     words = [settings.engine, settings.command, *settings.engine_args, settings.hawkears_root]
+    words += ["--mps off"] if settings.mps == "off" else []
     return " ".join(word for word in words if word)
 
 
