@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 from badcjobs import settings
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns, parse_time_zone
+from badcjobs.trust import Trust
 
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_OF_RUN_TOML = ("array", "billing", "written_by")  # --config accepts a run.toml
+_FOUND = "found:"  # before a file that submit has found, so that each task checks it again
+_OF_RUN_TOML = ("array", "billing", "origin", "written_by")  # --config accepts a run.toml
 _MORE_OF_RUN = ("alerts.", "recordings.", "site")  # keys that a run reads besides those of [run]
 Made = TypeVar("Made", settings.RunSettings, settings.SubmitSettings, settings.PlanSettings, settings.ProbeSettings)
 
@@ -38,25 +40,40 @@ class Project:
     hooks: AlertHooks = field(default_factory=AlertHooks)
     patterns: tuple[NamePattern, ...] = ()
     time_zone: tzinfo | None = None  # of the recorders' clocks; None: not known
+    programs: Mapping[str, str] = field(default_factory=dict)  # of the file, by key: "run.command"
+    word: str | None = None  # of --config, for the file, and for tasks to find it; "": no file
 
     @classmethod
-    def read(cls, words: Sequence[str], cwd: Path) -> Project:
-        """Read the values of ``--config``, each FILE or KEY=VALUE; without a FILE, the nearest badcjobs.toml."""
+    def read(cls, words: Sequence[str], cwd: Path, trust: Trust | None = None, tables: tuple[str, ...] = ()) -> Project:
+        """Read the values of ``--config``, each FILE or KEY=VALUE; without a FILE, the nearest badcjobs.toml.
+
+        An empty FILE means no file. ``trust``: refuse programs in these tables of a file that is not named.
+        """
         found = [(word, _KEY_VALUE.fullmatch(word)) for word in words]
         files = [word for word, pair in found if pair is None]
+        keys = {pair[1]: settings.parse_value(pair[2]) for _, pair in found if pair is not None}
+        if "" in files:
+            return replace(cls.parse({}, keys=keys), word="")
         if len(files) > 1:
             raise BadInput(
                 f"--config names {len(files)} files: {', '.join(files)}",
                 why="settings come from one file; single keys can be added",
                 fix=f"--config {shlex.quote(files[0])} --config run.grace_s=60",
             )
-        keys = {pair[1]: settings.parse_value(pair[2]) for _, pair in found if pair is not None}
-        file = cwd / files[0] if files else find_project_file(cwd)
+        file = cwd / files[0].removeprefix(_FOUND) if files else find_project_file(cwd)
         table, _, key = files[0].rpartition(".") if files else ("", "", "")
         if file is not None and key in settings.SETTINGS.get(table, ()) and not file.exists():
             raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
-        document, text = ({}, "") if file is None else settings.read_toml(file)
-        return cls.parse(document, text, file, keys)
+        if file is None:
+            return cls.parse({}, keys=keys)
+        document, text, status = settings.read_toml(file)
+        project = replace(cls.parse(document, text, file, keys), word=str(file))
+        if trust is None or (files and not files[0].startswith(_FOUND)):
+            return project
+        programs = {key: value for key, value in project.programs.items() if key.startswith(tables)}
+        if trust.check(file, status, programs, warn=not files):
+            return project
+        return replace(project, word=f"{_FOUND}{file}")
 
     @classmethod
     def parse(
@@ -77,12 +94,18 @@ class Project:
         limits, hooks = source.alerts(mistakes)
         patterns, time_zone = source.recordings(mistakes)
         settings.refuse(mistakes, "badcjobs guide settings   (lists every key)")
-        return cls(file, values, source.keys, limits, hooks, patterns, time_zone)
+        return cls(file, values, source.keys, limits, hooks, patterns, time_zone, dict(source.programs()))
 
     @property
     def site(self) -> str | None:
         """The rules of the cluster: the name of a site, or the path of a TOML file."""
         return self.values.get("", {}).get("site")
+
+    @property
+    def origin(self) -> str:
+        """The file and the program that it puts before the engine; empty without a file."""
+        prefix = self.get("run", "engine_prefix")
+        return f"{self.file or ''}{f'; engine_prefix = {prefix}' if self.file and prefix else ''}"
 
     def get(self, table: str, key: str) -> Any:
         """Return one value; None: not set."""
@@ -102,7 +125,7 @@ class Project:
         if kind is settings.RunSettings:
             mistakes += settings.contradictions(values)
             values.setdefault("engine", "command" if values.get("command") else "hawkears")
-            more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns}
+            more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns, "origin": self.origin}
             if out := values.pop("out", None):  # "": an empty shell variable
                 values["out"] = Path(out)
         if collect is None:
@@ -112,7 +135,7 @@ class Project:
     def words(self) -> list[str]:
         """Return the project as values of ``--config``."""
         keys = [f"{key}={settings.value_text(value)}" for key, value in self.keys.items()]
-        return [*([] if self.file is None else [str(self.file)]), *keys]
+        return keys if self.word is None else [self.word, *keys]
 
     def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
         """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
@@ -166,6 +189,14 @@ class _Source:
         """Return the keys of ``--config`` that belong to a table."""
         split = [(key.rpartition("."), value) for key, value in self.keys.items()]
         return {key: value for (owner, _, key), value in split if owner == table}
+
+    def programs(self) -> Iterator[tuple[str, str]]:
+        """Yield each key that names programs, with its value."""
+        for table, keys in settings.SETTINGS.items():
+            for key, value in self.in_file(table).items():
+                texts = [value] if isinstance(value, str) else value
+                if keys[key].runs and any(text.endswith(keys[key].runs) for text in texts):
+                    yield _dotted(table, key), settings.to_toml(value)
 
     def place(self, table: str, key: str) -> str:
         """Return the place of a value: file, line and key."""

@@ -14,6 +14,7 @@ from badcjobs.model import ArrayShape, Billing, Cutting
 from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
+from badcjobs.trust import Trust
 
 _OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # they may differ between tasks
 _PATTERNS = "[recordings] patterns"
@@ -28,6 +29,7 @@ class FrozenRun:
     array: ArrayShape | None
     patterns: tuple[str, ...] = ()  # the meaning of recording paths
     billing: Billing | None = None  # of the site, so that a report needs no site file
+    origin: str = ""  # of the settings of the first task; not read again
 
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
@@ -37,14 +39,15 @@ class FrozenRun:
         if values["chunk_length"] is None:
             del values["overlap"]  # without effect
         patterns = tuple(pattern.text for pattern in settings.patterns)
-        return cls({k: value for k, value in values.items() if value is not None}, array, patterns, settings.billing)
+        given = {k: value for k, value in values.items() if value is not None}
+        return cls(given, array, patterns, settings.billing, settings.origin)
 
     @classmethod
-    def read(cls, path: Path) -> FrozenRun | None:
-        """Read run.toml; None: no task has written it yet."""
+    def read(cls, path: Path, trust: Trust | None = None) -> FrozenRun | None:
+        """Read run.toml; None: no task has written it yet. ``trust``: refuse programs if it is not trusted."""
         if not is_there(path):
             return None
-        (document, text), mistakes, project = read_toml(path), list[str](), Project()
+        (document, text, status), mistakes, project = read_toml(path), list[str](), Project()
         try:
             project = Project.parse(document, text, path)
         except BadInput as error:
@@ -72,6 +75,8 @@ class FrozenRun:
                 why="\n".join(mistakes),
                 fix="restore it, or use another --out for a new run",
             )
+        if trust is not None:
+            trust.check(path, status, project.programs)
         return cls(dict(project.values["run"]), array, tuple(pattern.text for pattern in project.patterns), billing)
 
     @property
@@ -83,7 +88,7 @@ class FrozenRun:
     def to_toml(self, version: str) -> str:
         """Return the text of the file."""
         lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
-        lines += [f"written_by = {to_toml(f'badcjobs {version}')}", "", "[run]"]
+        lines += [f"written_by = {to_toml(f'badcjobs {version}')}", f"origin = {to_toml(self.origin)}", "", "[run]"]
         lines += [f"{key} = {to_toml(value)}" for key, value in self.settings.items()]
         lines += ["", "[recordings]", f"patterns = {to_toml(self.patterns)}"]
         if self.billing is not None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
@@ -28,9 +28,11 @@ else:
 
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 AUTO = "auto"
+JOB_SCRIPTS = (".sbatch", ".sh")  # endings of a SOURCE that is a job script
 OPTIONS_ONLY = ("shard",)  # of no use in a file: different in every call
 _MOST_WORKERS = 64  # per device; each is a process with its own models
 _MEMORY = re.compile(r"[0-9]+(?:[KMGT]B?)?", re.IGNORECASE)  # as sbatch takes it
+_ALWAYS = ("",)  # see Setting.runs
 _TIME = "minutes, H:M:S or D-H:M:S, such as 90 or 12:00:00"
 
 # kind: the type of its values, and its name in messages
@@ -61,6 +63,7 @@ class Setting:
     frozen: bool = False  # all tasks of a run share it; stored in run.toml
     path: bool = False  # a path; a relative one starts at the file
     short: str = ""  # one letter: -o
+    runs: tuple[str, ...] = ()  # endings of the values that name a program, or code that one runs; "": all values
     example: Any = None  # for a new badcjobs.toml, if there is no default
     key: str = ""
     name: str = ""  # of the attribute
@@ -109,7 +112,7 @@ class RunSettings:
         None, "text", "Run folder: run.toml, tasks/, job.sqlite.", _OPTIONS, example="runs/first", path=True, short="o"
     )
     source: tuple[str, ...] = _setting(
-        (), "texts", "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True
+        (), "texts", "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True, runs=JOB_SCRIPTS
     )
     resume: bool = _setting(True, "switch", "Skip chunks that are already done [on].", _OPTIONS)
     retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, least=0, frozen=True)
@@ -117,26 +120,26 @@ class RunSettings:
     keep_raw: bool = _setting(False, "switch", "Keep the engine's own output files.", _OPTIONS)
     engine: str = _setting(
         "hawkears", "text", "hawkears, hawkears1, command, demo [hawkears].", _ENGINE, metavar="NAME", frozen=True,
-        among=ENGINES,
+        among=ENGINES, runs=("hawkears1",),  # analyze.py in the working folder
     )  # fmt: skip
     hawkears_python: str | None = _setting(
         None, "text", "Python that has HawkEars [the one on PATH].", _ENGINE, example="hawkears/bin/python",
-        metavar="PATH", path=True,
+        metavar="PATH", path=True, runs=_ALWAYS,
     )  # fmt: skip
     hawkears_root: str | None = _setting(
-        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", path=True
+        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", path=True, runs=_ALWAYS
     )
     engine_args: tuple[str, ...] = _setting(
         (), "texts", "Argument for the engine; repeatable.", _ENGINE, "engine_arg", example=["--region=CA-NT"],
-        metavar="ARG", frozen=True,
+        metavar="ARG", frozen=True, runs=_ALWAYS,
     )  # fmt: skip
     engine_prefix: str | None = _setting(
         None, "text", "Run the engine under CMD: nsys, numactl, ...", _ENGINE, example="numactl --interleave=all",
-        metavar="CMD",
+        metavar="CMD", runs=_ALWAYS,
     )  # fmt: skip
     command: str | None = _setting(
         None, "text", "Your own program: 'prog {input} {output}'.", _ENGINE, example="prog {input} {output}",
-        metavar="CMD", frozen=True,
+        metavar="CMD", frozen=True, runs=_ALWAYS,
     )  # fmt: skip
     root: str | None = _setting(
         None, "text", "Folder that relative source_paths start from.", _AUDIO, example="audio", path=True, frozen=True
@@ -196,6 +199,7 @@ class RunSettings:
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
+    origin: str = field(default="", compare=False)  # the project file, and its program before the engine
     billing: Billing | None = None  # of the site
 
     @property
@@ -246,9 +250,12 @@ class SubmitSettings:
         None, "text", "Node feature, such as gpu_mem_32.", _TASK, example="gpu_mem_32", metavar="FEATURE"
     )
     sbatch: tuple[str, ...] = _setting(
-        (), "texts", "Any other sbatch option; repeatable.", _TASK, metavar="OPTION", example=["--qos=high"]
+        (), "texts", "Any other sbatch option; repeatable.", _TASK, metavar="OPTION", example=["--qos=high"],
+        runs=_ALWAYS,
+    )  # fmt: skip
+    setup: tuple[str, ...] = _setting(
+        (), "texts", "shell lines before the work", example=["module load gcc cuda"], runs=_ALWAYS
     )
-    setup: tuple[str, ...] = _setting((), "texts", "shell lines before the work", example=["module load gcc cuda"])
     requeues: int = _setting(10, "count", "restarts of a task that stopped cleanly with work left", least=0)
     merge_account: str | None = _setting(
         None, "text", "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
@@ -313,6 +320,7 @@ def _alerts() -> dict[str, Setting]:
         f.name: Setting(
             "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, name=f.name, default=f.default,
             example={"temperature_c": 83, "utilization_percent": 95, "command": "notify-lab"}.get(f.name),
+            runs=_ALWAYS if f.name == "command" else (),
         )
         for kind in (AlertLimits, AlertHooks)
         for f in fields(kind)
@@ -515,11 +523,20 @@ def parse_value(text: str) -> Any:
     return value if len(document) == 1 and isinstance(value, str | int | float | list) else text
 
 
-def read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a TOML file; return the document and its text."""
+class TomlFile(NamedTuple):
+    """A TOML file that was read."""
+
+    document: dict[str, Any]
+    text: str
+    status: os.stat_result  # of the descriptor that was read
+
+
+def read_toml(path: Path) -> TomlFile:
+    """Read a TOML file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text), text
+        with path.open(encoding="utf-8") as file:
+            text = file.read()
+            return TomlFile(tomllib.loads(text), text, os.fstat(file.fileno()))
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
     except (OSError, ValueError) as error:  # not TOML, or not UTF-8

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, Root, Sources, read_project, refuse_data, run_options, with_settings
+from badcjobs.cli.options import (
+    JsonWanted,
+    Root,
+    Sources,
+    read_project,
+    read_trust,
+    refuse_data,
+    run_options,
+    with_settings,
+)
 from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
@@ -60,7 +69,7 @@ def check(
     from badcjobs.planning.findings import remarks_text
 
     log_to_stderr(quiet=True)
-    project, flags = read_project(context), run_options(context, out=out, root=root)
+    project, flags = read_project(context, "run", "submit"), run_options(context, out=out, root=root)
     sources = tuple(source or project.get("run", "source") or ())
     script, run_words = None, tuple[str, ...]()
     if sources and is_job_script(sources[0]):
@@ -76,10 +85,12 @@ def check(
         own = project.make(SubmitSettings, settings, "check")
         submit = complete(own, project, flags, site)
         submit = submit if sources else replace(own, merge_account=submit.merge_account)
+    trust = read_trust("--config", "")
     order = CheckOrder(
         of_run, environ(), SystemClock(), Path.cwd(), submit, site or project.site, script, run_words, quick,
         Pace("chunks checked"), make_parser(context.find_root().command),
         project.make(PlanSettings, {}, "check").prefer,
+        trust, None if site or "site" in project.keys else trust,
     )  # fmt: skip
     found = check_all(order)
     answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))
@@ -184,7 +195,7 @@ def plan(
     from badcjobs.report.rules import PROBLEM
 
     log_to_stderr(quiet=True)
-    project = read_project(context)
+    project = read_project(context, "run", "submit")
     asked = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
     order = PlanOrder(
         flags=run_options(context, source=source, root=root),
@@ -252,7 +263,7 @@ def probe(
     from badcjobs.store.atomic_write import cannot_write, try_to_write
     from badcjobs.workers.learned import describe_readers
 
-    project = read_project(context)
+    project = read_project(context, "run", "alerts")
     most_s = parse_stop_after(time)
     if not most_s:
         raise BadInput(f"--time {time} is not a time", why="write minutes, H:M:S or D-H:M:S", fix="--time 10")

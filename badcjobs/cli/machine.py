@@ -118,7 +118,7 @@ def record(
     log_to_stderr(quiet=True)
     if force:
         refuse_data([("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
-    project, world = read_project(context), read_world()
+    project, world = read_project(context, "alerts"), read_world()
     options = RecordingOptions(
         interval or project.get("run", "interval") or 1.0,
         find_stand_in(project, simulate),

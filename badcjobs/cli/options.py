@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli.output import remark
+from badcjobs.cli.output import environ, remark, this_command
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.project import Project
+from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import SETTINGS, stand_in, to_toml
+from badcjobs.trust import Trust
 
 JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
@@ -76,9 +78,25 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
 # --- the values of a call --------------------------------------------------------------------------------------------
 
 
-def read_project(context: typer.Context) -> Project:
-    """Read the project file and the values of ``--config``."""
-    return Project.read(context.meta.get(CONFIG, ()), Path.cwd())
+def read_project(context: typer.Context, *tables: str) -> Project:
+    """Read the project file and ``--config``; refuse programs in these tables of a file that is not trusted."""
+    return Project.read(context.meta.get(CONFIG, ()), Path.cwd(), read_trust("--config", ""), tables)
+
+
+def read_trust(*without: str) -> Trust:
+    """Return whom this user trusts; ``without``: an option with which this command needs no file of others."""
+    return Trust.read(os.geteuid(), environ(), shell_line(*this_command(*without)))
+
+
+def check_run_folder(out: Path, project: Project, *executed: str) -> None:
+    """Refuse to continue a run if its run.toml names programs, or these folders hold some, and it is not trusted."""
+    run = RunFolder(Path.cwd() / out)
+    trust = read_trust("--out", f"{out}-2")
+    if project.file != run.run_toml:
+        FrozenRun.read(run.run_toml, trust)
+    for folder in (run.path / name for name in executed):
+        if folder.is_dir():
+            trust.check(folder, folder.stat(), {folder.name: "the work of array tasks"})
 
 
 def run_options(context: typer.Context, **own: object) -> dict[str, Any]:
@@ -233,8 +251,6 @@ def _why_by_content(place: Path) -> str | None:
 
 def sources_of(job: Path) -> list[Path]:
     """Return the source files of a run, if they are known; ``job``: its folder or database."""
-    from badcjobs.run_toml import FrozenRun
-
     folder = job if is_there(job) and job.is_dir() else job.absolute().parent
     run = RunFolder(folder.parent if folder.name == "tasks" else folder)
     try:

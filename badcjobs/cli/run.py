@@ -16,7 +16,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from badcjobs.cli.options import JsonWanted, Sources, read_project, require_out, with_settings
+from badcjobs.cli.options import JsonWanted, Sources, check_run_folder, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
 from badcjobs.live import text_fit as fitting
@@ -54,16 +54,16 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
 
-    project = read_project(context)
+    log_to_stderr()
+    project = read_project(context, "run", "alerts")
     chosen = project.make(RunSettings, {"source": source, **settings}, "run")
     chosen = replace(chosen, billing=find_billing(project, Path.cwd()))
-    require_out(chosen.out, "run")
-    log_to_stderr()
+    check_run_folder(require_out(chosen.out, "run"), project)
 
     def log_to(path: Path) -> None:
         log_to_file(path)
         if project.file is not None:
-            log.info("settings: %s", project.file)  # in the task's own log, too
+            log.info("settings: %s", project.origin)  # in the task's own log, too
         if settings["simulate"] is None and (simulate := project.get("run", "simulate")) is not None:
             log.warning("simulated GPUs: [run] simulate = %s", simulate)
 

@@ -299,7 +299,7 @@ def template(
         answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
-    project = read_project(context)
+    project = read_project(context, "submit")
     request = partial(complete_options, project=project, flags={})
     filled = fill_template(name, settings or [], project, complete=complete, request=request)
     if out is not None:

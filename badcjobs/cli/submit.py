@@ -17,6 +17,7 @@ from badcjobs.cli.options import (
     JsonWanted,
     Root,
     Sources,
+    check_run_folder,
     find_stand_in,
     read_project,
     require_out,
@@ -78,7 +79,7 @@ def submit(
       badcjobs submit july/ --out runs/july --tasks 20 -- --chunk-length 294
     """
     output.log_to_stderr(quiet=True)
-    project = read_project(context)
+    project = read_project(context, "run", "submit", "alerts")
     mistakes: list[str] = []
     flags = run_options(context, source=source, out=out, root=root)
     place = None if again else flags.get("out") or project.get("run", "out")
@@ -91,13 +92,13 @@ def submit(
         share_gpus=options.share_gpus, max_requeues=requeues, kill_wait_s=options.kill_wait_s, again=again
     )
     if project.file is not None and not json_wanted:
-        output.remark(f"settings: {output.shown(project.file)}")
+        output.remark(f"settings: {replace(project, file=Path(output.shown(project.file))).origin}")
     if sources and is_job_script(sources[0]):
         refuse(mistakes, "badcjobs submit --help")
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
         own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
         return _submit_script(sources, flags, project, own, local, how)
-    require_out(project.get("run", "out") if out is None else out, "submit")
+    check_run_folder(require_out(project.get("run", "out") if out is None else out, "submit"), project, "logs")
     if options.cluster == "local":
         return _submit_here((flags, project), options, local, how, mistakes)
     return _submit_to_slurm((flags, project), options, how, mistakes)
@@ -333,7 +334,7 @@ def _submit_script(
     if options.parallel is not None and not any(word.startswith("--array=") for word in words):
         raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
     world = output.read_world()
-    file = None if project.file == find_project_file(world.cwd) else project.file  # that one it reads by itself
+    word = None if project.file == find_project_file(world.cwd) else project.word  # that one it reads by itself
     out, usual_out = (None if one is None else Path(one) for one in (flags.get("out"), project.get("run", "out")))
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
     order = emulation.ScriptOrder(
@@ -342,7 +343,7 @@ def _submit_script(
         source=others[0] if others else None,
         out=out,
         usual_out=usual_out,
-        arguments=tuple(replace(project, file=file).run_words(given, world.cwd)),
+        arguments=tuple(replace(project, word=word).run_words(given, world.cwd)),
     )
     if how.dry_run:
         emulation.check_script_folder(order, world, again=how.again)

@@ -23,7 +23,7 @@ from badcjobs.cluster.templates import example_of
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
 from badcjobs.project import is_config_file
-from badcjobs.settings import nearest, refuse
+from badcjobs.settings import JOB_SCRIPTS, nearest, refuse
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
@@ -175,7 +175,7 @@ class BatchScript:
 
 def is_job_script(source: str) -> bool:
     """Say whether a SOURCE is a job script, by its ending."""
-    return source.endswith((".sbatch", ".sh"))
+    return source.endswith(JOB_SCRIPTS)
 
 
 def read_text(script: Path, cwd: Path) -> str:

@@ -34,6 +34,7 @@ from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
 from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
 from badcjobs.store.submission_record import find_cut_short
+from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine
 
 _NEW = "--out another folder, for a new run"
@@ -59,6 +60,8 @@ class CheckOrder:
     progress: Callable[[int], None] = lambda rows: None
     parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly  # parses the words after badcjobs
     prefer: str = "cheapest"  # of [plan]
+    trust: Trust | None = None
+    site_trust: Trust | None = None  # None: the user named the site
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Checked:
 
 def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
-    site = find_site(order.site, order.cwd)
+    site = find_site(order.site, order.cwd, trust=order.site_trust)
     script, asked = _read_request(order)
     settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order)
     source, findings = None, list[Remark]()
@@ -197,7 +200,8 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
         return given, []
     where, project = f"{script.name} line {start.line}", Project()
     try:
-        project = Project.read(start.values.get("config", ()), order.cwd)
+        trust = order.trust and replace(order.trust, without=f"{start.text} --config ''")
+        project = Project.read(start.values.get("config", ()), order.cwd, trust, ("run",))
     except BadInput as error:
         text = f"{error.what}: {error.why}" if error.why else error.what
         findings.append(problem("config", text, error.fix or "badcjobs guide settings"))

@@ -17,6 +17,7 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Billing
 from badcjobs.project import Project
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
+from badcjobs.trust import Trust
 
 Weight = float  # may be 0
 
@@ -84,10 +85,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-def find_site(name: str | None, cwd: Path, option: str = "--site ") -> Site:
+def find_site(name: str | None, cwd: Path, option: str = "--site ", trust: Trust | None = None) -> Site:
     """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it.
 
-    None: a site without any rules.
+    None: a site without any rules. ``trust``: refuse modules, which are programs, of a file that is not trusted.
     """
     if name is None:
         return Site("")
@@ -104,7 +105,11 @@ def find_site(name: str | None, cwd: Path, option: str = "--site ") -> Site:
             )
     if not path.exists():
         raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
-    return parse_site(read_toml(path)[0], str(path))
+    document, _, status = read_toml(path)
+    site = parse_site(document, str(path))
+    if trust is not None and name.endswith(".toml") and site.modules:
+        trust.check(path, status, {"modules.load": ", ".join(site.modules)})
+    return site
 
 
 def find_billing(project: Project, cwd: Path) -> Billing | None:

@@ -4,6 +4,7 @@ Each story is a few commands on a run folder of its own, and one page; they stan
 sbatch, squeue and sacct are stand-ins that do what a line says; what a real Slurm makes of it is in tests/slurm.
 """
 
+import getpass
 import json
 import re
 import shlex
@@ -106,6 +107,7 @@ def test_a_story_at_the_login_node(site, pages, name):
     run = json.loads(record.read_text()).get("run_arguments", []) if record.exists() and "damaged" not in name else []
     said += ["sbatch was called with\n" + node.calls, "run as\n" + " ".join(run), "left\n" + "\n".join(left)]
     text = re.sub(r"file_[0-9a-f]{32}", "file_UNIQUE", site.plain("\n\n".join(said)))
+    text = text.replace(f"belongs to {getpass.getuser()}", "belongs to ME")
     text = text.replace(f".{socket.gethostname().split('.')[0]}.", ".HERE.")
     text = re.sub(r"\n *no NVIDIA driver on this machine.*|badcjobs: job \d+: \d+ of .* done.* waiting\n", "", text)
     pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})

@@ -13,6 +13,7 @@ KNOWN = {
     "slurm": f"{_APT} slurmctld slurmd slurm-client munge",
     "spank": f"{_APT} libslurm-dev",
     "cc": f"{_APT} gcc libc6-dev",
+    "root": "run the tests as root",
     "mount": "root, in a container that may mount",
     "cgroup": "root, and device and memory cgroups of version 1 that count swap",
     "wheel": "pip install '.[test]'",
