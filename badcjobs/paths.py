@@ -14,6 +14,7 @@ from pathlib import Path
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import TaskKey
 
+LOCAL_PREFIX = "badcjobs-"  # folders of live files on a node
 LIVE_PREFIX = ".live-"  # hidden folders of live files; only their owners may open these
 
 
@@ -104,7 +105,7 @@ class RunFolder:
         found = []
         for path in sorted(self.tasks.glob("*.sqlite")):
             other = TaskKey.parse(path.stem)
-            sibling = other and other.job_id == key.job_id and other.array_index != key.array_index
+            sibling = other is not None and other.is_sibling_of(key)
             if not path.name.startswith(".") and path.name not in merged and not sibling and path.is_file():
                 found.append(path)
         return found

@@ -62,6 +62,10 @@ class TaskKey:
         """Say whether a task of this name may have this id, whenever it started."""
         return stable_id(self.name) >> _BITS_OF_START == task_id >> _BITS_OF_START
 
+    def is_sibling_of(self, other: TaskKey) -> bool:
+        """Say whether both belong to one array, with different indices: their parts of the source are disjoint."""
+        return self.job_id == other.job_id and self.array_index != other.array_index
+
     @classmethod
     def parse(cls, name: str) -> TaskKey | None:
         """Return the key of a task with this name; None: not the name of a task."""

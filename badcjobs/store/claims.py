@@ -121,6 +121,7 @@ class Claim:
 
     def __init__(self, out: RunFolder, part: Part, me: Holder, clock: Clock, while_waiting: Callable[[], None]) -> None:
         self.lost = False
+        self.replaced: set[str] = set()  # earlier attempts of this task, which may still run
         self._out, self._part, self._me, self._clock, self._while_waiting = out, part, me, clock, while_waiting
         self._token = f"{me.since_ms:012x}{secrets.token_hex(4)}"  # the earlier one is less; equal clocks do not matter
         self.path = out.tasks / f".claim-{part.source}-{part.line}-{part.index}-{part.count}-{self._token}"
@@ -190,6 +191,7 @@ class Claim:
         why = None
         if holder is not None and holder.is_earlier_attempt_of(self._me):
             why = "Slurm has restarted it"
+            self.replaced.add(name)
         elif holder is not None and is_ours and holder.has_ended():  # some machines hide the processes of other users
             why = "it has ended"
         elif text == first_text and silent_s >= _SILENT_BEATS * every_s:

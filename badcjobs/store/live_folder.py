@@ -11,14 +11,15 @@ import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
-from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
+from badcjobs.paths import LIVE_PREFIX, LOCAL_PREFIX, LocalFolder, RunFolder
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished
@@ -60,7 +61,7 @@ class LiveFolder:
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
     """Create the folder; ``wanted`` is auto, local or shared, ``target`` is the file to publish later."""
-    candidate, name = Path(local_dir or tempfile.gettempdir()), f"badcjobs-{key.name}-"
+    candidate, name = Path(local_dir or tempfile.gettempdir()), f"{LOCAL_PREFIX}{key.name}-"
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
@@ -94,6 +95,9 @@ def check_room(folder: Path) -> None:
 log = logging.getLogger(__name__)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_OWNER, _PUBLISHER = 0, 1  # bytes of the owner file, locked by the task that writes and by a process that publishes
+_POLL_S = 0.1
+_PATIENCE_S = 60.0  # a publication to a slow filesystem may take that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def hold(folder: LocalFolder, owner: Owner) -> int | None:
     """Lock a folder until this process ends; None: it cannot be locked, so no other task can publish its files."""
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OWNER)
         os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
     except OSError as error:
         log.debug("the live folder cannot be locked: %s", error)
@@ -135,31 +139,53 @@ def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return folder.wrapper_file.exists()  # its disk had no room for the owner file: no other can take it over
-    end_s = clock.monotonic_s() + patience_s
-    while not _lock(fd) and clock.monotonic_s() < end_s:
-        clock.sleep(0.1)
-    return _lock(fd) and folder.owner_file.exists()
+    is_ours = all(_lock(fd, byte, patience_s, clock.sleep) for byte in (_PUBLISHER, _OWNER))
+    return is_ours and folder.owner_file.exists()
 
 
-def publish_left_behind(out: RunFolder, mine: LocalFolder, key: TaskKey, *, hostname: str) -> None:
+def publish_left_behind(
+    out: RunFolder,
+    mine: LocalFolder,
+    key: TaskKey,
+    *,
+    hostname: str,
+    replaced: Collection[str] = (),
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Publish the live files that killed tasks of this machine left for this run.
 
-    They are next to our folder or in the run folder. Folders of other tasks of our own array are skipped.
+    They are next to our folder or in the run folder. Those that may have chunks of ours come first: if another process
+    publishes them now, wait for it. ``replaced`` are the names of our earlier attempts, which may still run. Of other
+    tasks of our own array, only those on the node are published, without a wait.
     """
-    places = set(mine.path.parent.glob("badcjobs-*"))
-    for path in out.tasks.glob(f"{LIVE_PREFIX}*"):
-        other = TaskKey.parse(path.name.removeprefix(LIVE_PREFIX).rpartition("-")[0])
-        if not (other and other.job_id == key.job_id and other.array_index != key.array_index):
-            places.add(path)
-    for folder in (LocalFolder(path) for path in sorted(places - {mine.path})):
-        with locked(folder) as owner:
+
+    def publish_in(path: Path, publisher_s: float, owner_s: float) -> None:
+        folder = LocalFolder(path)
+        with locked(folder, publisher_s, owner_s, sleep) as owner:
             if owner is not None and Path(owner.publish_to).parent == out.tasks and owner.is_of(hostname):
                 _publish_for(folder, owner)
 
+    siblings = []
+    for path in sorted((*mine.path.parent.glob(f"{LOCAL_PREFIX}*"), *out.tasks.glob(f"{LIVE_PREFIX}*"))):
+        name = path.name.removeprefix(LOCAL_PREFIX).removeprefix(LIVE_PREFIX).rpartition("-")[0]
+        other = TaskKey.parse(name)
+        if other is not None and other.is_sibling_of(key):
+            siblings.append(path)
+        elif path != mine.path:
+            publish_in(path, _PATIENCE_S, _PATIENCE_S if name in replaced else 0.0)
+    for path in siblings:
+        if path.parent != out.tasks:
+            publish_in(path, 0.0, 0.0)
+
 
 @contextmanager
-def locked(folder: LocalFolder) -> Iterator[Owner | None]:
-    """Lock a folder and yield its owner; None: the owner still runs, or is not known."""
+def locked(
+    folder: LocalFolder, publisher_s: float = 0.0, owner_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Owner | None]:
+    """Lock a folder and yield its owner; None: the owner still runs, or is not known, or the folder is published.
+
+    ``publisher_s`` and ``owner_s``: how long to wait for a process that publishes the folder, and for its owner.
+    """
     try:
         fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -169,7 +195,9 @@ def locked(folder: LocalFolder) -> Iterator[Owner | None]:
     try:
         # In /tmp another user can create a folder that names our run. If the owner file is gone by now, another
         # process has published the folder.
-        if os.fstat(fd).st_uid == os.geteuid() and _lock(fd) and folder.owner_file.exists():
+        is_ours = os.fstat(fd).st_uid == os.geteuid()
+        is_free = is_ours and _lock(fd, _PUBLISHER, publisher_s, sleep) and _lock(fd, _OWNER, owner_s, sleep)
+        if is_free and folder.owner_file.exists():
             with suppress(OSError, ValueError, TypeError):  # incomplete, or not ours
                 owner = Owner(**json.loads(os.pread(fd, 65536, 0)))
         yield owner
@@ -177,10 +205,17 @@ def locked(folder: LocalFolder) -> Iterator[Owner | None]:
         os.close(fd)
 
 
-def _lock(fd: int) -> bool:
-    with suppress(OSError):
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+def _lock(fd: int, byte: int, patience_s: float, sleep: Callable[[float], None]) -> bool:
+    """Lock a byte of an owner file; False: another process keeps it locked, or the filesystem has no locks."""
+    for left in reversed(range(round(patience_s / _POLL_S) + 1)):
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            return True
+        except (BlockingIOError, PermissionError):
+            if left:
+                sleep(_POLL_S)
+        except OSError:
+            break
     return False
 
 

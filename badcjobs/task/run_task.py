@@ -210,8 +210,20 @@ def skip_done(task: Task) -> None:
     First publish the live files of tasks that were killed on this node.
     """
     out, writer = task.out, task.writer
+
+    def sleep(seconds: float) -> None:
+        raise_if_stopped(task.world.stop)
+        task.world.clock.sleep(seconds)
+
     wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_TIMEOUT_S)
-    publish_left_behind(out, task.records.local, task.key, hostname=task.world.hostname)
+    publish_left_behind(
+        out,
+        task.records.local,
+        task.key,
+        hostname=task.world.hostname,
+        replaced=task.claim.replaced,
+        sleep=sleep,
+    )
     databases = [out.job_database] if out.job_database.exists() else []
     for database in databases + out.earlier_databases(task.key, merged_files(out.job_database)):
         try:

@@ -83,6 +83,10 @@ def test_a_silent_claim_is_taken_over_and_its_holder_stops_without_another_resul
         assert "another task has taken over" in ended.stdout
         assert rows(site.task_databases()[0], "SELECT DISTINCT status FROM chunk") == [("pending",)]
     assert_each_done_once(site)
+    begun = "SELECT min(a.started_at_ms) FROM attempt a JOIN task USING (task_id) WHERE restart = 1"
+    ended = "SELECT ended_at_ms FROM task WHERE restart = 0"
+    if how == "lost with its node":
+        assert rows(site.out / "job.sqlite", begun) >= rows(site.out / "job.sqlite", ended), "it waited for its results"
 
 
 def test_parts_overlap_if_they_have_a_row_in_common():

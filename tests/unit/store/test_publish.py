@@ -5,8 +5,9 @@ import logging
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -349,6 +350,48 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
     assert [path.name for path in sorted(run.tasks.glob("*.sqlite"))] == [target.name for _, target in ours]
 
 
+def lock_elsewhere(lock, then=lambda: None):
+    """Let another process lock a folder, and return what lets it go on to its end."""
+    (its_word, told), (waits, go) = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(go)
+        with lock():
+            os.write(told, b".")
+            os.read(waits, 1)
+            then()
+        os._exit(0)
+    os.read(its_word, 1)
+    return lambda: (os.close(go), os.waitpid(child, 0))
+
+
+@pytest.mark.parametrize(("holder", "key", "replaced", "pauses"), [
+    ("publisher", "4820_1.r1.gpu1", (), 3), ("publisher", "4900_1.r0.gpu1", (), 3),
+    ("publisher", "4820_2.r1.gpu1", (), 0), ("owner", "4900_1.r0.gpu1", (), 0),
+    ("owner", "4820_1.r1.gpu1", ("4820_1.r0.gpu1",), 3),
+])  # fmt: skip
+def test_what_may_have_our_chunks_is_waited_for_while_another_process_publishes_it(
+    tmp_path, holder, key, replaced, pauses
+):
+    run, node, slept = RunFolder(tmp_path / "run"), tmp_path / "node", []
+    run.create()
+    left, target = leave(run, node, 1)
+    folder = LocalFolder(left.path.rename(node / "badcjobs-4820_1.r0.gpu1-x"))
+    owner = store.Owner.of(target, "no such mark", shared=False, hostname="here")
+    lock = partial(store.locked, folder) if holder == "publisher" else lambda: nullcontext(store.hold(folder, owner))
+    end = lock_elsewhere(lock, lambda: (target.touch(), folder.remove()))
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            end()
+
+    options = {"hostname": "here", "replaced": replaced, "sleep": sleep}
+    store.publish_left_behind(run, LocalFolder(node / "badcjobs-mine"), TaskKey.parse(key), **options)
+    assert (target.exists(), len(slept)) == (pauses > 0, pauses)
+    if not slept:
+        end()
+
+
 def test_a_recorder_that_was_killed_while_it_created_its_file_does_not_keep_the_work_from_being_published(tmp_path):
     run, made = RunFolder(tmp_path / "run"), tmp_path / "made.sqlite"
     run.create()
@@ -416,19 +459,12 @@ def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     folder.wrapper_file.touch()
     assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: nobody else can take it"
     owner = store.Owner.of(tmp_path / "x.sqlite", "mark", shared=False, hostname="here")
-    (its_word, told), (waits, go) = os.pipe(), os.pipe()
-    if (child := os.fork()) == 0:  # a lock is between processes
-        os.close(go)
-        os.write(told, b"held" if store.hold(folder, owner) is not None else b"no")
-        os.read(waits, 1)
-        os._exit(0)
-    assert os.read(its_word, 9) == b"held"
+    end = lock_elsewhere(lambda: nullcontext(store.hold(folder, owner)))
     clock = HandClock()
     before_s = clock.monotonic_s()
     assert not take_over(folder, 3.0, clock)
     assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2)
-    os.close(go)
-    os.waitpid(child, 0)
+    end()
     assert take_over(folder, 3.0, clock)
     assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2), "it does not wait for nobody"
     folder.remove()
