@@ -209,6 +209,7 @@ HEADLINES = (
     ("chunks", (
         "{s.facts.tries:count try tries?}",
         "; {s.facts.conflicts:whole?} done more than once, the last result counts",
+        " ({s.facts.restarted:whole?} after a node failure)",
         "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
         "; {s.facts.done_of_unknown_length:whole?} of unknown length",
     )),

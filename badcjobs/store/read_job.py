@@ -79,6 +79,11 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
     # run.toml has only the settings that all tasks share.
     last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
+    conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
+    again_gpu_s, restarted_gpu_s = db.execute(_AGAIN_GPU_S).fetchone()
+    last_settings = parse_settings(last.settings if last is not None else None)
+    if last_settings.get("resume") is False:  # the user wanted it
+        restarted, restarted_gpu_s = 0, 0.0
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
     return read_model.JobFacts(
         tasks=tuple(tasks),
@@ -95,8 +100,9 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_files=sum(file.lost_something for file in files),
         file_folders=_folders(files),
-        conflicts=value(f"SELECT count(*) FROM ({_DONE_AGAIN})"),
-        last_settings=parse_settings(last.settings if last is not None else None),
+        conflicts=conflicts,
+        restarted=restarted or 0,
+        last_settings=last_settings,
         audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
         left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
         errors=read_as(db, read_model.ErrorFacts, _ERRORS),
@@ -109,7 +115,8 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         durations=dict(db.execute(DURATIONS)),
         failed_gpu_s=spent_s.get("failed", 0.0),
         lost_gpu_s=spent_s.get("lost", 0.0),
-        again_gpu_s=value(_AGAIN_GPU_S),
+        again_gpu_s=again_gpu_s,
+        restarted_gpu_s=restarted_gpu_s,
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
         merged=merged,
@@ -158,11 +165,18 @@ _DECISIONS = """
         SELECT kind, subject, value, reason, count(DISTINCT task_id) AS tasks, max(at_ms) FROM decision
         GROUP BY kind, subject)
     ORDER BY kind, subject"""
-_DONE_AGAIN = "SELECT DISTINCT recording_id, chunk_id FROM rival_chunk WHERE status = 'done'"
+# Chunks that were done more than once, and whether only because Slurm restarted a task that could not end in order.
+_DONE_AGAIN = """
+    SELECT r.recording_id, r.chunk_id,
+           min(a.job_id = b.job_id AND a.array_index = b.array_index AND a.procid IS b.procid
+               AND coalesce(a.verdict, 'killed') IN ('killed', 'stopped')) AS restarted
+    FROM rival_chunk r JOIN chunk c USING (recording_id, chunk_id)
+    JOIN task a ON a.task_id = r.task_id JOIN task b ON b.task_id = c.task_id
+    WHERE r.status = 'done' GROUP BY 1, 2"""
 # The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
 _AGAIN_GPU_S = f"""
-    SELECT total(gpu_s) FROM (
-        SELECT c.gpu_s, row_number() OVER (
+    SELECT total(gpu_s), total(gpu_s * restarted) FROM (
+        SELECT c.gpu_s, restarted, row_number() OVER (
             PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
         FROM ({_DONE_AGAIN})
         JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)

@@ -589,6 +589,7 @@ class JobFacts:
     lossy_files: int = 0  # files with rows that are missing, or may be
     file_folders: tuple[str, ...] = ()  # folders of its task databases: absolute, or below the job database's folder
     conflicts: int = 0  # chunks that were done more than once; a documented rule chooses one result
+    restarted: int = 0  # those of them that a restarted task repeated: a node had failed
     last_settings: Mapping[str, Any] = field(default_factory=dict)  # of the task that started last
     audio_left_s: float = 0.0  # of the pending chunks whose length is known
     left_of_unknown_length: int = 0  # pending chunks whose length is not known
@@ -603,6 +604,7 @@ class JobFacts:
     failed_gpu_s: float = 0.0  # spent on tries that failed
     lost_gpu_s: float = 0.0  # spent on tries without a result: their worker or task was killed
     again_gpu_s: float = 0.0  # spent on successful tries of chunks that were done before
+    restarted_gpu_s: float = 0.0  # the part of it for the chunks in ``restarted``
     alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → nodes
     recording_names: NameGaps | None = None  # None: there are no recordings
     merged: Freshness = field(default_factory=Freshness)
