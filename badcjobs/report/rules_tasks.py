@@ -192,41 +192,39 @@ def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         yield {"cost_s": gpu_s, "of_time": share(gpu_s, all_s), "tries": tries}
 
 
-_AGAIN_COST = "{cost_s:gpu_time}, {of_time} of the GPU time"
-
-
-@topic(Rule(
-    "repeated", NOTE,
-    says="{many:count chunk} {many:was|were} repeated after a node failure.",
-    evidence=("{many:whole} of {s.done:count chunk}, by tasks that Slurm has restarted", _AGAIN_COST),
-    fix="Nothing to correct: what had not left the node when it failed is done again.",
-    when=lambda f: f["restarted"],
-), Rule(
+_DONE_AGAIN = Rule(
     "done_again", "{severity}",
     says="{many:count chunk} {many:was|were} done more than once.",
     evidence=(
         "{many:whole} of {s.done:count chunk}; {s.facts.tries:count try tries} in total",
-        _AGAIN_COST,
+        "{cost_s:gpu_time}, {of_time} of the GPU time",
+        "{restarted:whole?} by tasks that Slurm restarted after a node failure",
         "{jobs:count job} with {s.tasks:count task} in this folder{how}",
     ),
     fix="A run skips chunks that it finds done. Use the same --out without --no-resume, let one job end before you"
         " start another on the same source, and do not change the audio files.",
-))  # fmt: skip
+)  # fmt: skip
+
+
+@topic(replace(
+    _DONE_AGAIN, kind="repeated", severity=NOTE,
+    says="{many:count chunk} {many:was|were} repeated after a node failure.",
+    fix="Nothing to correct: results that had not left the node when it failed are made again.",
+    when=lambda f: f["restarted"] == f["many"] and not f["how"],
+), _DONE_AGAIN)  # fmt: skip
 def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
-    all_s = 3600 * summary.gpu_hours
-    others = (False, facts.conflicts - facts.restarted, facts.again_gpu_s - facts.restarted_gpu_s)
-    for restarted, many, gpu_s in ((True, facts.restarted, facts.restarted_gpu_s), others):
-        if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
-            yield {
-                "restarted": restarted,
-                "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
-                "many": many,
-                "cost_s": gpu_s or None,
-                "of_time": share(gpu_s, all_s),
-                "jobs": len({task.job_id for task in facts.tasks}),
-                "how": "; the last one with --no-resume" if facts.last_settings.get("resume") is False else "",
-            }
+    gpu_s, many, all_s = facts.again_gpu_s, facts.conflicts, 3600 * summary.gpu_hours
+    if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
+        yield {
+            "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
+            "many": many,
+            "restarted": facts.restarted,
+            "cost_s": gpu_s or None,
+            "of_time": share(gpu_s, all_s),
+            "jobs": len({task.job_id for task in facts.tasks}),
+            "how": "; the last one with --no-resume" if facts.last_settings.get("resume") is False else "",
+        }
 
 
 # --- chunks that failed -----------------------------------------------------------------------------------------------

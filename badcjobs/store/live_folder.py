@@ -19,7 +19,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
-from badcjobs.paths import LIVE_PREFIX, LOCAL_PREFIX, LocalFolder, RunFolder
+from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished
@@ -61,7 +61,7 @@ class LiveFolder:
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
     """Create the folder; ``wanted`` is auto, local or shared, ``target`` is the file to publish later."""
-    candidate, name = Path(local_dir or tempfile.gettempdir()), f"{LOCAL_PREFIX}{key.name}-"
+    candidate, name = Path(local_dir or tempfile.gettempdir()), f"badcjobs-{key.name}-"
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
@@ -154,28 +154,21 @@ def publish_left_behind(
 ) -> None:
     """Publish the live files that killed tasks of this machine left for this run.
 
-    They are next to our folder or in the run folder. Those that may have chunks of ours come first: if another process
-    publishes them now, wait for it. ``replaced`` are the names of our earlier attempts, which may still run. Of other
-    tasks of our own array, only those on the node are published, without a wait.
+    They are next to our folder or in the run folder; there, those of other tasks of our own array are skipped. If they
+    may have chunks of ours and another process publishes them now, wait for it. ``replaced`` are the names of our
+    earlier attempts, which may still run.
     """
-
-    def publish_in(path: Path, publisher_s: float, owner_s: float) -> None:
+    for path in sorted((*mine.path.parent.glob("badcjobs-*"), *out.tasks.glob(f"{LIVE_PREFIX}*"))):
+        name = path.name.removeprefix("badcjobs-").removeprefix(LIVE_PREFIX).rpartition("-")[0]
+        other = TaskKey.parse(name)
+        is_sibling = other is not None and other.is_sibling_of(key)
+        if path == mine.path or (is_sibling and path.parent == out.tasks):
+            continue
+        patience_s = 0.0 if is_sibling else _PATIENCE_S
         folder = LocalFolder(path)
-        with locked(folder, publisher_s, owner_s, sleep) as owner:
+        with locked(folder, patience_s, patience_s if name in replaced else 0.0, sleep) as owner:
             if owner is not None and Path(owner.publish_to).parent == out.tasks and owner.is_of(hostname):
                 _publish_for(folder, owner)
-
-    siblings = []
-    for path in sorted((*mine.path.parent.glob(f"{LOCAL_PREFIX}*"), *out.tasks.glob(f"{LIVE_PREFIX}*"))):
-        name = path.name.removeprefix(LOCAL_PREFIX).removeprefix(LIVE_PREFIX).rpartition("-")[0]
-        other = TaskKey.parse(name)
-        if other is not None and other.is_sibling_of(key):
-            siblings.append(path)
-        elif path != mine.path:
-            publish_in(path, _PATIENCE_S, _PATIENCE_S if name in replaced else 0.0)
-    for path in siblings:
-        if path.parent != out.tasks:
-            publish_in(path, 0.0, 0.0)
 
 
 @contextmanager

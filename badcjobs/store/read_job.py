@@ -80,10 +80,6 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
     last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
-    again_gpu_s, restarted_gpu_s = db.execute(_AGAIN_GPU_S).fetchone()
-    last_settings = parse_settings(last.settings if last is not None else None)
-    if last_settings.get("resume") is False:  # the user wanted it
-        restarted, restarted_gpu_s = 0, 0.0
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
     return read_model.JobFacts(
         tasks=tuple(tasks),
@@ -102,7 +98,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         file_folders=_folders(files),
         conflicts=conflicts,
         restarted=restarted or 0,
-        last_settings=last_settings,
+        last_settings=parse_settings(last.settings if last is not None else None),
         audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
         left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
         errors=read_as(db, read_model.ErrorFacts, _ERRORS),
@@ -115,8 +111,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         durations=dict(db.execute(DURATIONS)),
         failed_gpu_s=spent_s.get("failed", 0.0),
         lost_gpu_s=spent_s.get("lost", 0.0),
-        again_gpu_s=again_gpu_s,
-        restarted_gpu_s=restarted_gpu_s,
+        again_gpu_s=value(_AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
         merged=merged,
@@ -175,8 +170,8 @@ _DONE_AGAIN = """
     WHERE r.status = 'done' GROUP BY 1, 2"""
 # The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
 _AGAIN_GPU_S = f"""
-    SELECT total(gpu_s), total(gpu_s * restarted) FROM (
-        SELECT c.gpu_s, restarted, row_number() OVER (
+    SELECT total(gpu_s) FROM (
+        SELECT c.gpu_s, row_number() OVER (
             PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
         FROM ({_DONE_AGAIN})
         JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)

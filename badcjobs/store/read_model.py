@@ -604,7 +604,6 @@ class JobFacts:
     failed_gpu_s: float = 0.0  # spent on tries that failed
     lost_gpu_s: float = 0.0  # spent on tries without a result: their worker or task was killed
     again_gpu_s: float = 0.0  # spent on successful tries of chunks that were done before
-    restarted_gpu_s: float = 0.0  # the part of it for the chunks in ``restarted``
     alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → nodes
     recording_names: NameGaps | None = None  # None: there are no recordings
     merged: Freshness = field(default_factory=Freshness)

@@ -30,7 +30,6 @@ from typing import Any
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import own_memory_bytes
-from badcjobs.devices.free import Waiting
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
 from badcjobs.model import Device, TaskKey, WorkerPlan
 from badcjobs.paths import RunFolder, shell_line
@@ -211,7 +210,6 @@ def skip_done(task: Task) -> None:
     First publish the live files of tasks that were killed on this node.
     """
     out, writer = task.out, task.writer
-    waiting = Waiting(task.world.clock, log.info, lambda: raise_if_stopped(task.world.stop))
     wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_TIMEOUT_S)
     publish_left_behind(
         out,
@@ -219,7 +217,7 @@ def skip_done(task: Task) -> None:
         task.key,
         hostname=task.world.hostname,
         replaced=task.claim.replaced,
-        sleep=waiting.sleep,
+        sleep=task.world.clock.sleep,
     )
     databases = [out.job_database] if out.job_database.exists() else []
     for database in databases + out.earlier_databases(task.key, merged_files(out.job_database)):
