@@ -14,7 +14,6 @@ from pathlib import Path
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import TaskKey
 
-LOCAL_PREFIX = "badcjobs-"  # folders of live files on a node
 LIVE_PREFIX = ".live-"  # hidden folders of live files; only their owners may open these
 
 
@@ -44,6 +43,7 @@ class RunFolder:
         self.path = path
         self.run_toml = path / "run.toml"
         self.tasks = path / "tasks"
+        self.waiting = self.tasks / ".waiting"  # why tasks wait for devices, for ``monitor``
         self.raw = path / "raw"  # output files of the engine, with --keep-raw
         self.job_database = path / "job.sqlite"
         self.report = path / "report.html"
@@ -90,11 +90,24 @@ class RunFolder:
         if self.task_database(key).exists():
             return
         self.task_log(key).unlink(missing_ok=True)
-        for folder in (self.tasks, self.path):
-            try:
-                folder.rmdir()
-            except OSError:
-                return  # not empty: other tasks use it
+        self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):  # not empty: other tasks use it
+            self.tasks.rmdir()
+            self.path.rmdir()
+
+    def tell_waiting(self, why: str) -> None:
+        """Write that tasks wait for devices, even before the first one has started."""
+        with suppress(OSError):
+            self.tasks.mkdir(parents=True, exist_ok=True)
+            self.waiting.write_text(why)
+
+    def stop_waiting(self) -> None:
+        """Undo ``tell_waiting``."""
+        with suppress(OSError):  # there was no need to wait
+            self.waiting.unlink()
+            self._remove_if_empty()
 
     def earlier_databases(self, key: TaskKey, merged: set[str]) -> list[Path]:
         """Return the task databases that may contain work already done.

@@ -56,8 +56,7 @@ def gpus(
         if not json_wanted:
             raise
         why = "\n".join(filter(None, [error.what, error.why]))
-        reader = {"backend": getattr(error, "backend", "none"), "backend_why": getattr(error, "backend_why", "")}
-        print_json(Listing((), why, **reader).to_dict())
+        print_json(getattr(error, "listing", Listing((), why)).to_dict())
         return int(error.exit_code)
     if json_wanted:
         print_json(found.to_dict())
@@ -196,6 +195,7 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_tak
     lines = table_text(Table("devices", "Devices", heads, rows))
     lines += ["", *(f"  {_device_name(d)}: {d['why']}" for d in devices)]
     lines += [f"  {_device_name(d)}: no reading: {d['trouble']}" for d in devices if d["trouble"]]
+    lines += [f"  {_device_name(d)}: skipped: {d['why']}" for d in listing["skipped"]]
     lines += [f"  granted: {listing['why']}"]
     if listing["backend_why"]:
         lines.append(f"  read through {listing['backend']}: {listing['backend_why']}")

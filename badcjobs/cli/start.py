@@ -79,8 +79,7 @@ def demo(
     project.write_text(_PROJECT.format(source=make_audio(place / "audio").relative_to(place)), encoding="utf-8")
     arguments = ("run", f"--config={project}", f"--out={place}")
     order = ArrayOrder(place, arguments, _TASKS, gpus_per_task=_GPUS_PER_TASK, time_min=10, name="demo")
-    # Its devices are its own: it waits for no other run, and keeps none off.
-    done = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS), lock=False), world, lambda line: None)
+    done = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS)), world, lambda line: None)
     if done.job is None or done.exit_code not in (0, 130):
         bad = next(row for row in done.rows if row.exit_code != 0)
         raise BadcjobsError(

@@ -144,7 +144,7 @@ def run_script(
     state_file, name = state_folder and state_folder / f"{job_id}.json", request.given.get("job-name") or name
     job = LocalJob(job_id, name, request, script, world, folder, state_file, () if lock is None else (lock,))
     try:
-        array = LocalArray(job, pool, settings, RunFolder(run).tasks, tell)
+        array = LocalArray(job, pool, settings, RunFolder(run), tell)
         _check(job, array.rows[0].log.parent, pool, tell, tell_mem=tell_mem)
     except BaseException:
         folder.rmdir()

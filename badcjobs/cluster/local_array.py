@@ -19,10 +19,11 @@ from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, 
 from badcjobs.cluster.local_watch import MARK, Watcher
 from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress, read_row
 from badcjobs.devices.allocation import is_in_slurm
-from badcjobs.devices.free import DeviceLocks, describe_holder, lock_folder
+from badcjobs.devices.free import STAND_INS, DeviceLocks, describe_holder, lock_folder
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import Device, StandIn
+from badcjobs.paths import RunFolder
 from badcjobs.report.words import count as count_of
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.submission_record import PENDING, RUNNING
@@ -43,7 +44,6 @@ class LocalSettings:
     share_gpus: bool = False  # several tasks on one device
     max_requeues: int = 0  # of a task that exits with 75; Slurm itself does not start it again
     kill_wait_s: float = 30.0
-    lock: bool = True  # lock the devices against other runs; not needed if they are simulated for this run only
     again: bool = False  # the user states that the Slurm job of the same folder has ended
     chunks: int = 0  # of all tasks; 0: not known before they begin
 
@@ -73,7 +73,7 @@ class DevicePool:
     """Assigns the devices of this machine to tasks, the least used first; tasks share a device only with ``share``.
 
     Other runs on this machine (``run --max-gpus``, another emulation) respect the same locks; ``refusals`` names their
-    holders. Without ``new_locks`` the devices are not locked.
+    holders. Without ``new_locks`` (simulated devices) nothing is locked.
     """
 
     def __init__(
@@ -145,20 +145,20 @@ def open_pool(count: int, settings: LocalSettings, world: World, run: Path) -> D
         private = world.environ.get("SLURM_TMPDIR") or world.environ.get("TMPDIR") or tempfile.gettempdir()
         folder = Path(private) / f"badcjobs-locks-{world.environ.get('SLURM_JOB_ID', 'job')}"
     new_locks = partial(DeviceLocks, folder, world.clock, describe_holder(world.pid, run))
-    return DevicePool(devices, new_locks if settings.lock else None, share=settings.share_gpus)
+    return DevicePool(devices, new_locks if devices[0].backend not in STAND_INS else None, share=settings.share_gpus)
 
 
 class LocalArray:
     """All tasks of one job, in one thread: PDEATHSIG ends a task when the thread that started it ends."""
 
     def __init__(
-        self, job: LocalJob, pool: DevicePool, settings: LocalSettings, tasks: Path, tell: Callable[[str], None]
+        self, job: LocalJob, pool: DevicePool, settings: LocalSettings, run: RunFolder, tell: Callable[[str], None]
     ) -> None:
         self.job = job
         self.rows = [TaskRow(one, PENDING, None, job.log(one, "output")) for one in job.request.indices]
         self._pool = pool
         self._settings = settings
-        self._tasks = tasks  # the folder of the task databases, which show progress
+        self._run = run  # its task databases show progress
         self._tell = tell
         self._clock = job.world.clock
         self._waiting = list(self.rows)
@@ -227,9 +227,12 @@ class LocalArray:
                 self._next_lock_s = now_s + _TRY_LOCKED_S
                 if now_s >= self._next_words_s:
                     self._next_words_s = now_s + _TELL_WAITING_S
-                    self._tell(f"waiting for GPUs that other runs use: {'; '.join(self._pool.refusals)}")
+                    why = f"waiting for GPUs that other runs use: {'; '.join(self._pool.refusals)}"
+                    self._tell(why)
+                    self._run.tell_waiting(why)
             if devices is None:
                 return
+            self._run.stop_waiting()
             self._watch.keep((*self.job.keep, *self._pool.lock_files))
             row = self._waiting.pop(0)
             row.devices = devices
@@ -268,7 +271,7 @@ class LocalArray:
             words += f"; not restarted: {why_not}"
         if row.exit_code:
             words += f"; log: {row.log}"
-        self._count_chunks(row, self._tasks.glob(f"{self.job.task_name(row.index)}.r{row.restarts}.*.sqlite"))
+        self._count_chunks(row, self._run.tasks.glob(f"{self.job.task_name(row.index)}.r{row.restarts}.*.sqlite"))
         self._write_down(row, attempt, state)
         self._change(row, state, words)
 
@@ -284,7 +287,7 @@ class LocalArray:
             return f"already restarted {count_of(row.restarts, 'time')}"
         if (self.job.attempt_folder(row.index, row.restarts) / NO_RESTART_VARIABLE).exists():
             return "another task has its part of the source"
-        made = made_progress(self._tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")
+        made = made_progress(self._run.tasks, f"{self.job.job_id}_{row.index or 0}.r{row.restarts}")
         return "no chunk was done" if made is False else None
 
     def _write_down(self, row: TaskRow, attempt: Attempt, state: str) -> None:

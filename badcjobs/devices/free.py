@@ -25,6 +25,7 @@ from badcjobs.model import StandIn
 from badcjobs.seams import Clock
 
 _MOST_TEXT = 500
+STAND_INS = ("simulated", "replay")  # backends whose devices are never locked: they exist in one run only
 
 # Other users can put anything into the folder: do not follow links, and do not block on a pipe.
 # Child processes do not inherit a lock (O_CLOEXEC). Workers die with the wrapper, but a program may leave a daemon that
@@ -214,11 +215,13 @@ class DeviceRequest:
 
 
 class NotFree(NotHere):
-    """There are fewer free devices than requested; ``backend`` is the reader of the devices."""
+    """There are fewer free devices than requested; ``listing`` is the same as a list without devices."""
 
-    def __init__(self, what: str, opened: OpenedDevices, *, why: str, fix: str) -> None:
+    def __init__(
+        self, what: str, opened: OpenedDevices, *, why: str, fix: str, skipped: Sequence[DeviceNow] = ()
+    ) -> None:
         super().__init__(what, why=why, fix=fix)
-        self.backend, self.backend_why = opened.reader.backend, opened.reader.why
+        self.listing = Listing((), f"{what}\n{why}", opened.reader.backend, opened.reader.why, tuple(skipped))
 
 
 class NeverFree(NotFree):
@@ -247,13 +250,15 @@ def list_free(
 ) -> Listing:
     """Return the devices that ``badcjobs gpus --free`` shows, best first."""
     with open_devices(environ, waiting.clock, stand_in) as opened:
-        picked = pick_free(request, opened, locks, waiting)
+        picked, skipped = pick_free(request, opened, locks, waiting)
         why = f"{opened.grant.why}; the best {request.count} of {len(opened.grant.devices)} by --free"
-        return Listing(tuple(picked), why, opened.reader.backend, opened.reader.why)
+        return Listing(tuple(picked), why, opened.reader.backend, opened.reader.why, tuple(skipped))
 
 
-def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks, waiting: Waiting) -> list[DeviceNow]:
-    """Lock and return the best of the granted devices; wait for them as long as the request allows.
+def pick_free(
+    request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks, waiting: Waiting
+) -> tuple[list[DeviceNow], list[DeviceNow]]:
+    """Lock and return the best of the granted devices, and those that were skipped; wait as the request allows.
 
     Raises NotFree, with the reason for each device, if the time is over or waiting cannot help.
     """
@@ -264,10 +269,11 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
         earlier = opened.now()
         waiting.sleep(_BETWEEN_READINGS_S)
         twice = [worse_of(one, other) for one, other in zip(earlier, opened.now(), strict=True)]
-        picked, refused = lock_best(twice, request, locks)
+        picked, skipped = lock_best(twice, request, locks)
+        refused = [f"{_name(device)} {device.why}" for device in skipped]
         if picked:
             words = f"one of the {request.count} most free GPUs: score"
-            return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked]
+            return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked], skipped
         left_s = deadline_s - waiting.clock.monotonic_s()
         if left_s <= 0:
             waited = f" in {request.wait_s:.0f} s" if request.wait_s else ""
@@ -276,6 +282,7 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
                 opened,
                 why="\n".join(refused),
                 fix="the same command with --wait 600, or a smaller --free (run: --config run.wait_s=600, --max-gpus)",
+                skipped=skipped,
             )
         if waiting.clock.monotonic_s() >= progress_at_s:
             progress_at_s = waiting.clock.monotonic_s() + _PROGRESS_EVERY_S
@@ -324,26 +331,29 @@ def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
 
 def lock_best(
     devices: Sequence[DeviceNow], request: DeviceRequest, locks: DeviceLocks
-) -> tuple[list[DeviceNow], list[str]]:
-    """Lock the best devices and return them; if they are too few, lock none and return the reason for each device."""
+) -> tuple[list[DeviceNow], list[DeviceNow]]:
+    """Lock the best devices (none, if they are too few); return them, and with the reason those that cannot be had."""
     reasons = [why_not_free(device, request) for device in devices]
     picked: list[DeviceNow] = []
     with locks.exclusive():
         best_first = sorted(enumerate(devices), key=lambda one: (-(one[1].score or 0.0), one[1].index or 0))
         for place, device in best_first:
             if len(picked) < request.count and reasons[place] is None:
-                reasons[place] = locks.claim(device.uuid or "")
+                if device.backend not in STAND_INS:
+                    reasons[place] = locks.claim(device.uuid or "")
                 if reasons[place] is None:
                     picked.append(device)
-        if len(picked) == request.count:
-            return picked, []
-        locks.release()
-    refused = []
-    for device, reason in zip(devices, reasons, strict=True):
-        by_index = device.index is not None and device.parent_uuid is None
-        if reason is not None:
-            refused.append(f"{f'GPU {device.index}' if by_index else device.uuid or device.token} {reason}")
-    return [], refused
+        if len(picked) < request.count:
+            locks.release()
+            picked = []
+    skipped = [replace(device, why=why) for device, why in zip(devices, reasons, strict=True) if why is not None]
+    return picked, skipped
+
+
+def _name(device: DeviceNow) -> str:
+    if device.index is not None and device.parent_uuid is None:
+        return f"GPU {device.index}"
+    return device.uuid or str(device.token)
 
 
 def why_not_free(device: DeviceNow, request: DeviceRequest) -> str | None:

@@ -64,6 +64,7 @@ class Listing:
     why: str
     backend: str = "none"
     backend_why: str = ""
+    skipped: tuple[DeviceNow, ...] = ()  # better ones that --free could not choose; ``why``: locked, or too busy
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document of ``badcjobs gpus --json``; docker and apptainer select its granted devices."""

@@ -23,6 +23,8 @@ from badcjobs.store.submission_record import file_in, find_cut_short, intent_in,
 
 _NOT_FOLLOWED = "is a link to a place outside the run folder: not followed"
 _ACCOUNTS_S = 3.0  # for reading accounts while a request waits for them
+_WAITING_S = 60.0  # a task that still waits writes it again
+_MOST_WAITING = 1000
 _CHECK_ENDED_EVERY_MS = 60_000  # a task that has ended publishes no more
 
 
@@ -84,6 +86,18 @@ class RunFiles:
         """Why some files could not be read."""
         outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.is_outside(self.folder.tasks) else []
         return outside + [self._troubles[name] for name in sorted(self._troubles)]
+
+    @property
+    def waiting(self) -> str | None:
+        """Why tasks wait for devices, if one of them has written it lately."""
+        path = self.folder.waiting
+        with suppress(OSError, BadcjobsError):
+            self.check_inside(self.folder.tasks, path)
+            age_s = self.clock.now_ms() / 1000 - path.stat().st_mtime
+            if age_s < _WAITING_S and path.is_file():
+                with path.open(errors="replace") as file:
+                    return f"tasks are {file.read(_MOST_WAITING)}"
+        return None
 
     def accounts(self) -> list[TaskFacts]:
         """Return the attempts with the accounts of their devices, as far as these have been read.

@@ -105,7 +105,7 @@ class RunView:
             and not unread
             and all(task.begun and (task.shard_count is not None or task.chunks) for task in tasks),
         )
-        remarks = [*files.troubles, array.trouble, array.cut_short and array.cut_short.what]
+        remarks = [files.waiting, *files.troubles, array.trouble, array.cut_short and array.cut_short.what]
         if not every and not files.troubles:
             remarks.append("no task has published anything yet")
         return Snapshot(

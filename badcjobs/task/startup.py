@@ -211,10 +211,20 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
     busiest = settings.max_utilization_percent if settings.max_utilization_percent < 100 else None
     request = DeviceRequest(wanted, settings.min_memory_mib or None, busiest, settings.wait_s)
-    waiting = Waiting(world.clock, log.info, lambda: raise_if_stopped(world.stop))
+    run = RunFolder(settings.out.absolute())
+
+    def report(text: str) -> None:
+        log.info("%s", text)
+        run.tell_waiting(text)
+
+    waiting = Waiting(world.clock, report, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
         ours = {device.uuid: device for device in sight.grant.devices}
-        picked = [replace(ours[device.uuid], why=device.why) for device in pick_free(request, sight, locks, waiting)]
+        try:
+            free, _ = pick_free(request, sight, locks, waiting)
+        finally:
+            run.stop_waiting()
+        picked = [replace(ours[device.uuid], why=device.why) for device in free]
         why = f"{sight.grant.why}; the {wanted} most free of {len(ours)}"
         why += f"\nread through {sight.reader.backend}: {sight.reader.why}"
         return Grant(tuple(picked), why), locks

@@ -196,17 +196,25 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
     text = f'touch {seen}/$CUDA_VISIBLE_DEVICES\n{wait}\necho start_time,end_time,label,score > "$2"'
     command = f"{site.script('command.sh', text)} {{input}} {{output}}"
     outs = [site.folder / f"run-{name}" for name in ("a", "b")]
-    args = (*QUICK, "--command", command, "--simulate", 4, "--max-gpus", 2)
-    programs = [site.start("run", manifest, "--out", out, *args) for out in outs]
+    args = (*QUICK, "--command", command, "--max-gpus", 2)
+    cards = fake_nvml_environ(4)
+    programs = [site.start("run", manifest, "--out", out, *args, env=cards) for out in outs]
 
     def free(many):
-        found = site.badcjobs("gpus", "--simulate", 4, "--json", "--free", many)
+        found = site.badcjobs("gpus", "--json", "--free", many, env=cards)
         return [device["uuid"] for device in found.json["devices"]] if found.exit_code == 0 else [found.json["why"]]
 
     wait_for(lambda: len(list(seen.iterdir())) == 4, "four cards in use")
     (why,) = free(1)
     for program, out in zip(programs, outs, strict=True):
         assert why.count(f"pid {program.pid}, {out}") == 2, "each holds two"
+    later = site.folder / "later"
+    waits = site.start("run", manifest, "--out", later, *args, "--config=run.wait_s=60", env=cards)
+    wait_for(lambda: (later / "tasks" / ".waiting").is_file(), "it waits")
+    monitor = site.badcjobs("monitor", later, "--once")
+    assert "tasks are waiting for 2 free GPUs: GPU 0 is locked by run of " in monitor.stdout, monitor.stdout
+    waits.send(signal.SIGTERM)
+    assert (waits.wait().exit_code, later.exists()) == (75, False)
     programs[0].kill()
     left = set(free(2))
     assert len(left) == 2, "the recorder of the killed one lives on, but holds no lock"

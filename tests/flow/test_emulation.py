@@ -16,6 +16,7 @@ import pytest
 from rooms.devices import DeviceLocks, simulated_uuid
 from rooms.root import SystemClock
 from support.badcjobs_program import Site, rows
+from support.fake_nvml import fake_nvml_environ, fake_uuid
 from support.login_node import LoginNode
 from support.waiting import wait_for
 
@@ -42,12 +43,13 @@ while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {folder}/finish ]; do sleep 0.1; 
 class Scenario:
     """One emulated job, from its start to whatever its end leaves."""
 
-    def __init__(self, site, chunks, *arguments):
+    def __init__(self, site, chunks, *arguments, cards=0):
         self.site, self.chunks, self.arguments, self.ends = site, chunks, arguments, []
+        self.cards = fake_nvml_environ(cards) if cards else {}  # real ones; simulated ones are not locked
 
     def start(self, *words):
         locks = {"BADCJOBS_LOCK_DIR": str(self.site.folder.parent / f"locks-{self.chunks}")}
-        return self.site.start(*(words or self.arguments), env=locks)
+        return self.site.start(*(words or self.arguments), env=locks | self.cards)
 
     def finish(self, *words):
         """Take what was in the way out of it, and give the same command again, or another one."""
@@ -67,11 +69,11 @@ class Scenario:
         assert [path.name for path in self.site.local.iterdir()] == []
 
 
-def array(site, chunks, *options, simulate=8, what=""):
+def array(site, chunks, *options, simulate=8, cards=0, what=""):
     script = site.script("engine.sh", what.replace("{folder}", str(site.folder)) + HEARD)
-    lean = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1, "--simulate", simulate)
+    lean = ("--no-emit-gpu-telemetry", "--retries", 0, "--interval", 0.1, *(() if cards else ("--simulate", simulate)))
     words = (*LOCAL, site.manifest(chunks), "--out", site.out, "--json", *options, *KEYS)
-    return Scenario(site, chunks, *words, "--", "--command", f"{script} {{input}} {{output}}", *lean)
+    return Scenario(site, chunks, *words, "--", "--command", f"{script} {{input}} {{output}}", *lean, cards=cards)
 
 
 def template(site, chunks):
@@ -208,11 +210,13 @@ def test_two_emulations_never_take_the_same_card_and_a_second_one_of_a_run_is_re
     site, other = Site(tmp_path / "one"), Site(tmp_path / "other")
     busy = f"{tmp_path}/busy-$CUDA_VISIBLE_DEVICES"
     alone = f"mkdir {busy} || exit 1; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; rmdir {busy}\n"
-    both = [array(one, 2, "--gpus-per-task", 2, simulate=2, what=alone) for one in (site, other)]
+    both = [array(one, 2, "--gpus-per-task", 2, cards=2, what=alone) for one in (site, other)]
     first = both[0].start()
     wait_for(lambda: len(list(tmp_path.glob("busy-*"))) == 2, "it has both cards")
     second = both[1].start()
     wait_for(lambda: "waiting for GPUs that other runs use: GPU" in second.stderr, "it waits")
+    waiting = "tasks are waiting for GPUs that other runs use: GPU 0 is locked by run of "
+    assert waiting in other.badcjobs("monitor", other.out, "--once").stdout
     node = LoginNode(site)
     to_slurm = tuple(word for word in both[0].arguments if word not in ("--cluster", "local"))
     again = both[0].start().wait()
@@ -231,14 +235,13 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     up = site.folder / "up"
     deaf = f"setsid sleep 300 &\nsh -c 'trap \"\" TERM; echo $$ > {up}; while :; do sleep 0.1; done'; true"
     script = site.script("job.sbatch", deaf)
-    keys = ("--config=submit.kill_wait_s=1", "--config=run.simulate=1")
-    program = Scenario(site, 0, *LOCAL, script, "--gpus-per-task", 1, *keys).start()
+    program = Scenario(site, 0, *LOCAL, script, "--gpus-per-task", 1, "--config=submit.kill_wait_s=1", cards=1).start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
     deaf_process = psutil.Process(int(up.read_text()))
     locks = DeviceLocks(site.folder.parent / "locks-0", SystemClock(), None)
     program.kill()
-    assert locks.claim(simulated_uuid(0)) is not None, "it is locked"
-    wait_for(lambda: locks.claim(simulated_uuid(0)) is None, "the card is free")
+    assert locks.claim(fake_uuid(0)) is not None, "it is locked"
+    wait_for(lambda: locks.claim(fake_uuid(0)) is None, "the card is free")
     assert not deaf_process.is_running() or deaf_process.status() == psutil.STATUS_ZOMBIE
     wait_for(lambda: not site.processes() and not list(site.local.iterdir()), "everybody has ended")
 

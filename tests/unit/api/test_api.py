@@ -11,6 +11,7 @@ from rooms.root import BadInput, DatabaseProblem, NotHere, SystemClock
 from rooms.store import read_only_uri
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import pretty
+from support.fake_nvml import FakeNvml
 from support.task_files import make_job
 
 import badcjobs
@@ -32,16 +33,18 @@ def test_the_promised_names_are_there():
 
 def test_devices_are_picked_under_the_lock_of_gpus_free_and_read_again_when_they_are_old(tmp_path, monkeypatch):
     monkeypatch.setenv("BADCJOBS_LOCK_DIR", str(tmp_path))
-    with badcjobs.pick_devices(2, min_memory_mib=100, max_utilization=100, check_every_s=0.1, simulate=3) as mine:
-        scores = {device.uuid: device.score for device in badcjobs.list_devices(simulate=3)}
+    FakeNvml(monkeypatch, 3)
+    with badcjobs.pick_devices(2, min_memory_mib=100, max_utilization=100, check_every_s=0.1) as mine:
+        scores = {device.uuid: device.score for device in badcjobs.list_devices()}
         assert [device.uuid for device in mine] == sorted(scores, key=scores.get, reverse=True)[:2]
         clock = SystemClock()
-        looking = (StandIn(3), DeviceRequest(1), DeviceLocks(tmp_path, clock, None), Waiting(clock, print))
+        looking = (StandIn(), DeviceRequest(1), DeviceLocks(tmp_path, clock, None), Waiting(clock, print))
         (other,) = list_free({}, *looking).devices
         assert other.uuid not in [device.uuid for device in mine]
         with pytest.raises(NotHere, match=r"(?s)is locked by run of .*try: pick_devices\(2, wait_s=600\)"):
-            badcjobs.pick_devices(2, simulate=3, wait_s=0.2, check_every_s=0.1)
-    badcjobs.pick_devices(3, simulate=3).release()
+            badcjobs.pick_devices(2, wait_s=0.2, check_every_s=0.1)
+    badcjobs.pick_devices(3).release()
+    assert len([badcjobs.pick_devices(2, simulate=2) for _ in range(2)]) == 2, "simulated ones are never locked"
     for never in ({"count": 4}, {"min_memory_mib": 10**6}):
         with pytest.raises(NotHere, match=r"(?s)GPU.*try: fewer devices or weaker limits"):
             badcjobs.pick_devices(**never, simulate=3)

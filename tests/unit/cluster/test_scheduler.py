@@ -144,6 +144,9 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     assert [tokens(one) for one in lent] == ["0", "1", "0", "1", "0"], "the least used"
     shared.give_back([one[0] for one in lent[:4] if one])
     assert [tokens(third.take(1)), third.take(1)] == ["1", None]
+    known, world, _ = Place(tmp_path / "machine").here(devices=2)
+    pools = [cluster.open_pool(2, known, world, tmp_path) for _ in range(2)]
+    assert [tokens(pool.take(2)) for pool in pools] == ["0,1", "0,1"], "simulated devices are not locked"
     unknown = cluster.DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
     assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
 

@@ -55,7 +55,10 @@ class Machine:
         grant = room.Grant(tuple(devices), "all of them")
         opened = room.OpenedDevices(ScriptedReader(self.clock, self._read), (), grant, None)
         request = room.DeviceRequest(**{"count": 1, **wish})
-        return room.pick_free(request, opened, self.locks, room.Waiting(self.clock, self.said.append, check))
+        picked, self.skipped = room.pick_free(
+            request, opened, self.locks, room.Waiting(self.clock, self.said.append, check)
+        )
+        return picked
 
     def picked(self, **wish):
         return [device.index for device in self.pick(**wish)]
@@ -82,6 +85,7 @@ def test_the_freest_devices_are_locked_best_first_and_passed_over_if_another_run
     assert machine.alice.claim("GPU-1") is None, "it is not locked"
     assert Machine(tmp_path / "equal", (5, 1), (0, 1), (0, 1)).picked(count=3) == [1, 2, 0]
     assert (machine.said, machine.passed_s) == ([], 0.5), "nothing is reported without a wait"
+    assert [(d.index, d.why) for d in machine.skipped] == [(4, f"is locked by {ALICE}")]
 
 
 def test_a_device_is_judged_by_the_worse_of_two_readings(tmp_path):
