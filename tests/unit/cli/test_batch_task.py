@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ DONE, FAILED, STOPPED = (f"signal.signal(signal.SIGUSR1, lambda *_: os._exit({co
 LONG = "time.sleep(60)\n"
 
 
-def run(program, requeues=2, send=None):
+def run(program, requeues=2, send=()):
     """Run a program as a task, answer the warning as submitit does; return the exit code and what is requeued."""
     Path("program.py").write_text(f"import os, signal, time\n{program}")
     task, seen = BatchTask((sys.executable, "program.py", "a b.csv"), requeues), list[Any]()
@@ -44,11 +45,13 @@ def run(program, requeues=2, send=None):
 
     def warn():
         wait_for(Path("ready").exists, "the child is there")
-        signal.pthread_kill(main, send or signal.SIGUSR2)
+        for number in send:
+            time.sleep(0.3)  # Python would handle two at once in the order of their numbers
+            signal.pthread_kill(main, number)
         Path("sent").touch()
 
     signal.signal(signal.SIGUSR2, checkpoint)
-    if send is not None:
+    if send:
         threading.Thread(target=warn, daemon=True).start()
     try:
         task()
@@ -81,19 +84,23 @@ def test_a_task_has_its_childs_exit_code_and_only_work_left_is_requeued(capsys):
     assert "this task cannot be requeued: scontrol: requeue is disabled" in capsys.readouterr().err
 
 
-WARNED = {  # what the child does → how the task ends, and how often it is requeued
-    STOPPED + READY + LONG: (-1, 1), DONE + READY + LONG: (None, 0), FAILED + READY + LONG: (1, 0),
-    READY + SENT + STOPPED + LONG: (-1, 1),  # told again once it listens
-}  # fmt: skip
+WARNING, CANCELLED = (signal.SIGUSR2,), (signal.SIGTERM,)
+SIGNALLED = [  # what the child does, what the task receives → how the task ends, and how often it is requeued
+    (STOPPED + READY + LONG, WARNING, (-1, 1)),
+    (DONE + READY + LONG, WARNING, (None, 0)),
+    (FAILED + READY + LONG, WARNING, (1, 0)),
+    (READY + SENT + STOPPED + LONG, WARNING, (-1, 1)),  # told again once it listens
+    (READY + SENT + "os._exit(75)", CANCELLED, (75, 0)),
+    (STOPPED + READY + LONG, CANCELLED + WARNING, (75, 0)),
+]
 
 
 def test_a_warning_stops_the_child_in_order_and_a_cancelled_task_is_not_requeued(tmp_path):
-    cancelled = READY + SENT + "os._exit(75)"
-    for number, (child, expected) in enumerate({**WARNED, cancelled: (75, 0)}.items()):
+    for number, (child, signals, expected) in enumerate(SIGNALLED):
         (tmp_path / f"{number}").mkdir()
         os.chdir(tmp_path / f"{number}")
-        end, seen = run(child, send=signal.SIGTERM if child == cancelled else signal.SIGUSR2)
-        assert (end, len(seen)) == expected, child
+        end, seen = run(child, send=signals)
+        assert (end, len(seen)) == expected, (child, signals)
 
 
 def test_a_signal_waits_while_the_job_is_submitted_and_leaves_before_that(capfd):

@@ -136,6 +136,7 @@ def publish_task(run, *, verdict=None, worker_died=False):
         for second in (*range(11), 27):
             reading = Reading(
                 utilization_percent=min(100, 8 * second), power_w=100.0 + second, temperature_c=40 + second,
+                busy_percent=None if second % 3 else min(100.0, 6.5 * second),
                 throttle_reasons=0x41 if second % 2 else 0, memory_used_bytes=2**30 + second,
                 energy_j=1000.0 + 90 * second if second % 5 == 0 else None,
             )  # fmt: skip

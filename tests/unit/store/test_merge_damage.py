@@ -135,7 +135,9 @@ def test_what_becomes_of_a_file_is_said_and_it_is_never_changed(template, tmp_pa
             said.append(f"    {'all rows' if counts == WHOLE else counts if any(counts.values()) else 'no rows'}")
     text = re.sub(r"[\d,]+ of [\d,]+ bytes", "N of M bytes", "\n".join(said))
     pages({"files.txt": text.replace(__version__, "VERSION").replace("0.1.0", "VERSION")})
+    before = run.victim.stat()
     damage.leave_wal(run.victim, rows=7)
+    os.utime(run.victim, ns=(before.st_atime_ns, before.st_mtime_ns))  # only the log has changed
     run.merge()
     assert run.counts()["gap"] >= 7, "a log that grows is read again"
 

@@ -324,7 +324,7 @@ def leave(run, node, index, *, job="4820", tries=1, **owner):
     return LocalFolder(place), target
 
 
-def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
+def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path, monkeypatch):
     node, run, key = tmp_path / "node", RunFolder(tmp_path / "run"), TaskKey("4900", 0, 0, "gpu1")
     mine = LocalFolder(node / "badcjobs-mine")
     run.create()
@@ -338,6 +338,10 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path):
         unknown, leave(run, None, 5, job="4900"), leave(RunFolder(tmp_path / "elsewhere"), node, 3),
         leave(run, node, 6, hostname="there", **rebooted), leave(run, None, 8, **rebooted),
     ]  # fmt: skip  # nobody's; of our own array; of another run; of other nodes
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        store.publish_left_behind(run, mine, key, hostname="here")
+    assert not [*run.tasks.glob("*.sqlite")], "all folders are of another user"
     store.publish_left_behind(run, mine, key, hostname="here")
     for folder, target in ours:
         words = "SELECT verdict, ended_at_ms, (SELECT count(*) FROM chunk WHERE status = 'done') FROM task"
