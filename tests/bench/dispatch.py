@@ -1,7 +1,7 @@
 """What badcjobs itself costs per chunk, with an engine that has next to nothing to do; beside a process per chunk.
 
     python tests/bench/dispatch.py            20,000 chunks: a minute
-    python tests/bench/dispatch.py --small    2,000: seconds
+    python tests/bench/dispatch.py --small    1,000: seconds
 
 All in one run on one machine, one worker each. A figure is the slope between a short list and a long one, so that the
 start is left out. All that badcjobs does for a chunk is in it, and the demo engine, which reads ten samples.
@@ -18,18 +18,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.audio import make_wav
-from support.measured import Promises, main, measure
+from support.measured import Measured, Promises, main, measure
 from support.source_files import rows
 
 SHORT = 50
 
 
-def fed_worker_s(folder: Path, chunks: int) -> float:
+def fed_worker(folder: Path, chunks: int) -> Measured:
     audio, manifest = make_wav(folder / "chunk.wav", 0.01, 1000, loud=[]), folder / f"{chunks}.csv"
     manifest.write_text(rows(*(f"rec,c{n},{audio},{n * 10},{n * 10 + 10},0,," for n in range(chunks))))
     out = tempfile.mkdtemp(dir=folder)
     one = ("--simulate=1", "--workers-per-gpu=1", "--engine=demo")
-    return measure("run", manifest, f"--out={out}", *one, cwd=folder).seconds
+    return measure("run", manifest, f"--out={out}", *one, cwd=folder)
 
 
 def xargs_s(folder: Path, chunks: int) -> float:
@@ -50,16 +50,14 @@ def slope_ms(way: Callable[[Path, int], float], folder: Path, chunks: int, repea
 
 def bench(folder: Path, promises: Promises, small: bool) -> None:
     """Compare a worker that is fed with a process per chunk, which takes so much longer that fewer are enough."""
-    chunks, repeats = (2_000, 1) if small else (20_000, 3)
+    chunks, repeats = (1_000, 1) if small else (20_000, 3)
     print(f"dispatch: one worker, lists of {chunks:,} chunks, {chunks // 10:,} where each is a process")
-    fed_ms = slope_ms(fed_worker_s, folder, chunks, repeats)
+    fed_ms = slope_ms(lambda *job: fed_worker(*job).seconds, folder, chunks, repeats)
     process_ms = slope_ms(xargs_s, folder, chunks // 10, repeats)
-    if small:  # beside other tests only the comparison is fair
-        promises.just("badcjobs, fed worker, with telemetry", fed_ms, "ms")
-    else:
-        promises.at_most("badcjobs, fed worker, with telemetry", fed_ms, 1.0, "ms")
+    promises.at_most("badcjobs, fed worker, with telemetry", fed_ms, 1.0, "ms")
     promises.just("xargs, an empty program per chunk", process_ms, "ms")
-    promises.at_most("a fed chunk, in times of an empty process", fed_ms / process_ms, 1.0, "×", is_time=False)
+    promises.at_most("a fed chunk, in times of an empty process", fed_ms / process_ms, 1.0, "×")
+    promises.at_most("peak memory", fed_worker(folder, chunks).memory_mb, 100, "MB", is_time=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the live view costs: ``badcjobs monitor`` at a terminal, over a run whose tasks publish all the time.
 
     python tests/bench/monitor.py            100 tasks for a minute
-    python tests/bench/monitor.py --small    for ten seconds
+    python tests/bench/monitor.py --small    for some seconds
 
 The share of a core is the processor time over the time on the wall: the median of stretches of a few seconds.
 """
@@ -59,7 +59,7 @@ def watch(folder: Path, promises: Promises, seconds: float) -> None:
         promises.just("until all are", time.monotonic() - started_s, "s")
         process = psutil.Process(terminal.process.pid)
         shares = [share_of_a_core(process, terminal) for _ in range(round(seconds / STRETCH_S))]
-        promises.at_most("share of a core", 100 * statistics.median(shares), 3, "%", is_time=False)
+        promises.at_most("share of a core", 100 * statistics.median(shares), 3, "%")
         promises.at_most("memory", process.memory_info().rss / 2**20, 100, "MiB", is_time=False)
         terminal.type("q")
         assert terminal.end() == 0
@@ -74,7 +74,7 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
     with ThreadPoolExecutor() as pool:
         publishing = pool.submit(publish_again_and_again, files, over)
         try:
-            watch(folder / "run", promises, 10 if small else 60)
+            watch(folder / "run", promises, STRETCH_S if small else 60)
         finally:
             over.set()
     publishing.result()
@@ -84,7 +84,7 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
     for _ in range(10):
         view.look()
     idle_ms = (time.process_time() - before_s) * 100
-    promises.at_most("one look when nothing has changed", idle_ms, 20, "ms", is_time=False)
+    promises.at_most("one look when nothing has changed", idle_ms, 20, "ms")
 
 
 if __name__ == "__main__":

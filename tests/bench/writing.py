@@ -75,7 +75,7 @@ def measure_cpu(promises: Promises, folder: Path, seconds: float, hours: float) 
             publishing = 100 * (time.process_time() - used_s) / publish_interval_s(size, BASE_INTERVAL_S)
         promises.just(f"{mode}: writing 8 devices at 10 Hz", writing, "% core")
         promises.just(f"{mode}: publishing {size / 1e6:.1f} MB", publishing, "% core")
-        promises.at_most(f"{mode}: both", writing + publishing, 2, "% core", is_time=False)
+        promises.at_most(f"{mode}: both", writing + publishing, 2, "% core")
 
 
 def measure_size(promises: Promises, folder: Path, ticks: int) -> None:
@@ -112,7 +112,7 @@ def bench(folder: Path, promises: Promises, small: bool) -> None:
     """Measure processor time, size and fsyncs, on a node-local disk and in the mode for shared filesystems."""
     seconds = 2 if small else 60
     print(f"writing: 8 devices at 10 Hz, and fsyncs of a run of {seconds} s of work")
-    measure_cpu(promises, folder, 1 if small else seconds, 0.05 if small else 1.0)
+    measure_cpu(promises, folder, 0.3 if small else seconds, 0.01 if small else 1.0)
     measure_size(promises, folder, 240 if small else 3600)
     with ThreadPoolExecutor() as pool:
         local, shared = pool.map(lambda mode: count_fsyncs(folder / f"fsync-{mode}", mode, seconds), MODES)
