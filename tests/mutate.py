@@ -3,8 +3,8 @@
     python tests/mutate.py badcjobs/workers/retry.py badcjobs/store/merge.py -n 20 --seed 7
     python tests/mutate.py badcjobs/report/*.py -n 30 -- tests/unit/report tests/flow/test_behaviour_pack.py
 
-Without tests after ``--``, those of the files' rooms and the behaviour pack are run. Prints every change that nothing
-noticed, and the share that was caught.
+Without tests after ``--``, those of the files' rooms and the behaviour pack are run, and for files that hardly any unit
+test calls, those of whole programs. Prints every change that nothing noticed, and the share that was caught.
 """
 
 import argparse
@@ -29,6 +29,17 @@ OTHER = {
     ast.FloorDiv: "*", ast.Mod: "//",
 }  # fmt: skip
 OTHER_NAME = {"min": "max", "max": "min", "any": "all", "all": "any"}
+ENGINE = ("tests/contract/test_engine.py",)
+KILLS = ("tests/faults/test_kill_one.py",)
+WHOLE_PROGRAMS = {  # files of which unit tests call less than a third → the tests that do
+    "before": ("tests/flow/test_planning_commands.py",), "claims": ("tests/faults/test_twins.py",), "command": ENGINE,
+    "hawkears1": ENGINE, "hawkears_worker": ENGINE, "live": ("tests/flow/test_live_commands.py",),
+    "machine": ("tests/flow/test_devices.py",), "recorder_process": KILLS, "records": KILLS,
+    "results": ("tests/flow/test_merge_command.py", "tests/flow/test_report_command.py"),
+    "run": ("tests/flow/test_run_settings.py",), "run_task": (*KILLS, "tests/flow/test_run_signals.py"),
+    "sidecar": (*KILLS, "tests/flow/test_telemetry.py"), "startup": ("tests/flow/test_run_signals.py",),
+    "stream_session": ENGINE, "submit": ("tests/flow/test_submit_stories.py",),
+}  # fmt: skip
 SPEECH = ("log", "_log", "logger", "warnings")  # what is only said may be left out
 
 
@@ -154,9 +165,10 @@ def is_noticed(copy: Path, mutation: Mutation, tests: list[str], timeout_s: floa
         changed.write_bytes(source)
 
 
-def tests_of(path: Path) -> str:
+def tests_of(path: Path) -> Iterator[str]:
     room = f"tests/unit/{path.resolve().parent.name}"
-    return room if (REPOSITORY / room).is_dir() else "tests/unit/root"
+    yield room if (REPOSITORY / room).is_dir() else "tests/unit/root"
+    yield from WHOLE_PROGRAMS.get(path.stem, ())
 
 
 def main() -> int:
@@ -167,7 +179,8 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=20, help="how many changes to try (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses other places")
     args = parser.parse_args(before)
-    tests = after or [*sorted({*map(tests_of, args.files)}), "tests/flow/test_behaviour_pack.py"]
+    of_files = {test for path in args.files for test in tests_of(path)}
+    tests = after or [*sorted(of_files), "tests/flow/test_behaviour_pack.py"]
     every = [mutation for path in args.files for mutation in mutations(path.resolve())]
     chosen = random.Random(args.seed).sample(every, min(args.n, len(every)))
     survivors = 0

@@ -267,6 +267,7 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
     task = replace(TASK, devices=2, cpus=24, memory_limit_bytes=64 * GIB, memory_peak_bytes=8 * GIB, audio_s=3.6e6)
     bill = make_bill(job(task, devices=(DEVICE, unused)), sockeye)
     assert bill == Bill(320.0, 320.0, 50.0, 1, 2, 10)
+    assert make_bill(job(task, devices=(DEVICE, unused)), Billing(6)) == Bill(12.0, 12.0, 6.0, 1, 2, 10)
     said = dict(headlines(replace(summarize(job(task)), bill=bill)))["bill"]
     assert said.endswith("; with --gpus-per-node=1 --cpus-per-task=2 --mem=10G it would have been 50.0")
     assert make_bill(job(replace(task, memory_peak_bytes=None)), sockeye) == Bill(320.0, 320.0, None, 1, 2, None)
