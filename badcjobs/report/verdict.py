@@ -66,7 +66,7 @@ class Verdict:
         return {"state": self.state, "outcome": self.outcome, "cost": self.cost, "result": self.result, "next": steps}
 
 
-def judge(done: int, failed: int, left: int, *, running: bool = False, elsewhere: int = 0) -> tuple[str, str, str]:
+def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 0) -> tuple[str, str, str]:
     """Return the state of a job with chunks, the word for it, and the counts in words.
 
     ``elsewhere``: chunks whose results are in another file; no chunk done at all is a failure.
