@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -119,8 +118,7 @@ def report(
     queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
     with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as found:
-        metrics = partial(found.to_prometheus, "" if prometheus is None or is_stdout(prometheus) else prometheus.stem)
-        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, metrics)):
+        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
             if path is not None:
                 _write(path, make())
                 if not is_stdout(path):

@@ -120,13 +120,16 @@ class LiveSource:
             # The last reading of an ended or silent task is not current.
             metrics.READING: [device for device in snapshot.devices if device.alive],
             metrics.HOST: [task for task in snapshot.tasks if task.state == "running"],
+            metrics.ALERTS: (self.view,),
         }
+        run = ""
         if isinstance(self.view, RunView):
-            summary = summarize_run(self.view.files, snapshot)
-            things |= {metrics.DEVICE: summary.devices, metrics.TASK: summary.facts.tasks}
-            if not snapshot.unread and not self.view.files.unaccounted:
-                things[metrics.RUN] = (summary,)
-        return metrics.prometheus_text(metrics.samples_of(things, self.home.name if self.home else ""))
+            files = self.view.files
+            run = str((files.only or files.folder.path).resolve())
+            summary = summarize_run(files, snapshot)
+            whole = () if snapshot.unread or files.unaccounted else (summary,)
+            things |= {**metrics.accounts_of(summary), metrics.RUN: whole, metrics.ALERTS: whole}
+        return metrics.prometheus_text(metrics.samples_of(things, run))
 
     def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
         """Return the processes on the devices of running tasks, by device key; an unchanged file is not read again."""

@@ -110,8 +110,9 @@ class RunFiles:
             if read_from is not seen.tasks and self.clock.monotonic_s() < until_s:
                 with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
                     self.check_inside(seen.path)
+                    accounts = read_accounts(seen.path, seen.tasks)
                     self._accounts.pop(name, None)  # its new place is the last one
-                    self._accounts[name] = seen.tasks, read_accounts(seen.path, seen.tasks)
+                    self._accounts[name] = seen.tasks, accounts
             elif read_from is None:
                 self.unaccounted += 1
         return [task for name in self._seen if name in self._accounts for task in self._accounts[name][1]]
@@ -128,8 +129,11 @@ class RunFiles:
             what = f"{error.filename} cannot be read: {error.strerror}"  # remarks and HTTP errors show only this line
             raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
         self.many = len(found)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in found}
-        self._accounts = {name: known for name, known in self._accounts.items() if name in found}
+        still_valid = set(found)
+        if self._seen.keys() - found:  # merged and removed: their tasks are in the job database only
+            still_valid.discard(self.folder.job_database.name)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in still_valid}
+        self._accounts = {name: known for name, known in self._accounts.items() if name in still_valid}
         self._troubles = {name: words for name, words in self._troubles.items() if name in found}
         order = sorted(found, key=lambda name: self._seen[name].checked_at_ms if name in self._seen else 0)
         for number, name in enumerate(order):  # the one read longest ago first

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, Job
 from badcjobs.store.read_tasks import read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
-from badcjobs.telemetry.alerts import AlertBook
+from badcjobs.telemetry.alerts import Alert, AlertBook
 from badcjobs.telemetry.books import process_words
 from badcjobs.telemetry.recorder import Followed
 
@@ -266,7 +266,8 @@ class MachineView:
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(opened.inventory)
         ]
-        self._book = AlertBook(None, followed, limits, describe=self._describe)
+        self._started = Counter[tuple[str, str]]()  # alerts by kind and severity at their start
+        self._book = AlertBook(None, followed, limits, tell=self._count, describe=self._describe)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
@@ -290,6 +291,18 @@ class MachineView:
             ),
             total=total_of_devices(devices),
         )  # fmt: skip
+
+    @property
+    def alerts(self) -> list[AlertFacts]:
+        """The alerts since it was opened, by kind and severity."""
+        still_open = Counter((alert.kind, alert.severity) for alert in self._book.open_alerts)
+        started = self._started
+        keys = started | still_open  # an alert may have become critical
+        return [AlertFacts(*key, started[key], 0, 0, None, None, "", still_open[key]) for key in keys]
+
+    def _count(self, alert: Alert) -> None:
+        if not alert.over:
+            self._started[alert.kind, alert.severity] += 1
 
     def close(self) -> None:
         """Close the device reader."""

@@ -330,13 +330,9 @@ class ReportedJob:
             return comparison_markdown(self.comparison)
         return markdown(self.summary, self.title)
 
-    def to_prometheus(self, file: str = "") -> Iterator[str]:
-        """Yield the metrics of the job, line by line.
-
-        The name of its file is a label if the run is called otherwise: the files of two runs of one name can lie in
-        one folder.
-        """
-        return prometheus_lines(job_samples(self.summary, self.title), "" if file == self.title else file)
+    def to_prometheus(self) -> Iterator[str]:
+        """Yield the metrics of the job, line by line."""
+        return prometheus_lines(job_samples(self.summary, str(Path(self.summary.place).resolve())))
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Both ``report --prometheus FILE`` and ``/metrics`` of ``serve`` use this table, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -14,15 +14,20 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
+from badcjobs.store.read_model import DeviceFacts
 
 BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
 # What a metric describes, which decides its first labels. ``device`` is the index (or the token, if it has none),
-# ``task`` is empty on a machine without a task, ``run`` is the folder name: Prometheus uses the label ``job`` itself.
-READING, DEVICE, HOST, TASK, RUN, REPORT, INFO = "reading", "device", "host", "task", "run", "report", "info"
+# ``task`` is empty on a machine without a task, ``run`` is its path: Prometheus uses the label ``job`` itself.
+# Readings and work exist only while the task runs: a gauge of an ended one is not current.
+READING, WORK, DEVICE, HOST = "reading", "work", "device", "host"
+TASK, RUN, REPORT, INFO, ALERTS = "task", "run", "report", "info", "alerts"
 _LABELS = {
-    READING: ("run", "task", "device", "uuid"), DEVICE: ("run", "task", "device", "uuid"), HOST: ("run", "task"),
-    TASK: ("run", "task"), RUN: ("run",), REPORT: ("run",), INFO: ("run", "version"),
-}  # fmt: skip
+    **dict.fromkeys((READING, WORK, DEVICE), ("run", "task", "device", "uuid")),
+    **dict.fromkeys((HOST, TASK), ("run", "task")),
+    **dict.fromkeys((RUN, REPORT, ALERTS), ("run",)),
+    INFO: ("run", "version"),
+}
 Sample = tuple[str, float | None, dict[str, str]]  # metric, value (None: not known, left out), labels
 
 
@@ -30,7 +35,7 @@ Sample = tuple[str, float | None, dict[str, str]]  # metric, value (None: not kn
 class Metric:
     """One name: what it means, in which unit, and its value."""
 
-    name: str  # of a counter, it ends in _total
+    name: str  # of a counter, which never falls, it ends in _total
     unit: str
     of: str  # what has this metric: a device, a task, or the Summary of a run
     help: str
@@ -69,6 +74,12 @@ def _outdated(summary: Summary) -> int | None:
     return merged.changed + merged.new or (None if unknown else 0)
 
 
+def _energy_j(device: DeviceFacts) -> float | None:
+    """Return the larger of two measurements that never fall; the better one may change, and be smaller."""
+    both = (device.energy_counter_j, device.energy_integrated_j)
+    return max((joules for joules in both if joules is not None), default=None)
+
+
 METRICS = (
     # The last reading of a device.
     Metric("badcjobs_gpu_utilization_percent", "percent", READING,
@@ -104,17 +115,18 @@ METRICS = (
     # What a device did and used so far.
     Metric("badcjobs_gpu_samples_total", "readings", DEVICE, "readings of the device so far", "samples"),
     Metric("badcjobs_gpu_gap_seconds_total", "s", DEVICE, "time without readings", "gap_s"),
-    Metric("badcjobs_gpu_energy_joules_total", "J", DEVICE, "energy used during the task", "energy_j"),
-    Metric("badcjobs_gpu_state_seconds_total", "s", DEVICE,
-           "time in each state: working, failed, lost, start_up, waiting, idle", "state_s", ("state",)),
-    Metric("badcjobs_gpu_state_energy_joules_total", "J", DEVICE,
-           "energy used in each state; the states add up to the energy of the device", "state_energy_j", ("state",)),
+    Metric("badcjobs_gpu_energy_joules_total", "J", DEVICE, "energy used during the task", _energy_j),
     Metric("badcjobs_gpu_throttled_samples_total", "readings", DEVICE,
            "readings with a reduced clock, by reason", "held_back", ("reason",)),
-    Metric("badcjobs_gpu_tries_total", "tries", DEVICE, "tries of chunks on the device: done, failed, lost",
-           lambda d: {"done": d.work.done, "failed": d.work.failed, "lost": d.work.lost}, ("outcome",)),
+    Metric("badcjobs_gpu_tries_total", "tries", DEVICE, "tries of chunks on the device: done, failed",
+           lambda d: {"done": d.work.done, "failed": d.work.failed}, ("outcome",)),
     Metric("badcjobs_gpu_audio_seconds_total", "s of audio", DEVICE,
            "audio in the chunks done on the device", "work.audio_s"),
+    # The same, as far as it is known: a try in progress counts as working, and may fail.
+    Metric("badcjobs_gpu_state_seconds", "s", WORK,
+           "time in each state: working, failed, lost, start_up, waiting, idle", "state_s", ("state",)),
+    Metric("badcjobs_gpu_state_energy_joules", "J", WORK, "energy used in each state", "state_energy_j", ("state",)),
+    Metric("badcjobs_gpu_lost_tries", "tries", WORK, "tries without a result: their worker was killed", "work.lost"),
     # The machine around them, as the task sees it.
     Metric("badcjobs_host_cpu_percent", "percent", HOST,
            "all cores of the machine together, 100 = all busy", "cpu_percent"),
@@ -122,8 +134,8 @@ METRICS = (
     # One array task.
     Metric("badcjobs_task_chunks", "chunks", TASK, "chunks of the task by state: done, failed, pending",
            lambda t: {"done": t.done, "failed": t.failed, "pending": t.pending}, ("state",)),
-    Metric("badcjobs_task_audio_seconds_total", "s of audio", TASK,
-           "audio in the chunks that the task has done", "audio_s"),
+    Metric("badcjobs_task_audio_seconds", "s of audio", TASK,
+           "audio in the chunks whose result is from the task", "audio_s"),
     Metric("badcjobs_task_running_seconds_total", "s", TASK, "from the start of the task to its last sign", "wall_s"),
     # The run.
     Metric("badcjobs_info", "1", INFO, "always 1; the version that wrote this", lambda _: 1),
@@ -145,25 +157,26 @@ METRICS = (
            times=3600),
     Metric("badcjobs_audio_left_seconds", "s of audio", RUN,
            "audio that is left (estimate)", lambda s: _left(s, "audio_hours"), times=3600),
-    Metric("badcjobs_detections_total", "detections", RUN, "detections of all labels", "detections"),
+    Metric("badcjobs_detections", "detections", RUN, "detections of all labels", "detections"),
     Metric("badcjobs_running_seconds_total", "s", RUN, "time during which at least one task was running", "wall_s"),
     Metric("badcjobs_speed_ratio", "s of audio per s", RUN,
            "audio done over running time: × real time", "times_real_time"),
     Metric("badcjobs_granted_gpu_seconds_total", "GPU-seconds", RUN,
            "for each task, its running time × the devices it was granted", "gpu_hours", times=3600),
-    Metric("badcjobs_state_gpu_seconds_total", "GPU-seconds", RUN, "what the devices did with that time, by state",
+    Metric("badcjobs_state_gpu_seconds", "GPU-seconds", RUN, "what the devices did with that time, by state",
            lambda s: {state: time.gpu_hours for state, time in s.states.items()}, ("state",), times=3600),
-    Metric("badcjobs_state_energy_joules_total", "J", RUN, "energy used in each state",
+    Metric("badcjobs_state_energy_joules", "J", RUN, "energy used in each state",
            lambda s: {state: time.energy_wh for state, time in s.states.items()}, ("state",), times=3600),
-    Metric("badcjobs_energy_joules_total", "J", RUN, "energy of all devices that report it", "energy_wh", times=3600),
+    Metric("badcjobs_energy_joules_total", "J", RUN, "energy of all devices that report it",
+           lambda s: sum(filter(None, map(_energy_j, s.devices))) or None),
     Metric("badcjobs_left_gpu_seconds", "GPU-seconds", RUN,
            "device time that is left (estimate)", lambda s: _left(s, "gpu_hours"), times=3600),
     Metric("badcjobs_predicted_end_timestamp_seconds", "s since 1970", RUN,
            "when the work will be done (estimate); only while tasks are running and until that time has passed",
            lambda s: s.outlook.end_at_ms if s.outlook else None, times=1e-3),
-    Metric("badcjobs_alerts_total", "alerts", RUN, "alerts of each kind",
+    Metric("badcjobs_alerts_total", "alerts", ALERTS, "alerts of each kind",
            lambda s: {(alert.kind, alert.severity): alert.alerts for alert in s.alerts}, ("kind", "severity")),
-    Metric("badcjobs_alerts_open", "alerts", RUN, "alerts that are still open",
+    Metric("badcjobs_alerts_open", "alerts", ALERTS, "alerts that are still open",
            lambda s: {(alert.kind, alert.severity): alert.still_open for alert in s.alerts}, ("kind", "severity")),
     Metric("badcjobs_findings", "findings", REPORT, "findings of the report: problem, warning, note",
            lambda s: {name: sum(found.severity == name for found in s.findings) for name in SEVERITIES}, ("severity",)),
@@ -181,7 +194,7 @@ def samples_of(things: Mapping[str, Iterable[Any]], run: str) -> Iterator[Sample
 
 def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
     first: tuple[str, ...] = (run,)
-    if metric.of in (READING, DEVICE):
+    if metric.of in (READING, WORK, DEVICE):
         first = run, thing.task, thing.label, thing.uuid or ""
     elif metric.of in (HOST, TASK):
         first = run, thing.name
@@ -194,9 +207,16 @@ def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:
-    """Yield every sample of a job; ``run`` names it."""
-    things = {READING: summary.devices, DEVICE: summary.devices, TASK: summary.facts.tasks}
-    return samples_of({**things, INFO: (summary,), RUN: (summary,), REPORT: (summary,)}, run)
+    """Yield every sample of a job; ``run`` is its path."""
+    things = accounts_of(summary)
+    things |= {READING: things[WORK], **dict.fromkeys((INFO, RUN, REPORT, ALERTS), (summary,))}
+    return samples_of(things, run)
+
+
+def accounts_of(summary: Summary) -> dict[str, Sequence[Any]]:
+    """Return the tasks and devices of a summary, by what they are for their metrics."""
+    running = [device for device in summary.devices if device.task in summary.tasks_running]
+    return {DEVICE: summary.devices, WORK: running, TASK: summary.facts.tasks}
 
 
 def prometheus_text(samples: Iterable[Sample]) -> str:
@@ -204,8 +224,8 @@ def prometheus_text(samples: Iterable[Sample]) -> str:
     return "".join(prometheus_lines(samples))
 
 
-def prometheus_lines(samples: Iterable[Sample], file: str = "") -> Iterator[str]:
-    """Yield the same text line by line; ``file`` is one more label."""
+def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield the same text line by line."""
     last = None
     for name, value, labels in samples:
         if value is not None and math.isfinite(value):
@@ -214,7 +234,6 @@ def prometheus_lines(samples: Iterable[Sample], file: str = "") -> Iterator[str]
                 kind = "counter" if name.endswith("_total") else "gauge"
                 yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {kind}\n"
             # For Prometheus an empty label is the same as no label.
-            every = labels | {"file": file}
-            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in every.items() if text)
+            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
             yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from badcjobs.model import CutShort, Queue, load_word
-from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
+from badcjobs.report.progress import OUTDATED, RUNNING, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import LEFT_OUT
 from badcjobs.store import read_model
@@ -141,6 +141,7 @@ class Summary:
     alerts: tuple[read_model.AlertFacts, ...] = ()
     energy_measured_percent: float | None = None  # of the GPU time; None: no energy is known
     tasks_silent: tuple[str, ...] = ()  # names of tasks that have not ended and no longer update their database
+    tasks_running: frozenset[str] = frozenset()  # names
     merged: read_model.Freshness = field(default_factory=read_model.Freshness)  # whether task databases are newer
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
@@ -263,6 +264,7 @@ def summarize(
         # Rounding must not make it more than 100 %.
         energy_measured_percent=100 * min(1.0, measured) if energies and measured is not None else None,
         tasks_silent=silent,
+        tasks_running=frozenset(name for name, state in task_states if state == RUNNING),
         merged=job.merged,
     )
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
@@ -78,15 +78,14 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     Without a better metric, busy is the plain utilization. The samples are read block by block.
     """
     counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
-    counter: list[tuple[int, float]] = []  # first and last reading of the energy counter
+    counter: list[tuple[int, float]] = []  # readings of the energy counter
     points: dict[str, list[tuple[int, float | None]]] = {name: [] for name in _OVER_TIME}
     samples, first_ms, last_ms = 0, None, None
     cursor = db.execute(_SAMPLES, (task_id, device_id))
     while rows := cursor.fetchmany(_BLOCK_ROWS):
         times, joules, *gauges = zip(*rows, strict=True)
         samples, first_ms, last_ms = samples + len(rows), first_ms or times[0], times[-1]
-        if known := [(at_ms, value) for at_ms, value in zip(times, joules, strict=True) if value is not None]:
-            counter = [(counter or known)[0], known[-1]]
+        counter += [(at_ms, value) for at_ms, value in zip(times, joules, strict=True) if value is not None]
         for metric, values in zip(GAUGES, gauges, strict=True):
             counts[metric].update(values)
             if metric in points:
@@ -97,8 +96,9 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
     counted: tuple[float | None, float | None] = (None, None)
     if counter:
-        (from_ms, from_j), (to_ms, to_j) = counter
-        counted = (to_j - from_j, (to_ms - from_ms) / 1000)
+        (from_ms, from_j), (to_ms, to_j) = counter[0], counter[-1]
+        fallen_j = sum(max(0.0, before[1] - after[1]) for before, after in pairwise(counter))  # it began again from 0
+        counted = (to_j - from_j + fallen_j, (to_ms - from_ms) / 1000)
     total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
     db.execute(insert_sql("device_total"), total)
     figures = [(task_id, device_id, metric, *distribution(found)) for metric, found in counts.items() if found]

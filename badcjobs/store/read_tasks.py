@@ -81,6 +81,8 @@ _DEVICES_NOW = f"""
 _DONE = """
     SELECT device_id, count(*), total(audio_s) FROM chunk
     WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
+# In a job database: also chunks that another task has done again, whose result was chosen.
+_DONE_EVER = _DONE.replace("chunk", "(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
@@ -352,7 +354,8 @@ _SPARKS = """
 
 def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
     workers, durations = dict(db.execute(_WORKERS, task)), grouped(db.execute(_DURATIONS, task))
-    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE, task)}
+    done_sql = _DONE_EVER if is_job_database(db) else _DONE
+    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(done_sql, task)}
     found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
     for device_id, done, failed, lost, *ends in db.execute(_WORK, task):
         p50_s = p95_s = longest_s = None

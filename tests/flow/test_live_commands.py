@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +18,9 @@ import psutil
 import pytest
 import wsproto
 from rooms.report import METRIC_BY_NAME
+from support import needs
 from support.badcjobs_program import ON_CPU, QUICK, assert_refused
-from support.live_run import LiveServer, write_live_run
+from support.live_run import LiveServer, Prometheus, write_live_run
 from support.task_files import TaskFile
 from support.terminal import Terminal
 from support.waiting import wait_for
@@ -333,3 +335,28 @@ def test_devices_of_this_machine_come_with_their_processes_and_a_past(tmp_path):
         next(events)
         assert (server.end(), "Traceback" in server.stderr) == (0, False)
         assert "beat" not in [name for _, name, _ in events]
+
+
+NEVER_HERE = {"badcjobs_gpu_throttled_samples_total", "badcjobs_alerts_total"}
+
+
+def test_no_counter_falls_while_tries_fail_a_task_is_killed_and_another_goes_on(site):
+    if shutil.which("prometheus") is None:
+        needs.missing("promtool", "prometheus is not installed")
+    fails_first = 'sleep 0.3; [ -e "$0.$1" ] && echo start_time,end_time,label,score > "$3"; touch "$0.$1"'
+    detector, source = site.script("detector", fails_first), site.manifest(12)
+    order = (source, "--command", f"{detector} {{chunk_id}} {{input}} {{output}}", "--simulate", 2)
+    site.out.mkdir()
+    with LiveServer(site.folder, site.out, interval_s=0.1) as server, Prometheus(site.folder, server.url) as prometheus:
+        killed = site.start_run(*order)
+        wait_for(lambda: prometheus.ask('badcjobs_gpu_tries_total{outcome="done"} > 1'), "some chunks are done")
+        killed.kill()
+        assert site.run(*order).exit_code == 0
+        assert site.badcjobs("merge", site.out, "--remove-merged").exit_code == 0
+        wait_for(lambda: prometheus.ask('badcjobs_tasks{verdict="done"} == 1'), "the end")
+        time.sleep(1)
+        counters = [name for name in METRIC_BY_NAME if name.endswith("_total")]
+        falls = {name: prometheus.ask(f"resets({name}[1h])").values() for name in counters}
+        assert {name for name, values in falls.items() if set(values) != {"0"}} == NEVER_HERE
+        assert prometheus.ask("badcjobs_tries_total >= 24"), "nothing is forgotten when its file is removed"
+        assert not prometheus.ask('{__name__=~"badcjobs_gpu_.+",__name__!~".+_total"}'), "no task runs"

@@ -6,10 +6,12 @@ import json
 import os
 import random
 import signal
+import socket
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,32 @@ class LiveServer(Program):
         self._client.close()
         if self.running:
             self.end()
+
+
+class Prometheus:
+    """Scrapes a server five times a second for the length of a block; ``ask`` queries it."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._at = f"127.0.0.1:{free.getsockname()[1]}"
+        config = folder / "prometheus.yml"
+        target = target.rpartition("/")[2]
+        scrape = f"{{job_name: run, scrape_interval: 200ms, static_configs: [{{targets: ['{target}']}}]}}"
+        config.write_text(f"scrape_configs: [{scrape}]")
+        places = (f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb")
+        self._argv = ["prometheus", *places, f"--web.listen-address={self._at}"]
+
+    def ask(self, query: str) -> dict[str, str]:
+        """Return the value of each series; empty: there is none, or it has not started."""
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"http://{self._at}/api/v1/query", params={"query": query}).json()
+            return {str(one["metric"]): one["value"][1] for one in answer["data"]["result"]}
+        return {}
+
+    def __enter__(self) -> Prometheus:
+        self._process = subprocess.Popen(self._argv, stderr=subprocess.DEVNULL)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()

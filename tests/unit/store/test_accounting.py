@@ -189,6 +189,25 @@ def test_what_was_begun_is_work_or_lost(tmp_path, verdict, worker_died):
     assert (alert.longest_s, alert.still_open) == (25.0, int(verdict is None)), "as long as anybody looked"
 
 
+def test_the_samples_of_twelve_hours_are_read_in_several_blocks_and_the_counter_may_begin_again(tmp_path):
+    seconds, target = 40_001, tmp_path / "long.sqlite"  # two blocks and one sample
+    with closing(LiveTask(tmp_path / "live", KEY)) as live:
+        live.wrapper.update_task(devices=1, workers=1)
+        with live.recorder.batch():
+            for second in range(seconds):
+                counted_j = 90.0 * (second % 30_000)
+                reading = Reading(utilization_percent=second // 20_000, power_w=100.0, energy_j=counted_j)
+                live.recorder.write_tick(START_MS + 1000 * second, [(live.device_ids[0], reading)], None)
+        store.publish(live.paths, target)
+    totals = "samples, (last_at_ms - first_at_ms) / 1000, energy_counter_j, energy_counter_span_s, energy_integrated_j"
+    assert query(target, f"SELECT {totals} FROM device_total") == [(seconds, 40_000, 90.0 * 39_999, 40_000, 4_000_000)]
+    assert query(target, "SELECT utilization_percent, samples FROM utilization_count") == [
+        (0, 20_000),
+        (1, 20_000),
+        (2, 1),
+    ]
+
+
 def test_a_long_task_has_at_most_120_stretches_of_full_seconds(tmp_path):
     for seconds, many, width_s in ((1, 1, 1), (120, 120, 1), (1080, 120, 9), (1081, 109, 10)):
         path = TaskFile(tmp_path, index=seconds, samples=0, ended_at_ms=START_MS + seconds * 1000).write()
