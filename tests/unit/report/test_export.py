@@ -46,7 +46,8 @@ def test_the_files_for_badc(tmp_path, pages):
         f"UPDATE attempt SET started_at_ms = {at} -1, ended_at_ms = NULL, outcome = NULL WHERE chunk_id = 'd'",
         "UPDATE chunk SET attempts = 3 WHERE chunk_id IN ('d', 'e')",
         "INSERT INTO detection SELECT task_id, 'rec', 'd', 5, 6, 'EARLY', NULL, NULL FROM task",
-        "INSERT INTO detection SELECT task_id, 'rec', 'nobody', 1, 2, 'X', NULL, 0.5 FROM task",
+        *(f"INSERT INTO detection SELECT task_id, 'rec', '{left}', 1, 2, 'X', NULL, 0.5 FROM task"
+          for left in ("A", "B", "c", "c2", "c3", "nobody")),
         "DELETE FROM detection WHERE chunk_id = 'a' AND label = 'SOFT'",
     ):  # fmt: skip
         change(database, sql)
