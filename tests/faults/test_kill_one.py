@@ -109,6 +109,20 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
     assert rows(site.merged(), STATES) == [("done", 8)]
 
 
+def test_a_recorder_that_is_restarted_while_work_waits_still_reports_an_idle_device(site):
+    idle = "".join(f"[[device]]\nindex = {n}\nload = [[0, 0]]\n" for n in range(2))
+    (site.folder / "idle.toml").write_text(idle)
+    (site.folder / "lab.toml").write_text("[alerts]\nidle_s = 4\n")
+    files = ("--simulate", site.folder / "idle.toml", "--config", site.folder / "lab.toml")
+    program = start(site, 60, engine=(*ENGINE[:-2], *files))
+    alerts = "SELECT device_id FROM alert WHERE kind = 'idle'"
+    assert live_rows(site, alerts) == []
+    kill_the_recorder(site)
+    wait_for(lambda: live_rows(site, alerts) or not program.running, "an alert")
+    program.send(signal.SIGTERM)
+    assert program.wait().exit_code == 75 and len(site.rows(alerts)) == 2
+
+
 @both_modes
 def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped_wrapper_nothing(site, mode):
     """A recorder that is killed a second time is given up, but never the run."""

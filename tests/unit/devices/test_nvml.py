@@ -111,6 +111,9 @@ def test_readings_share_no_reasons_and_no_faults_and_ask_since_the_last_sample(b
         one.read_later(1), one.read(1)
     assert one.stand_in.calls("wait", 0) == 1 + 5 + 1, "fetched every 5 s for all devices: until Timeout"
     assert since == [n * 5_000_000 for n in (0, 1, 2, 3) for _ in range(5)]
+    one.stand_in.set(processes="")
+    asked = [one.read_later(5) and one.stand_in.last_seen_us(0) for _ in range(2)]
+    assert asked[0] == asked[1] > 10**9, "an empty answer has no newer sample"
 
 
 def test_cards_are_listed_with_their_slices_and_what_cannot_be_used_is_left_out(bench, pages, caplog):

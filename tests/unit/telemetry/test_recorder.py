@@ -293,6 +293,14 @@ def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench, error):
         assert metrics == [("busy_percent",)], "the others go on"
 
 
+def test_a_second_loss_adds_to_the_first(bench):
+    bench.writer.illness = (1, 3, "write")
+    bench.at[4.0] = lambda: setattr(bench.writer, "illness", (5, 8, "write"))
+    bench.run(10, bench.simulated())
+    assert [(gap[2], gap[3]) for gap in bench.gaps()] == [(0, 3), (4, 8)]
+    assert bench.recorder.unwritten.lost_s == 7
+
+
 def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench):
     bench.books = [room.SourceBook(bench.writer)]
     bench.writer.illness = (0, 2, "write")  # an instant that was refused is made up for

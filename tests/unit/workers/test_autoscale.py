@@ -123,6 +123,38 @@ def test_workers_are_added_and_retired_while_that_pays_and_there_is_room(tmp_pat
     assert len(drained.lines) == 1, "once a task drains nothing is decided"
 
 
+class Lingering(Task):
+    """Retired workers stay until they may leave."""
+
+    leave = threading.Event()
+
+    def script(self, session, batch):
+        yield from super().script(session, batch)
+        self.leave.wait(60)
+
+
+def test_a_memory_reading_from_before_the_last_retirement_retires_no_other_worker(tmp_path):
+    task = Lingering(tmp_path / "tight", cpus=4, granted=64)
+    task.bench.start()
+    wait_for(lambda: len(task.opened) == 4, "every worker has its engine")
+
+    def look(read_s=None):
+        task.clock.sleep(1)
+        held = MemoryHeld(63 * GIB, read_s or task.clock.monotonic_s())
+        task.scaler.memory_held = lambda: held
+        task.scaler.update(task.supervisor, left=1000)
+        return len(task.lines) - 1, held.at_s
+
+    assert look()[0] == 1
+    still_there, before_s = look()
+    task.leave.set()
+    wait_for(lambda: not task.supervisor.is_retiring, "it has ended")
+    assert (still_there, look(before_s)[0], look()[0]) == (1, 1, 2)
+    task.supervisor.drain()
+    task.go_on.set()
+    task.bench.run()
+
+
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages, caplog):
     lines = []
     for number, start in enumerate((DATA / "autoscale_starts.txt").read_text().splitlines()[1:]):

@@ -3,7 +3,7 @@
 import math
 import threading
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import pytest
 from hypothesis import given, settings
@@ -88,6 +88,7 @@ def play(story):
             answer = queue.room
         else:
             deeds = {"sleep": clock.sleep, "workers": queue.change_workers, "done": queue.finish, "drain": queue.drain}
+            deeds["pause"] = queue.pause
             deeds[verb](*numbers)  # type: ignore[operator]
         said.append(f"  {order} {'' if answer == '' else f'-> {named(answer)}'}".rstrip())
     return said
@@ -143,6 +144,18 @@ def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name):
     assert taker.empty()
     news(queue, first)
     assert taker.get(timeout=60) == answer
+
+
+def test_a_taker_waits_for_the_end_of_a_pause():
+    clock = HandClock()
+    queue = WorkQueue(clock, workers=1, wants=1)
+    queue.add(chunks(1), complete=True)
+    queue.pause(0.02)
+    taker = take_apart(queue)
+    with pytest.raises(Empty):
+        taker.get(timeout=0.2)
+    clock.sleep(0.02)
+    assert taker.get(timeout=60) == Batch(chunks(1))
 
 
 def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once():
