@@ -153,6 +153,22 @@ def test_what_a_batch_meets_while_the_node_is_at_fault_is_not_charged(tmp_path):
     assert bench.tries == {"c0": [("no_space", "lost"), OK], "c1": [("exit_code", "lost"), OK]}
 
 
+def test_a_failure_after_a_fault_of_the_node_is_charged_and_a_fault_under_mps_a_day_later_is_another_one(tmp_path):
+    acts = iter(["no_space", None, "exit_code"])
+
+    def script(session, batch):
+        time.sleep(0.1)  # longer than the pause
+        yield ChunkStarted(batch[0], CLOCK.now_ms())
+        yield failed(batch[0], act) if (act := next(acts, None)) else done(batch[0])
+
+    bench = Bench(tmp_path, script, chunks=2, policy=RetryPolicy(0, backoff_s=0.01)).run()
+    tries = [one for of_chunk in bench.tries.values() for one in of_chunk]
+    assert sorted(tries, key=str) == [("exit_code", "failed"), ("no_space", "lost"), OK]
+    for at_ms in (0, 4000, 86_400_000, 86_404_000):
+        bench.supervisor._on_shared_fault(plan_on(0), at_ms)
+    assert bench.rows("SELECT at_ms FROM decision WHERE kind = 'mps'") == [(0,), (86_400_000,)]
+
+
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
 def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_path, error_class):
     """Its batch has no other chunk, and the engine gets no further ones meanwhile; other batches get more."""
