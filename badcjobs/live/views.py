@@ -296,9 +296,8 @@ class MachineView:
     def alerts(self) -> list[AlertFacts]:
         """The alerts since it was opened, by kind and severity."""
         still_open = Counter((alert.kind, alert.severity) for alert in self._book.open_alerts)
-        started = self._started
-        keys = started | still_open  # an alert may have become critical
-        return [AlertFacts(*key, started[key], 0, 0, None, None, "", still_open[key]) for key in keys]
+        keys = self._started | still_open  # an alert may have become critical
+        return [AlertFacts(*key, self._started[key], 0, 0, None, None, "", still_open[key]) for key in keys]
 
     def _count(self, alert: Alert) -> None:
         if not alert.over:

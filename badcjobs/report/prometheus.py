@@ -14,7 +14,6 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
-from badcjobs.store.read_model import DeviceFacts
 
 BOTH, TEXTFILE, SERVED = "both", "textfile", "/metrics"
 # What a metric describes, which decides its first labels. ``device`` is the index (or the token, if it has none),
@@ -74,10 +73,10 @@ def _outdated(summary: Summary) -> int | None:
     return merged.changed + merged.new or (None if unknown else 0)
 
 
-def _energy_j(device: DeviceFacts) -> float | None:
+def _energy_j(device: Any) -> Any:
     """Return the larger of two measurements that never fall; the better one may change, and be smaller."""
-    both = (device.energy_counter_j, device.energy_integrated_j)
-    return max((joules for joules in both if joules is not None), default=None)
+    counted_j, integrated_j = device.energy_counter_j, device.energy_integrated_j
+    return integrated_j if counted_j is None else max(counted_j, integrated_j or 0.0)
 
 
 METRICS = (
@@ -168,7 +167,7 @@ METRICS = (
     Metric("badcjobs_state_energy_joules", "J", RUN, "energy used in each state",
            lambda s: {state: time.energy_wh for state, time in s.states.items()}, ("state",), times=3600),
     Metric("badcjobs_energy_joules_total", "J", RUN, "energy of all devices that report it",
-           lambda s: sum(filter(None, map(_energy_j, s.devices))) or None),
+           lambda s: math.fsum(filter(None, map(_energy_j, s.devices))) or None),
     Metric("badcjobs_left_gpu_seconds", "GPU-seconds", RUN,
            "device time that is left (estimate)", lambda s: _left(s, "gpu_hours"), times=3600),
     Metric("badcjobs_predicted_end_timestamp_seconds", "s since 1970", RUN,
@@ -235,5 +234,6 @@ def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
                 yield f"# HELP {name} {metric.help} ({metric.unit})\n# TYPE {name} {kind}\n"
             # For Prometheus an empty label is the same as no label.
             pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text)
+            value = round(value, 3)  # a sum in another order must not be smaller
             number = str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
             yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"

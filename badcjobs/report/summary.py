@@ -141,7 +141,7 @@ class Summary:
     alerts: tuple[read_model.AlertFacts, ...] = ()
     energy_measured_percent: float | None = None  # of the GPU time; None: no energy is known
     tasks_silent: tuple[str, ...] = ()  # names of tasks that have not ended and no longer update their database
-    tasks_running: frozenset[str] = frozenset()  # names
+    tasks_running: Collection[str] = ()  # names; a set
     merged: read_model.Freshness = field(default_factory=read_model.Freshness)  # whether task databases are newer
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands

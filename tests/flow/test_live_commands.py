@@ -20,7 +20,7 @@ import wsproto
 from rooms.report import METRIC_BY_NAME
 from support import needs
 from support.badcjobs_program import ON_CPU, QUICK, assert_refused
-from support.live_run import LiveServer, Prometheus, write_live_run
+from support.live_run import LiveServer, prometheus, write_live_run
 from support.task_files import TaskFile
 from support.terminal import Terminal
 from support.waiting import wait_for
@@ -347,16 +347,16 @@ def test_no_counter_falls_while_tries_fail_a_task_is_killed_and_another_goes_on(
     detector, source = site.script("detector", fails_first), site.manifest(12)
     order = (source, "--command", f"{detector} {{chunk_id}} {{input}} {{output}}", "--simulate", 2)
     site.out.mkdir()
-    with LiveServer(site.folder, site.out, interval_s=0.1) as server, Prometheus(site.folder, server.url) as prometheus:
+    with LiveServer(site.folder, site.out, interval_s=0.1) as server, prometheus(site.folder, server.url) as ask:
         killed = site.start_run(*order)
-        wait_for(lambda: prometheus.ask('badcjobs_gpu_tries_total{outcome="done"} > 1'), "some chunks are done")
+        wait_for(lambda: ask('badcjobs_gpu_tries_total{outcome="done"} > 1'), "some chunks are done")
         killed.kill()
         assert site.run(*order).exit_code == 0
         assert site.badcjobs("merge", site.out, "--remove-merged").exit_code == 0
-        wait_for(lambda: prometheus.ask('badcjobs_tasks{verdict="done"} == 1'), "the end")
+        wait_for(lambda: ask('badcjobs_tasks{verdict="done"} == 1'), "the end")
         time.sleep(1)
         counters = [name for name in METRIC_BY_NAME if name.endswith("_total")]
-        falls = {name: prometheus.ask(f"resets({name}[1h])").values() for name in counters}
+        falls = {name: ask(f"resets({name}[1h])").values() for name in counters}
         assert {name for name, values in falls.items() if set(values) != {"0"}} == NEVER_HERE
-        assert prometheus.ask("badcjobs_tries_total >= 24"), "nothing is forgotten when its file is removed"
-        assert not prometheus.ask('{__name__=~"badcjobs_gpu_.+",__name__!~".+_total"}'), "no task runs"
+        assert ask("badcjobs_tries_total >= 24"), "nothing is forgotten when its file is removed"
+        assert not ask('{__name__=~"badcjobs_gpu_.+",__name__!~".+_total"}'), "no task runs"

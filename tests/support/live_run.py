@@ -10,8 +10,8 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,30 +120,25 @@ class LiveServer(Program):
             self.end()
 
 
-class Prometheus:
-    """Scrapes a server five times a second for the length of a block; ``ask`` queries it."""
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Callable[[str], dict[str, str]]]:
+    """Scrape a server five times a second; give a function that returns the value of each series of a query."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = f"127.0.0.1:{free.getsockname()[1]}"
+    config = folder / "prometheus.yml"
+    targets = f"[{{targets: ['{target.rpartition('/')[2]}']}}]"
+    config.write_text(f"scrape_configs: [{{job_name: run, scrape_interval: 200ms, static_configs: {targets}}}]")
+    places = (f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address={here}")
+    process = subprocess.Popen(["prometheus", *places], stderr=subprocess.DEVNULL)
 
-    def __init__(self, folder: Path, target: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._at = f"127.0.0.1:{free.getsockname()[1]}"
-        config = folder / "prometheus.yml"
-        target = target.rpartition("/")[2]
-        scrape = f"{{job_name: run, scrape_interval: 200ms, static_configs: [{{targets: ['{target}']}}]}}"
-        config.write_text(f"scrape_configs: [{scrape}]")
-        places = (f"--config.file={config}", f"--storage.tsdb.path={folder}/tsdb")
-        self._argv = ["prometheus", *places, f"--web.listen-address={self._at}"]
-
-    def ask(self, query: str) -> dict[str, str]:
-        """Return the value of each series; empty: there is none, or it has not started."""
-        with suppress(httpx.TransportError):
-            answer = httpx.get(f"http://{self._at}/api/v1/query", params={"query": query}).json()
+    def ask(query: str) -> dict[str, str]:
+        with suppress(httpx.TransportError):  # it has not started
+            answer = httpx.get(f"http://{here}/api/v1/query", params={"query": query}).json()
             return {str(one["metric"]): one["value"][1] for one in answer["data"]["result"]}
         return {}
 
-    def __enter__(self) -> Prometheus:
-        self._process = subprocess.Popen(self._argv, stderr=subprocess.DEVNULL)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+    try:
+        yield ask
+    finally:
+        process.terminate()
+        process.wait()

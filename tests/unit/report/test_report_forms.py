@@ -443,7 +443,14 @@ def test_a_document_that_is_written_in_parts_is_the_same():
 
 
 def test_a_value_that_is_not_known_is_left_out_with_its_head():
-    for value, said in ((2, 2), (2.0, 2), (2.5, 2.5), (2**53 - 1.0, 9007199254740991), (2.0**53, "9007199254740992.0")):
+    for value, said in (
+        (2, 2),
+        (2.0, 2),
+        (2.5, 2.5),
+        (0.1 + 0.2, 0.3),
+        (2**53 - 1.0, 9007199254740991),
+        (2.0**53, "9007199254740992.0"),
+    ):
         text = prometheus_text([("badcjobs_chunks", value, {"run": 'a"b\\c\nd', "state": ""})])
         assert text.splitlines()[2:] == [f'badcjobs_chunks{{run="a\\"b\\\\c\\nd"}} {said}']
     assert {prometheus_text([("badcjobs_chunks", value, {})]) for value in (None, math.nan, math.inf)} == {""}
