@@ -17,6 +17,7 @@ from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_word
 from badcjobs.trust import Trust
 
 _OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # they may differ between tasks
+_PLACES = ("source", "root")
 _PATTERNS = "[recordings] patterns"
 _LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
 
@@ -119,7 +120,8 @@ class FrozenRun:
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
     """Refuse a task whose settings differ from those of the run; name every key."""
     first, now = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
-    differing = [key for key in sorted(set(first) | set(now)) if first.get(key) != now.get(key)]
+    unmoved = {key for key in _PLACES if real_places(first.get(key)) == real_places(now.get(key))}
+    differing = [key for key in sorted({*first, *now} - unmoved) if first.get(key) != now.get(key)]
     if differing:
         named = _PATTERNS in differing  # without an option
         other_patterns = "; badcjobs export --config FILE uses other patterns" if named else ""
@@ -129,6 +131,11 @@ def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
             why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),
             fix=f"{same}, or another --out for a new run{other_patterns}",
         )
+
+
+def real_places(value: str | tuple[str, ...] | None) -> list[str]:
+    """Return what a ``source`` or ``root`` names, without links: a run may be resumed by any path to it."""
+    return [os.path.realpath(path) for path in ((value,) if isinstance(value, str) else value or ())]
 
 
 def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:

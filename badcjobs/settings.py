@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import posixpath
 import re
 import shlex
 import sys
@@ -478,8 +479,19 @@ def _is_path(key: str, text: str) -> bool:
 
 
 def absolute(folder: Path, path: str) -> str:
-    """Return an absolute path, without following links: git-annex needs them."""
-    return os.path.abspath(folder / path)  # noqa: PTH100 - resolve() would turn a git-annex link into its key
+    """Return an absolute path without "..", which leads to the same file.
+
+    A link is followed only if ".." comes after it: resolve() would turn a git-annex link into its key.
+    """
+    text = str((folder / path).absolute())
+    if "/.." not in text:
+        return posixpath.normpath(text)
+    place = "/"
+    for name in text.split("/"):
+        if name == ".." and os.path.islink(place):  # noqa: PTH114
+            place = os.path.realpath(place)
+        place = posixpath.normpath(posixpath.join(place, name))
+    return place
 
 
 def option_words(values: Mapping[str, Any]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, refuse
+from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, refuse
 from badcjobs.sources.open import open_sources_of
 from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
@@ -123,7 +123,7 @@ def run_arguments(out: Path, flags: Mapping[str, Any], project: Project, cwd: Pa
     """Return the arguments of each task's badcjobs; paths are absolute, so that tasks may start in any folder."""
     given = {key: value for key, value in flags.items() if value is not None}
     sources = given.get("source") or project.get("run", "source") or ()
-    return ("run", *(str(cwd / path) for path in sources), f"--out={out}", *project.run_words(given, cwd))
+    return ("run", *(absolute(cwd, path) for path in sources), f"--out={out}", *project.run_words(given, cwd))
 
 
 def _plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:

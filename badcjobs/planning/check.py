@@ -30,7 +30,7 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import Launcher
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.run_toml import FrozenRun
+from badcjobs.run_toml import FrozenRun, real_places
 from badcjobs.seams import Clock
 from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
 from badcjobs.store.submission_record import find_cut_short
@@ -325,7 +325,7 @@ def _check_run_folder(settings: RunSettings, asked: Asked, cwd: Path) -> list[Re
     beyond = array is not None and (asked.tasks or 0) > array.count
     if array is not None and asked.array is not None:
         beyond = any(array.position_of(index) is None for index in parse_array(asked.array).indices)
-    if given and frozen.settings.get("source") != given:
+    if given and real_places(frozen.settings.get("source")) != real_places(given):
         there = " ".join(map(str, frozen.settings.get("source", ())))
         found.append(problem("run.toml", f"{folder} holds a run of another source ({there})", _NEW))
     elif beyond:

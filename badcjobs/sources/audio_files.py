@@ -8,9 +8,11 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, AudioHeader, Fingerprint
+from badcjobs.settings import absolute
 from badcjobs.sources import audio_formats as formats
 from badcjobs.sources.cutter import measure_with_libsndfile
 from badcjobs.sources.mistakes import shown
@@ -194,15 +196,34 @@ def explain_missing(place: Path) -> str:
     return f"{_BROKEN_LINK if is_link else 'no such file:'} {place}"
 
 
-def path_below(root: str, path: str) -> str:
-    """Return the normalized path relative to the root.
+class SourceRoot:
+    """The folder that recording ids are relative to, whichever path leads to it."""
 
-    A path outside the root keeps all its folders, without the leading slash.
-    """
-    path = posixpath.normpath(path)
-    if path.startswith("../"):
-        path = posixpath.normpath(f"{root}/{path}")
-    return path.removeprefix(with_slash(root)).lstrip("/")
+    def __init__(self, folder: Path) -> None:
+        self._real = os.path.realpath(folder)
+        self._start = cache(self._find_start)
+
+    def path_below(self, path: str) -> str:
+        """Return the path of a recording relative to the root, without "..".
+
+        A path outside the root keeps all its folders, without the leading slash.
+        """
+        if ".." not in path and not path.startswith("/"):
+            return posixpath.normpath(path)
+        path = absolute(Path(self._real), path)
+        return path[self._start(posixpath.dirname(path)) :].lstrip("/")
+
+    def holds(self, path: str) -> bool:
+        """Return whether an absolute path leads through the root."""
+        return self._start(posixpath.dirname(path)) is not None
+
+    def _find_start(self, folder: str) -> int | None:
+        """Return how many characters of a folder's path lead to the root; None: it is not below the root."""
+        above = posixpath.dirname(folder)
+        start = None if above == folder else self._start(above)
+        if start is None and os.path.realpath(folder) == self._real:
+            return len(folder)
+        return start
 
 
 def without_ending(path: str) -> str:

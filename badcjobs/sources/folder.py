@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
+from badcjobs.settings import absolute
 from badcjobs.sources import audio_files
 from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, quoted, read_lines
 from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
@@ -172,40 +173,40 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
     Relative paths are searched as for a manifest. Recording ids are relative to ``root``, or to the folder of the list;
     a relative path is itself the id, wherever the file is found.
     """
-    base = path.absolute().parent if root is None else root.absolute()
+    base = audio_files.SourceRoot(root or path.parent)
     return AudioList(
         name=str(path),
         description=f"list of audio {path}",
         folders=audio_files.search_folders(path, root),
-        recordings=partial(_listed, str(base), lambda mistakes: read_list(path, mistakes)),
+        recordings=partial(_listed, base, lambda mistakes: read_list(path, mistakes)),
     )
 
 
 def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
     """Describe audio files of the command line; ids are relative to ``root``, or to their common folder."""
-    absolute = list(dict.fromkeys(str(path.absolute()) for path in paths))
-    shared = posixpath.commonpath([posixpath.dirname(posixpath.normpath(path)) for path in absolute])
-    name = str(paths[0]) if len(absolute) == 1 else f"the {len(absolute)} audio files starting with {paths[0]}"
-    base = shared if root is None else str(root.absolute())
+    given = list(dict.fromkeys(absolute(Path(), str(path)) for path in paths))
+    above = map(audio_files.SourceRoot, Path(given[0]).parents)
+    base = audio_files.SourceRoot(root) if root else next(one for one in above if all(map(one.holds, given)))
+    name = str(paths[0]) if len(given) == 1 else f"the {len(given)} audio files starting with {paths[0]}"
     return AudioList(
         name=name,
         description=f"audio {name}",
         folders=("/",),
-        recordings=partial(_listed, base, lambda _: ((0, path) for path in absolute)),
+        recordings=partial(_listed, base, lambda _: ((0, path) for path in given)),
     )
 
 
 def _listed(
-    base: str, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
+    base: audio_files.SourceRoot, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
 ) -> Iterator[ListedRecording]:
     """Read the list twice: an id keeps the extension if another path would get the same id."""
     paths = (path for _, path in lines(Mistakes([""])) if audio_files.is_audio(path))
-    repeated = SeenKeys(audio_files.without_ending(audio_files.path_below(base, path)) for path in paths).repeated()
+    repeated = SeenKeys(audio_files.without_ending(base.path_below(path)) for path in paths).repeated()
     for line, path in lines(mistakes):
         if not audio_files.is_audio(path):
             mistakes.add(line, f"{quoted(path)} is not audio ({audio_files.AUDIO_FORMATS}), unlike the first line")
             continue
-        full = audio_files.path_below(base, path)
+        full = base.path_below(path)
         stem = audio_files.without_ending(full)
         yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Chunk, Cutting
-from badcjobs.settings import RunSettings
+from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
@@ -121,7 +121,7 @@ class _IdentityWalk(Walk):
 def open_sources_of(settings: RunSettings, cwd: Path, position: int | None = None) -> Sources:
     """Open the sources that the settings of a run name; see ``open_sources``."""
     root = None if settings.root is None else cwd / settings.root
-    paths = [cwd / path for path in settings.source]
+    paths = [Path(absolute(cwd, path)) for path in settings.source]
     return open_sources(paths, root=root, position=position, cutting=settings.cutting)
 
 

@@ -6,7 +6,6 @@ the folder of a recording that was cut into chunks is not a location."""
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from badcjobs.model import Chunk, NameGaps, NamePattern, RecordingName
-from badcjobs.settings import RunSettings
+from badcjobs.settings import RunSettings, absolute
 
 # Adjacent, with at most one character between: 20220501_060000, 20220501$060000, 20220501T060000, 20220501060000.
 _STAMP = re.compile(r"(?<![0-9])((?:19|20)[0-9]{6})[^0-9]?([0-9]{6})(?![0-9])")
@@ -119,7 +118,7 @@ def name_reader(settings: RunSettings, cwd: Path) -> NameReader:
     """Return the NameReader of a run; absolute paths may be below --root, or next to the source."""
     beside = [(cwd / source).parent for source in settings.source]
     roots = beside if settings.root is None else [cwd / settings.root]
-    return NameReader(settings.patterns, tuple(dict.fromkeys(os.path.abspath(root) for root in roots)))  # noqa: PTH100
+    return NameReader(settings.patterns, tuple(dict.fromkeys(absolute(cwd, str(root)) for root in roots)))
 
 
 def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | None = None) -> Iterator[str]:

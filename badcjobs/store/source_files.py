@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
+from badcjobs.settings import absolute
 from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
 from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, rows_by_name, schema_problem
 from badcjobs.store.plausible import UNREADABLE, find_damage
@@ -171,8 +172,8 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
 
 
 def full_path(path: Path) -> Path:
-    """Return the absolute path without ``..``; symbolic links are not followed."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to a file of another name
+    """Return the absolute path without ``..``; resolve() would follow a link to a file of another name."""
+    return Path(absolute(Path(), str(path)))
 
 
 # --- examining one file -----------------------------------------------------------------------------------------------

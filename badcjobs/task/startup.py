@@ -158,7 +158,8 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     else:
         shard = parse_shard(settings.shard)
         place = ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
-    sources = open_sources_of(settings, world.cwd, place.position)
+    named = replace(settings, source=frozen.settings["source"], root=frozen.settings.get("root"))
+    sources = open_sources_of(named, world.cwd, place.position)  # as merge does, so that ids are the same
     listed = sources.manifests_listed
     if listed is not None and place.positions is not None and listed > place.positions:
         raise BadInput(

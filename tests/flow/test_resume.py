@@ -3,12 +3,15 @@
 import os
 import re
 from collections import Counter
+from pathlib import Path
 
 from support.audio import make_wav
 from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, loud, rows
 from support.file_calls import FileCalls
+from support.source_files import write_files
 from support.task_files import TaskFile
 
+DATA = Path(__file__).parents[1] / "data"
 LEFT_ALONE = ("--config", "run.retry_failed=false")
 TOLD = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  chunks .*|^  failed .*?\)"
 
@@ -74,6 +77,29 @@ def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is
     make_wav(folder / "c.wav", 0.3, 1000)
     story.run("one of another time, one more", folder)
     pages({"runs.txt": story.page()})
+
+
+def test_a_run_is_resumed_checked_submitted_and_merged_by_whichever_path_leads_to_its_audio(site, pages):
+    told = []
+    folder, out = site.folder, site.out
+    files, *groups = (DATA / "same_audio.txt").read_text().replace("DIR", str(folder)).split("\n=== ")
+    write_files(files, folder)
+    for number, group in enumerate(groups):
+        title, *lines = group.splitlines()
+        site.out = out / str(number)
+        for line in filter(None, lines):
+            where, _, words = line.partition(": ")
+            site.folder = folder / where
+            given = (*words.split(), "--out", site.out)
+            run = site.badcjobs("run", *given, env=array_task(0, [0]))
+            check = site.badcjobs("check", *given)
+            submit = site.badcjobs("submit", *given, "--cluster=local", "--dry-run")
+            assert (run.exit_code, submit.exit_code) == (0, 0), f"{line}\n{run.stderr}\n{submit.stderr}"
+            assert "holds a run already" in check.stdout, f"{line}\n{check.stdout}"
+            assert site.badcjobs("merge", site.out, "--json").json["verdict"] == "done", line
+        recordings = rows(site.out / "job.sqlite", "SELECT recording_id, count(*) FROM attempt GROUP BY 1")
+        told += [f"# {title}", *(f"{name}: {tries} try" for name, tries in recordings)]
+    pages({"recordings.txt": "\n".join(told).replace(str(folder)[1:], "DIR")})
 
 
 def calls_of_first_task(site, tasks):
