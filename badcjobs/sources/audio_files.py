@@ -18,6 +18,7 @@ from badcjobs.sources.cutter import measure_with_libsndfile
 from badcjobs.sources.mistakes import shown
 
 _HEAD_BYTES = 4096  # per read; by default Python reads one block of the filesystem, which is 4 MiB on Lustre
+_NO_FRAMES = "it has a header and no audio"
 _SLACK_S = 1.0  # a smaller difference from the header is not a loss: recorders write complete blocks
 
 
@@ -37,7 +38,8 @@ def read_header(path: Path | str) -> AudioHeader:
     if flac is not None:
         length_s = flac.frames / flac.rate_hz if flac.frames else None
         unfinished = flac.frames > 0 and not flac.length_in_header
-        return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+        fault, why = ("", "") if flac.has_audio else (EMPTY_FILE, _NO_FRAMES)
+        return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished, fault=fault, why=why)
     if not start:
         return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
     if start.startswith((b"RIFF", b"RF64", b"BW64")) and (start[8:12] == b"WAVE" or len(start) < 12):
@@ -62,10 +64,10 @@ def _of_wav(wav: formats.WavHeader) -> AudioHeader:
         promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
     if promised_s is None or there_s is None or promised_s - there_s <= _SLACK_S:
         if there_s == 0:
-            return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why="it has a header and no audio")
+            return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
         return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
     why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
-    return AudioHeader(promised_s, rate_hz, channels, there_s, why=why)
+    return AudioHeader(promised_s, rate_hz, channels, there_s, fault="" if there_s else BROKEN_AUDIO, why=why)
 
 
 # --- find files -------------------------------------------------------------------------------------------------------

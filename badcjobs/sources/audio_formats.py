@@ -182,7 +182,8 @@ class FlacInfo:
     channels: int
     bits: int
     frames: int  # 0: neither the header nor the end of the file tells
-    length_in_header: bool = True  # many programs cannot read the file without it
+    has_audio: bool  # something comes after the header
+    length_in_header: bool  # many programs cannot read the file without it
 
 
 def read_flac_info(file: BinaryIO) -> FlacInfo | None:
@@ -197,10 +198,22 @@ def read_flac_info(file: BinaryIO) -> FlacInfo | None:
         return None
     # 20 bits rate, 3 channels, 5 depth, 36 frames
     rate_hz, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
-    if frames := packed & _MOST_FRAMES:
-        return FlacInfo(rate_hz, channels, bits, frames)
-    frames = _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
-    return FlacInfo(rate_hz, channels, bits, frames, length_in_header=False)
+    first_block = file.tell() - 22
+    in_header = packed & _MOST_FRAMES
+    frames = in_header or _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
+    has_audio = _has_frames(file, first_block)
+    return FlacInfo(rate_hz, channels, bits, frames, has_audio, length_in_header=in_header > 0)
+
+
+def _has_frames(file: BinaryIO, first_block: int) -> bool:
+    """Return whether anything follows the blocks of metadata."""
+    file.seek(first_block)
+    for _ in range(MOST_CHUNKS):
+        head = file.read(4)
+        file.seek(int.from_bytes(head[1:], "big"), 1)
+        if not head or head[0] & 0x80:  # the last block
+            break
+    return bool(file.read(1))
 
 
 def start_with_length(file: BinaryIO, frames: int) -> bytes:

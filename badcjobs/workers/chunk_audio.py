@@ -50,9 +50,10 @@ def stretch_of(chunk: Chunk) -> tuple[float, float]:
 
 
 def check_audio(chunk: Chunk) -> None:
-    """Raise NotThere if a chunk's file is missing, CannotCut if it has changed since it was listed.
+    """Raise NotThere if a chunk's file is missing, CannotCut if it has no audio or has changed since it was listed.
 
-    Checks only files with a known size and files that must be cut; the engine reports errors of other files.
+    Checks only files with a known size and files that must be cut; the engine reports errors of other files. Whether
+    there is audio in it is known of WAV and FLAC: an engine may take a file without audio for one without birds.
     """
     listed = chunk.fingerprint
     if listed.audio_bytes is None and not chunk.is_cut:
@@ -68,6 +69,9 @@ def check_audio(chunk: Chunk) -> None:
     is_same = (status.st_size, status.st_mtime_ns) == (listed.audio_bytes, listed.audio_mtime_ns)
     if listed.audio_bytes is not None and not is_same:
         raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
+    is_known = not status.st_size or chunk.audio_path.lower().endswith((".wav", ".flac"))
+    if is_known and not chunk.is_cut and read_header(chunk.audio_path).fault not in ("", UNREADABLE_FILE):
+        raise CannotCut("the engine did not get this file")
 
 
 def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:

@@ -170,7 +170,7 @@ def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_not
     staged = site.rows(DETECTIONS)
     assert site.rows("SELECT value, reason FROM decision WHERE kind = 'staging'") == [(1.0, "run.stage = always")]
     counts = re.search(r"chunks read from copies on this node: (\d+) \(.* MB\), read in place: (\d+)", log_of(site))
-    assert counts and int(counts[1]) + int(counts[2]) == 20 and int(counts[1]) >= 7, log_of(site)
+    assert counts and int(counts[1]) + int(counts[2]) == 19 and int(counts[1]) >= 7, log_of(site)
     assert {Path(path).parent for (path,) in site.rows("SELECT audio_path FROM chunk")} == {site.folder / "audio"}
     [(error,)] = site.rows("SELECT error FROM chunk WHERE status = 'failed'")
     assert str(site.folder / "audio" / "c019.wav") in error and str(site.local) not in error

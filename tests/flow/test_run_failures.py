@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.audio import make_wav
-from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
+from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, array_task, assert_refused, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options
+from support.source_files import write_files
 from support.waiting import wait_for
 
 ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry")
@@ -44,6 +45,23 @@ def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_
     said = {"chunks.txt": ends.replace("\x1b", "ESC"), "tries.txt": tries, "stdout.txt": stdout}
     changing = re.compile(r"(?m)(?<=Is a directory: ).*$|(?<=hours in ).*$")
     pages({name: changing.sub("...", text).replace(str(site.folder), "$") for name, text in said.items()})
+
+
+def test_a_file_without_audio_fails_once_though_a_detector_would_take_it_for_silence(site):
+    flac = "text fLaC\\x80\\x00\\x00\\x22" + 10 * "\\x00" + "\\x0a\\xc4\\x42\\xf0" + 20 * "\\x00"
+    files = "good: 1 s\nnone: text\nword: text a letter\ncut: 0 of 8 s\nflac: " + flac + "\nother: text OggS, not ours"
+    write_files(re.sub("(?m)^", "rec/", files.replace(":", ".wav:")), site.folder)
+    listed = [f"rec,{path.stem},{path},0,1000,,," for path in (site.folder / "rec").iterdir()]
+    (site.folder / "m.csv").write_text("\n".join([MANIFEST_HEADER, *listed, ""]))
+    silence = command(site, 'echo start_time,end_time,label,score > "$2"')
+    for source, *cut in (("rec",), ("m.csv", "--config", "run.cut=false")):
+        site.out = site.folder / f"out of {source}"
+        assert site.run(site.folder / source, *silence, *cut).exit_code == 1
+        ends = site.rows("SELECT chunk_id, attempts, status, error_class FROM chunk ORDER BY 1")
+        assert ends == [
+            ("cut", 1, "failed", "broken_audio"), ("flac", 1, "failed", "empty_file"), ("good", 1, "done", None),
+            ("none", 1, "failed", "empty_file"), ("other", 1, "done", None), ("word", 1, "failed", "not_audio"),
+        ]  # fmt: skip
 
 
 def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site):
@@ -112,7 +130,8 @@ LONG_S = 40
 # Two threads have no room for it, one has not either, and for its pieces of 24 s one has.
 ROOM = {"FAKE_HAWKEARS_ROOM_S": "30", "FAKE_HAWKEARS_EARS": "loud"}
 BROKEN = {
-    "c017": b"#fake SIGSEGV", "c023": b"no audio", "c043": b"RIFF, but not for long", "c050": b"#fake oom", "c051": b"",
+    "c017": b"OggS#fake SIGSEGV", "c023": b"no audio", "c043": b"RIFF, but not for long", "c050": b"OggS#fake oom",
+    "c051": b"",
 }  # fmt: skip
 LOUD = [(5.0, 6.0), (19.5, 22.0), (35.0, 36.0)]  # the second lies across the joint, at 21 s
 

@@ -162,7 +162,7 @@ def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(
 @pytest.mark.parametrize("daemon", ["of the site"], indirect=True)
 def test_a_fault_on_an_exclusive_card_leaves_one_worker_that_finds_the_chunk(site, machine):
     manifest = site.manifest(24)
-    (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")
+    (site.folder / "audio" / "c007.wav").write_bytes(b"OggS#fake fault")
     done = site.run(
         manifest, *machine.options(3), env={**machine.env, "FAKE_NVML_COMPUTE_MODE": "3", "FAKE_MPS": "held"}
     )
@@ -185,7 +185,7 @@ def test_whether_a_worker_is_a_client_of_the_sites_daemon_is_asked_of_nvml(machi
 @pytest.mark.usefixtures("daemon")
 def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(site, machine):
     manifest = site.manifest(24)
-    (site.folder / "audio" / "c007.wav").write_bytes(b"#fake fault")
+    (site.folder / "audio" / "c007.wav").write_bytes(b"OggS#fake fault")
     done = site.run(manifest, *machine.options(3), env=machine.env)
     assert done.exit_code == 1, done.stderr
     assert site.rows("SELECT chunk_id FROM chunk WHERE status <> 'done'") == [("c007",)]

@@ -102,7 +102,7 @@ class SlurmJob:
         (folder / "said").mkdir()
         rows = [MANIFEST_HEADER]
         for number in range(chunks):
-            (folder / f"{number}.wav").write_bytes(b"any audio")
+            (folder / f"{number}.wav").write_bytes(b"OggS: any audio")
             rows.append(f"rec,c{number},{number}.wav,{number * 1000},{number * 1000 + 1000},0,,")
         (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
         self.program("engine.sh", engine or f"{HANGS.replace('QUICK', str(self.quick))}\n{HEARD}")
