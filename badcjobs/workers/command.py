@@ -225,6 +225,7 @@ class CommandSession:
         lengths = [chunk.audio_s for chunk in chunks]
         audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
         began_s = self._clock.monotonic_s()
+        self._oom_kills = self._engine.start.oom_kills()
         argv = [word.format(**values) for word in self._words]
         code = self._wait(argv, env, self._engine.hang_timeout.limit_s(audio_s))
         if code == 0:
@@ -321,6 +322,7 @@ class CommandSession:
             yield replace(self._failure(chunk, started_at_ms, retry.BATCH_LOST, why), charged=False)
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+        error_class = self._engine.start.blame_memory(error_class, self._oom_kills)
         return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
 
 

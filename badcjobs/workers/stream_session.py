@@ -11,7 +11,7 @@ import os
 import re
 import select
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ _FACTOR = 20  # a worker that is silent for this many times the slowest chunk ha
 _UNKNOWN_AUDIO_S = 3600.0  # assumed for audio of unknown length
 _LONGEST_ERROR = 2000
 _NO_USE_ANY_MORE = frozenset({retry.GPU_LOST, retry.GPU_ERROR, retry.CONFIGURATION, retry.HOST_MEMORY})
+# Also of a program whose child was killed.
+_MAY_BE_MEMORY = (retry.WORKER_DIED, retry.ENGINE_CRASH, retry.EXIT_CODE, retry.NO_OUTPUT)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +59,23 @@ class HangTimeout:
         return max(self.least_s, _FACTOR * self._slowest_rate * audio_s)
 
 
+def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how many processes of this control group the kernel has killed for lack of memory; None: not known.
+
+    A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
+    """
+    counts: list[int] = []
+    with suppress(OSError, ValueError):
+        for line in proc.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            place = groups / path.lstrip("/") / "memory.events"
+            if controllers:
+                place = groups / "memory" / path.lstrip("/") / "memory.oom_control"
+            if (not controllers or "memory" in controllers.split(",")) and place.exists():
+                counts += map(int, re.findall(r"^oom_kill (\d+)$", place.read_text(), re.MULTILINE))
+    return max(counts, default=None)
+
+
 @dataclass(frozen=True)
 class EngineStart:
     """What every engine needs to start its programs."""
@@ -66,6 +85,12 @@ class EngineStart:
     launcher: Launcher
     clock: Clock
     raw: Path | None = None  # with --keep-raw: the folder for copies of output files
+    oom_kills: Callable[[], int | None] = read_oom_kills
+
+    def blame_memory(self, error_class: str, kills_before: int | None) -> str:
+        """Return the class of a program's end: full memory, if the kernel has killed a process for that meanwhile."""
+        was_killed = (self.oom_kills() or 0) > (kills_before or 0)
+        return retry.HOST_MEMORY if was_killed and error_class in _MAY_BE_MEMORY else error_class
 
 
 @dataclass(eq=False)
@@ -94,7 +119,7 @@ class StreamSession:
     def __post_init__(self) -> None:
         self._clock, self._launcher = self.start.clock, self.start.launcher
         self._log_mark = log_size(self.log_file)  # only output after the last result can explain an error
-        self._oom_kills = read_oom_kills()
+        self._oom_kills = self.start.oom_kills()
         self._lock = threading.Lock()
         self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with its start (None: it waits)
         starter = self.parent or self._launcher
@@ -274,8 +299,7 @@ class StreamSession:
         error_class = retry.classify(output, code)
         if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
             error_class = retry.ENGINE_CRASH
-        if error_class == retry.WORKER_DIED and (read_oom_kills() or 0) > (self._oom_kills or 0):
-            error_class = retry.HOST_MEMORY
+        error_class = self.start.blame_memory(error_class, self._oom_kills)
         why = f"{output}\nthe worker ended {retry.describe_exit(code)}".strip()
         return SessionBroken(error_class, why, at_start=not self._has_started)
 
@@ -286,20 +310,3 @@ def log_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many processes of this control group the kernel has killed for lack of memory; None: not known.
-
-    A line of /proc/self/cgroup is ``0::/path``, or ``9:memory:/path`` with version 1.
-    """
-    counts: list[int] = []
-    with suppress(OSError, ValueError):
-        for line in proc.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            place = groups / path.lstrip("/") / "memory.events"
-            if controllers:
-                place = groups / "memory" / path.lstrip("/") / "memory.oom_control"
-            if (not controllers or "memory" in controllers.split(",")) and place.exists():
-                counts += map(int, re.findall(r"^oom_kill (\d+)$", place.read_text(), re.MULTILINE))
-    return max(counts, default=None)

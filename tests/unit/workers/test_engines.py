@@ -1,10 +1,12 @@
 """Engines: their options before anything starts, the tables that programs write, how they end; and the demo's ears."""
 
 import re
+import shlex
 import struct
 import sys
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,24 @@ def test_kills_for_memory_are_counted_by_the_jobs_own_control_group(tmp_path):
         (tmp_path / "cgroup").write_text(cgroup)
         assert workers.read_oom_kills(tmp_path / "cgroup", tmp_path / "fs") == kills
     assert workers.read_oom_kills(tmp_path / "no cgroup", tmp_path / "fs") is None
+
+
+def test_a_detector_that_the_kernel_killed_for_memory_does_not_blame_the_audio(tmp_path):
+    events, given = tmp_path / "fs" / "job" / "memory.events", Chunk("r", "c", "a.wav", "a.wav")
+    events.parent.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    oom_kills = partial(workers.read_oom_kills, tmp_path / "cgroup", tmp_path / "fs")
+    for ends, usual in {
+        "kill -9 $$": "worker_died",
+        "exit 137": "worker_died",
+        "exit 1": "exit_code",
+        "": "no_output",
+    }.items():
+        for killed, expected in ((2, usual), (3, "host_memory")):
+            events.write_text("oom_kill 2\n")
+            words = shlex.join(["sh", "-c", f"echo oom_kill {killed} > {events}; {ends}", "{input}", "{output}"])
+            session = CommandEngine(replace(start(), oom_kills=oom_kills), words).open(GPU, tmp_path)
+            assert [*session.process([given])][-1].error_class == expected, (ends, killed)
 
 
 def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_length_of_the_audio():
