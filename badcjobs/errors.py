@@ -50,6 +50,10 @@ class NotHere(BadcjobsError):
     exit_code = ExitCode.NOT_HERE
 
 
+class SlowStart(NotHere):
+    """The engine may work, but has not started in time."""
+
+
 class DatabaseProblem(BadcjobsError):
     """A task or job database that cannot be read or written."""
 

@@ -53,7 +53,6 @@ _EXEC_TRIES, _EXEC_S = 20, 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
 _END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
 _ANSWER_S = 60.0  # a fork takes milliseconds
-IMPORT_S = 300.0  # of an engine: a cold import from a parallel filesystem is slow
 _POLL_S = 0.01
 _CONNECT_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
 
@@ -241,15 +240,25 @@ class ParentGone(Exception):
     """The parent has ended, or cannot fork; the text is the reason."""
 
 
+class ParentLate(ParentGone):
+    """The parent has given no answer in time."""
+
+
 class ForkParent:
     """A program that has imported an engine and forks workers, with the same ``start`` as Launcher.
 
     Its workers end with it. It ends with the thread that has started it, so it gets a thread of its own.
-    ``argv`` makes its command line, with the number of its end of the socket.
+    ``argv`` makes its command line, with the number of its end of the socket. ``limit_s`` is for its imports.
     """
 
     def __init__(
-        self, launcher: Launcher, argv: Callable[[int], Sequence[str]], env: Mapping[str, str], cwd: Path
+        self,
+        launcher: Launcher,
+        argv: Callable[[int], Sequence[str]],
+        env: Mapping[str, str],
+        cwd: Path,
+        *,
+        limit_s: float,
     ) -> None:
         self._env, self._lock = env, threading.Lock()
         self._why = "the process that imports HawkEars has ended"  # if it gives no answer
@@ -268,7 +277,7 @@ class ForkParent:
         with theirs:
             threading.Thread(target=hold, name="fork parent", daemon=True).start()
             self.pid = started.result().pid
-        self.facts = self._ask(None, limit_s=IMPORT_S)
+        self.facts = self._ask(None, limit_s=limit_s)
 
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool
@@ -299,6 +308,7 @@ class ForkParent:
     def _ask(self, order: object, fds: Sequence[int] = (), *, limit_s: float = _ANSWER_S) -> dict[str, Any]:
         """Send an order and return the answer; end a parent that gives none."""
         answer = b""
+        gone = ParentGone
         with self._lock:
             try:
                 self._socket.settimeout(limit_s)
@@ -306,6 +316,7 @@ class ForkParent:
                     socket.send_fds(self._socket, [json.dumps(order).encode()], fds)
                 answer = self._socket.recv(1 << 16)
             except TimeoutError:
+                gone = ParentLate
                 self._why = f"the process that imports HawkEars has not answered for {limit_s:.0f} s"
             except OSError:  # it has ended
                 pass
@@ -315,7 +326,7 @@ class ForkParent:
                     os.killpg(self.pid, signal.SIGKILL)
         facts: dict[str, Any] = json.loads(answer or "{}")
         if not answer or (order is not None and "error" in facts):
-            raise ParentGone(facts.get("error", self._why))
+            raise gone(facts.get("error", self._why))
         return facts
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from badcjobs.cluster import sbatch_options
 from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script, read_text
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
-from badcjobs.errors import BadcjobsError, BadInput, ExitCode
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
@@ -62,6 +62,7 @@ class CheckOrder:
     prefer: str = "cheapest"  # of [plan]
     trust: Trust | None = None
     site_trust: Trust | None = None  # None: the user named the site
+    engine_start_s: float = 300.0  # less than in a job: a person waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +353,10 @@ def _check_engine(settings: RunSettings, script: BatchScript | None, order: Chec
     path = os.pathsep.join([*folders, order.environ.get("PATH", os.defpath)])
     environ, launcher = {**order.environ, "PATH": path}, Launcher("check")
     try:
-        choose_engine(settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True).check()
+        engine = choose_engine(
+            settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True, start_s=order.engine_start_s
+        )
+        engine.check()
         yield fine("engine", f"{settings.engine} can be started here")
     except BadcjobsError as error:
         fix, why = error.fix or "badcjobs check --help", tuple((error.why or "").splitlines())
@@ -362,4 +366,5 @@ def _check_engine(settings: RunSettings, script: BatchScript | None, order: Chec
         elif start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
             unseen = "the values of the script's variables"
         text = error.what if unseen is None else f"{error.what}; checked here without {unseen}"
-        yield (problem if unseen is None else warning)("engine", text, fix, why)
+        certain = unseen is None and not isinstance(error, SlowStart)
+        yield (problem if certain else warning)("engine", text, fix, why)

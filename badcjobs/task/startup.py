@@ -43,6 +43,7 @@ SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder on a shared filesystem, for 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.2
+_TELL_S = 180.0
 _REPEATED_S = 5.0  # Slurm may send TERM twice within this time; the second does not count
 
 
@@ -248,7 +249,11 @@ def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) ->
     engine = choose_engine(settings, world.environ, launcher, world.clock, cwd=world.cwd, allow_cpu=allow_cpu)
     with ThreadPoolExecutor(1) as pool:
         checked = pool.submit(engine.check)  # it may import the engine, for minutes
+        told_s = world.clock.monotonic_s()
         while wait([checked], _POLL_S).not_done:
+            if world.clock.monotonic_s() - told_s >= _TELL_S:
+                told_s += _TELL_S
+                log.info("waiting for the start of %s; a cold import from a busy filesystem is slow", engine.name)
             if world.stop.requested:
                 end_leftovers(mark)
     raise_if_stopped(world.stop)

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs import __version__
-from badcjobs.errors import BadInput, NotHere
+from badcjobs.errors import BadInput, NotHere, SlowStart
 from badcjobs.model import WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
-from badcjobs.processes import IMPORT_S, ForkParent, Launcher, ParentGone, fingerprint_of, worker_environment
+from badcjobs.processes import ForkParent, Launcher, ParentGone, ParentLate, fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
 from badcjobs.workers.demo_worker import parse_arguments
-from badcjobs.workers.stream_session import EngineStart, HangTimeout, StreamSession
+from badcjobs.workers.stream_session import START_S, EngineStart, HangTimeout, StreamSession
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,19 @@ _BATCH_1 = 256  # results come only at the end of a batch, so it must not be lon
 
 
 def choose_engine(
-    settings: RunSettings, environ: Mapping[str, str], launcher: Launcher, clock: Clock, *, cwd: Path, allow_cpu: bool
+    settings: RunSettings,
+    environ: Mapping[str, str],
+    launcher: Launcher,
+    clock: Clock,
+    *,
+    cwd: Path,
+    allow_cpu: bool,
+    start_s: float = START_S,
 ) -> Engine:
-    """Return the engine that the settings name; relative paths are relative to ``cwd``."""
+    """Return the engine that the settings name; relative paths are relative to ``cwd``.
+
+    ``start_s``: how long HawkEars may take to start.
+    """
     raw = RunFolder(cwd / settings.out).raw if settings.keep_raw and settings.out else None
     start = EngineStart(settings.engine_args, environ, launcher, clock, raw)
     if settings.engine == "demo":
@@ -71,7 +81,8 @@ def choose_engine(
     python = python or (script and python_of(Path(script)))
     if settings.workers_wanted is None and not allow_cpu:  # a job script may set as many threads as the job has cores
         start = replace(start, environ={name: value for name, value in environ.items() if name != _THREADS})
-    return HawkEarsEngine(start, python, root, allow_cpu=allow_cpu, forks=settings.workers_wanted != 1)
+    limits, forks = HangTimeout(start_s=start_s), settings.workers_wanted != 1
+    return HawkEarsEngine(start, python, root, allow_cpu=allow_cpu, hang_timeout=limits, forks=forks)
 
 
 def chunks_at_once_of(engine: str, args: Sequence[str], plan: WorkerPlan) -> int:
@@ -163,7 +174,8 @@ class HawkEarsEngine:
         if forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
             self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
         environ = {**self.start.environ, **self.start.launcher.marks}
-        answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root)
+        limit_s = self.hang_timeout.start_s
+        answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root, limit_s=limit_s)
         self.release = answer.get("versions", {}).get("hawkears")
         if self.release or (problem := answer.get("error")) is None:
             return
@@ -234,10 +246,13 @@ class HawkEarsEngine:
                 words, args = [find_python(self.python, self.start), str(WORKER), "--parent"], self.start.args
                 env, launcher = {**env, **_NO_THREADS}, self.start.launcher
                 try:
-                    parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root)
+                    limit_s = self.hang_timeout.start_s
+                    parent = ForkParent(launcher, lambda fd: [*words, str(fd), *args], env, self.root, limit_s=limit_s)
                     self._facts, why = parent.facts, parent.facts.get("unfit") or parent.facts.get("error")
                     self._parent = parent
                     self._news = f"workers are forked from process {parent.pid}, which has imported HawkEars"
+                except ParentLate as error:
+                    raise slow_start(words[0], limit_s) from error
                 except (ParentGone, OSError) as error:
                     why = str(error)
             if why is not None:
@@ -328,20 +343,33 @@ def python_of(script: Path) -> str | None:
 
 
 def query_hawkears(
-    python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None
+    python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None, limit_s: float
 ) -> Mapping[str, Any]:
     """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
     for _ in range(_QUERY_TRIES):
         try:
-            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=IMPORT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise slow_start(python[-1], limit_s) from error
+        except OSError as error:
             return {"error": str(error)}
         if done.returncode >= 0:  # negative: killed by a signal, so try again
             break
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
     return {"error": lines[-1], **(events[0] if events else {})}
+
+
+def slow_start(python: str, limit_s: float) -> SlowStart:
+    """Return the error for a HawkEars that is not imported in time."""
+    venv = shlex.quote(str(Path(python).parent.parent))
+    copy = f'cp -a {venv} "$TMPDIR/he" && badcjobs run … --hawkears-python "$TMPDIR/he/bin/python"'
+    return SlowStart(
+        f"HawkEars in {python} is slow to start: it was not imported in {limit_s:,.0f} s",
+        why="the filesystem with its files is slow or busy",
+        fix=f"{copy}   (or the same command again)",
+    )
 
 
 # --- arguments and environment ----------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from badcjobs.workers import retry
 log = logging.getLogger(__name__)
 
 _SHORTEST_ANALYSED_S = 0.5
+START_S = 1800.0  # of an engine: a cold import from a busy filesystem is slow
+_COMPILE_S = 900.0  # with the first chunk
 _CLOSE_S = 10.0
 _FACTOR = 20  # a worker that is silent for this many times the slowest chunk hangs
 _UNKNOWN_AUDIO_S = 3600.0  # assumed for audio of unknown length
@@ -38,7 +40,7 @@ _MAY_BE_MEMORY = (retry.WORKER_DIED, retry.ENGINE_CRASH, retry.EXIT_CODE, retry.
 class HangTimeout:
     """Decides when a silent engine hangs, from the slowest chunk so far; shared by all workers of a task."""
 
-    start_s: float = 900.0  # until the first chunk starts (imports, models, a cold filesystem)
+    start_s: float = START_S  # until the first chunk starts (imports, models, a cold filesystem)
     least_s: float = 120.0  # a shorter silence is never a hang
     slowest: float = 2.0  # assumed seconds of work per second of audio, until a chunk is done
     _slowest_rate: float | None = None  # seconds of work per second of audio
@@ -53,7 +55,7 @@ class HangTimeout:
     def limit_s(self, audio_s: float | None) -> float:
         """Return how long a worker may be silent with this much audio in progress."""
         if self._slowest_s is None:
-            return self.start_s + self.slowest * (audio_s or _UNKNOWN_AUDIO_S)
+            return min(self.start_s, _COMPILE_S) + self.slowest * (audio_s or _UNKNOWN_AUDIO_S)
         if audio_s is None or self._slowest_rate is None:
             return max(self.least_s, _FACTOR * self._slowest_s)
         return max(self.least_s, _FACTOR * self._slowest_rate * audio_s)
@@ -206,7 +208,8 @@ class StreamSession:
             limit_s = self.hang_timeout.limit_s(longest_s) if lengths else self.hang_timeout.start_s
             if not self._poll.poll(limit_s * 1000):
                 self.kill()
-                why = f"no output from the worker for {limit_s:.0f} s"
+                slow = "" if self._ready else "slow to start: "
+                why = f"{slow}no output from the worker for {limit_s:.0f} s"
                 raise SessionBroken(retry.HANG, why, at_start=not self._has_started)
             data = os.read(self._stdout.fileno(), 65536)
             if not data:

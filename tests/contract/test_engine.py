@@ -26,6 +26,7 @@ from support.audio import make_wav
 from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
+from support.stand_ins import install
 from support.waiting import is_running, wait_for
 
 CLOCK = root.SystemClock()
@@ -389,7 +390,11 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     inside = EngineStart([], place.environ, Launcher("task", words), CLOCK)
     HawkEarsEngine(inside, "/only/in/the/container/python", place.root, allow_cpu=True).check()
     assert (place.folder / "task-check.report").exists()
+    late = str(install(place.folder / "slow" / "bin" / "python", "#!/bin/sh\nexec sleep 60\n"))
+    slow = {"allow_cpu": False, "hang_timeout": HangTimeout(start_s=0.3)}
     engines = {
+        "slow to start": HawkEarsEngine(fine.start, late, place.root, **slow),
+        "slow to start, forked": HawkEarsEngine(fine.start, late, place.root, **slow, forks=True),
         "wrong option": place.engine("hawkears", "--loudly"),
         "another API": place.engine("hawkears", FAKE_HAWKEARS_SHAPE="none"),
         "no HawkEars": place.engine("hawkears", PYTHONPATH=""),

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from rooms import task as room
-from rooms.devices import EndTime
+from rooms.devices import EndTime, Grant
 from rooms.model import Allocation, Chunk, ChunkResult, Device, TaskKey
+from rooms.root import RunSettings
 from rooms.store import TaskWriter
 from rooms.task import DeviceWorkNow, StopRequest, TaskProgress
 from rooms.workers import Tally
+from support.fake_hawkears import fake_package_environ, make_fake_root
 from support.hand_clock import HandClock
+from support.stand_ins import install
 from support.task_files import TaskFile
 
 SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP")
@@ -184,3 +187,25 @@ def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path):
         devices=(DeviceWorkNow("GPU 0  Tesla V100", 2, 60.0), DeviceWorkNow("GPU MIG-1", 0, 0.0, ("r/c5",))),
     )  # fmt: skip
     assert (progress.rate, progress.eta_s) == (1.0, 58 * 3 / 4)
+
+
+class FastClock(HandClock):
+    """A minute passes whenever somebody looks."""
+
+    def monotonic_s(self):
+        self.sleep(60)
+        return super().monotonic_s()
+
+
+def test_an_engine_that_starts_slowly_is_waited_for_and_the_log_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", logger="badcjobs")
+    slow = install(tmp_path / "python", f'#!/bin/sh\nsleep 2\nexec {sys.executable} "$@"\n')
+    world = room.World(
+        {"PATH": "/usr/bin:/bin", **fake_package_environ()}, FastClock(), StopRequest(lambda: 0.0), "vm", 1, tmp_path, 1
+    )
+    settings = RunSettings(
+        source=(), out=None, hawkears_python=str(slow), hawkears_root=str(make_fake_root(tmp_path / "root"))
+    )
+    engine = room.make_engine(settings, world, "test", Grant((), "no GPU"))
+    assert (engine.version or "").startswith("2.3.0")
+    assert caplog.text.count("waiting for the start of hawkears") >= 2
