@@ -62,7 +62,7 @@ class CheckOrder:
     prefer: str = "cheapest"  # of [plan]
     trust: Trust | None = None
     site_trust: Trust | None = None  # None: the user named the site
-    engine_start_s: float = 300.0  # less than in a job: a person waits
+    engine_start_s: float = 300.0  # less than in a job: someone waits for it
 
 
 @dataclass(frozen=True, slots=True)

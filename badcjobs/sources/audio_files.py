@@ -215,17 +215,10 @@ class SourceRoot:
         path = absolute(Path(self._real), path)
         return path[self._start(posixpath.dirname(path)) :].lstrip("/")
 
-    def holds(self, path: str) -> bool:
-        """Return whether an absolute path leads through the root."""
-        return self._start(posixpath.dirname(path)) is not None
-
-    def _find_start(self, folder: str) -> int | None:
-        """Return how many characters of a folder's path lead to the root; None: it is not below the root."""
-        above = posixpath.dirname(folder)
-        start = None if above == folder else self._start(above)
-        if start is None and os.path.realpath(folder) == self._real:
-            return len(folder)
-        return start
+    def _find_start(self, folder: str) -> int:
+        """Return how many characters of a folder's path lead to the root; 0: it is not below the root."""
+        start = self._start(posixpath.dirname(folder)) if folder != "/" else 0
+        return start or len(folder) * (os.path.realpath(folder) == self._real)
 
 
 def without_ending(path: str) -> str:

@@ -185,8 +185,7 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
 def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
     """Describe audio files of the command line; ids are relative to ``root``, or to their common folder."""
     given = list(dict.fromkeys(absolute(Path(), str(path)) for path in paths))
-    above = map(audio_files.SourceRoot, Path(given[0]).parents)
-    base = audio_files.SourceRoot(root) if root else next(one for one in above if all(map(one.holds, given)))
+    base = audio_files.SourceRoot(root or Path(posixpath.commonpath(map(posixpath.dirname, given))))
     name = str(paths[0]) if len(given) == 1 else f"the {len(given)} audio files starting with {paths[0]}"
     return AudioList(
         name=name,

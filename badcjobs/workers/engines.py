@@ -174,8 +174,9 @@ class HawkEarsEngine:
         if forks and cache and not why_not_writable(cache):  # else only ``open`` knows a place for caches
             self._find_parent(hawkears_environment(self.start.environ, WorkerPlan(0, None, None, 1), args, cache))
         environ = {**self.start.environ, **self.start.launcher.marks}
-        limit_s = self.hang_timeout.start_s
-        answer = self._facts or query_hawkears(argv, args, environ=environ, cwd=self.root, limit_s=limit_s)
+        answer = self._facts or query_hawkears(
+            argv, args, environ=environ, cwd=self.root, limit_s=self.hang_timeout.start_s
+        )
         self.release = answer.get("versions", {}).get("hawkears")
         if self.release or (problem := answer.get("error")) is None:
             return
