@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
+from badcjobs.masking import mask_words
 from badcjobs.model import TaskKey
 
 LIVE_PREFIX = ".live-"  # hidden folders of live files; only their owners may open these
@@ -27,8 +28,12 @@ def is_there(path: Path) -> bool:
 
 
 def shell_line(*words: str | Path) -> str:
-    """Return a command to paste into a shell, whatever is in its words; a Path is never read as an option."""
+    """Return a command to paste into a shell, whatever is in its words; secrets are hidden.
+
+    A Path is never read as an option.
+    """
     given = [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
+    given = mask_words(given)
     escaped = [
         os.fsencode(word).decode("latin-1").encode("unicode_escape").decode().replace("'", "\\'") for word in given
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
+from badcjobs.masking import mask_value, mask_words, write_new_text
 from badcjobs.model import ArrayShape, Billing, Cutting
 from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
@@ -103,23 +104,26 @@ class FrozenRun:
         """Return the ``badcjobs run`` for the complete source with these settings, ready to paste.
 
         ``also`` has settings of a task that are not frozen, by key. The line uses ``--config run.toml`` if it would be
-        too long, has unprintable characters, or needs patterns of names, which have no option.
+        too long, has unprintable characters or a secret, or needs patterns of names, which have no option.
         """
         others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
 
-        def line(*words: str, values: Mapping[str, Any]) -> str:
+        def words(*begin: str, values: Mapping[str, Any]) -> list[str]:
             given = {key: values.get(key) for key, one in SETTINGS["run"].items() if values.get(key) != one.default}
-            return shell_line("badcjobs", "run", *words, f"--out={out}", *option_words(given))
+            return ["badcjobs", "run", *begin, f"--out={out}", *option_words(given)]
 
-        whole = line(*self.settings.get("source", ()), values={**others, **self.settings})
-        if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns:
+        all_words = words(*self.settings.get("source", ()), values={**others, **self.settings})
+        whole = shell_line(*all_words)
+        has_secret = mask_words(all_words) != all_words
+        if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns and not has_secret:
             return whole
-        return line(f"--config={out / 'run.toml'}", values=others)
+        return shell_line(*words(f"--config={out / 'run.toml'}", values=others))
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
-    """Refuse a task whose settings differ from those of the run; name every key."""
-    first, now = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
+    """Refuse a task whose settings differ from those of the run; name every key. Secrets may differ."""
+    settings = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
+    first, now = ({key: mask_value(value) for key, value in one.items()} for one in settings)
     unmoved = {key for key in _PLACES if real_places(first.get(key)) == real_places(now.get(key))}
     differing = [key for key in sorted({*first, *now} - unmoved) if first.get(key) != now.get(key)]
     if differing:
@@ -141,14 +145,15 @@ def real_places(value: str | tuple[str, ...] | None) -> list[str]:
 def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:
     """Write run.toml unless another task has written it; return its content."""
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    temporary.write_text(mine.to_toml(version), encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    write_new_text(temporary, mine.to_toml(version))
     try:
         os.link(temporary, path)  # unlike a rename, this fails if the file exists: exactly one task writes it
     except FileExistsError:
         pass
     except OSError:  # a filesystem without hard links
-        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(mine.to_toml(version))  # a few lines in one write, so that no other task reads a part of them
+        with suppress(FileExistsError):
+            write_new_text(path, mine.to_toml(version))  # in one write, so that no other task reads a part of it
     finally:
         temporary.unlink()
     frozen = FrozenRun.read(path)

@@ -15,11 +15,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput
+from badcjobs.masking import mask, mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
@@ -218,8 +220,9 @@ class RunSettings:
         return stand_in(cwd, self.simulate)
 
     def to_json(self, cwd: Path) -> str:
-        """Return the settings by key, to store with the results; paths are absolute."""
-        values = absolute_paths({key: getattr(self, one.name) for key, one in SETTINGS["run"].items()}, "run", cwd)
+        """Return the settings by key, to store with the results; paths are absolute, secrets are hidden."""
+        given = {key: mask_value(getattr(self, one.name)) for key, one in SETTINGS["run"].items()}
+        values = absolute_paths(given, "run", cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
         recordings = {"patterns": [pattern.text for pattern in self.patterns]}
         return json.dumps({**values, "out": str(self.out), "alerts": alerts, "recordings": recordings})
@@ -371,7 +374,7 @@ def check_values(
         if setting.unset is not None and value == setting.unset:
             values[key] = None
         elif problem := _find_problem(setting, value):
-            mistakes.append(f"{place_of(key)} = {_shown(value)} {problem}")
+            mistakes.append(f"{place_of(key)} = {mask(_shown(value))} {problem}")
         else:
             values[key] = value
     return values
@@ -551,5 +554,11 @@ def read_toml(path: Path) -> TomlFile:
             return TomlFile(tomllib.loads(text), text, os.fstat(file.fileno()))
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
+    except PermissionError as error:
+        owner = str(path.stat().st_uid)
+        with suppress(KeyError):
+            owner = path.owner()
+        line = shlex.join(["ls", "-l", str(path)])
+        raise BadInput(f"{path} cannot be read: it belongs to {owner}", fix=line) from error
     except (OSError, ValueError) as error:  # not TOML, or not UTF-8
         raise BadInput(f"{path} cannot be read", why=str(error), fix=shlex.join(["less", str(path)])) from error

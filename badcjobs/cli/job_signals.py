@@ -121,6 +121,7 @@ class BatchTask:
             code = self._wait(tell=signal.SIGUSR1)
         if code != ExitCode.RUN_ME_AGAIN or self._requeues < 1 or not self._may_requeue:
             raise SystemExit(code)  # done, failed, no requeue is left, cancelled, or another task has its work
+        os.umask(0o077)  # submitit writes it to a file, and the command may have a secret
         return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
 
     @property

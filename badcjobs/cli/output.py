@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.masking import mask
 from badcjobs.paths import shell_line
 from badcjobs.report.words import plain
 
@@ -52,7 +53,7 @@ def _escape(found: re.Match[str]) -> str:
 
 def safe_error(error: BadcjobsError) -> str:
     """Return the text of an error: what happened in one line, then reason and fix in one or more lines."""
-    return safe_lines(str(BadcjobsError(plain(error.what), why=error.why, fix=error.fix)), tabs=True)
+    return mask(safe_lines(str(BadcjobsError(plain(error.what), why=error.why, fix=error.fix)), tabs=True))
 
 
 class SafeFormatter(logging.Formatter):
@@ -60,7 +61,8 @@ class SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, followed by marked lines, such as the output of an engine or a traceback."""
-        return safe_lines(super().format(record).rstrip("\n"), tabs=True).replace("\n", f"\n{_CONTINUATION}")
+        text = mask(super().format(record).rstrip("\n"))
+        return safe_lines(text, tabs=True).replace("\n", f"\n{_CONTINUATION}")
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from typing import Any
 from badcjobs.cluster.job_script import read_script, read_text
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
+from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
 from badcjobs.seams import Clock, Unanswered
@@ -369,12 +370,13 @@ def _write(order: ArrayOrder, task: NewTask) -> Path:
 
     order.logs.mkdir(parents=True, exist_ok=True)
     draft = order.logs / f".{_WORK}"
+    draft.touch(mode=0o600)  # its command may have a secret
     work = DelayedSubmission(task((*PROGRAM, *order.run_arguments), order.requeues))
     work.set_timeout(order.time_min, _ENDLESS)
     work.dump(draft)
     draft.replace(order.logs / _WORK)
     script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
-    script.write_text(array_script(order), encoding="utf-8")
+    write_new_text(script, array_script(order))
     return script
 
 
@@ -398,7 +400,8 @@ def submit_merge(order: ArrayOrder, job_id: str) -> Answer:
     script = order.logs / f"{job_id}_merge.sh"
     answer = _find_by_script(script) if script.exists() else None
     if answer is None:
-        script.write_text(merge_script(order), encoding="utf-8")
+        script.unlink(missing_ok=True)
+        write_new_text(script, merge_script(order))
         answer = _submit(script, "--parsable", f"--dependency=afterany:{job_id}")
     if answer.job_id is None:
         known = "but not its merge job" if answer.sure else "it is not known whether its merge job is"

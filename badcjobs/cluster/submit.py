@@ -18,6 +18,7 @@ from typing import Any
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster import slurm
 from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.masking import mask_words
 from badcjobs.model import ArrayOrder, ArrayShape, Submitted, default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.project import Project, is_config_file
@@ -320,7 +321,7 @@ def find_record(plan: ArrayPlan, *, again: bool) -> records.Record | None:
     record = records.last_submission(out, slurm.find_array)
     if record is not None and not again:
         differing = [] if record.asked is None else records.differences(record.asked, plan.asked)
-        then, now = record.run_arguments, plan.order.run_arguments
+        then, now = record.run_arguments, tuple(mask_words(plan.order.run_arguments))
         if then != now:
             differing += [f"then: {shell_line(*then)}", f"now: {shell_line(*now)}"]
         if differing:
@@ -355,8 +356,8 @@ def _submit_array(plan: ArrayPlan, task: slurm.NewTask, clock: Clock, hold: Call
     """Submit the array; record the intent before sbatch is called, and the job with its number afterwards."""
     order = plan.order
     record = records.Record(
-        "slurm", Submitted("", None, order.indices), order.run_arguments, plan.chunks, clock.now_ms(),
-        dict(plan.asked), plan.listed, plan.left,
+        "slurm", Submitted("", None, order.indices), tuple(mask_words(order.run_arguments)), plan.chunks,
+        clock.now_ms(), dict(plan.asked), plan.listed, plan.left,
     )  # fmt: skip
 
     def about_to(script: Path) -> None:

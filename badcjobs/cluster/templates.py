@@ -17,6 +17,7 @@ from pathlib import Path
 from badcjobs import paths as resources
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.errors import BadInput
+from badcjobs.masking import write_new_text
 from badcjobs.project import Project
 from badcjobs.settings import SubmitSettings
 from badcjobs.store.atomic_write import cannot_write
@@ -107,8 +108,7 @@ def _from_project(project: Project) -> Iterator[tuple[str, str]]:
 def write_new(path: Path, text: str, fix: str = "") -> None:
     """Write a file that does not exist yet; never replace one. ``fix``: what to try if it exists."""
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new_text(path, text)
     except FileExistsError as error:
         if path.is_dir():
             raise cannot_write(path, IsADirectoryError(f"{path} is a folder")) from error

@@ -267,18 +267,24 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     folder = files.folder
     try:
         files.check_inside(file_in(folder.path), intent_in(folder.path), folder.run_toml)
-        record, frozen = read_record(folder.path), FrozenRun.read(folder.run_toml)
-        cut_short = find_cut_short(folder.path)
+        record, cut_short = read_record(folder.path), find_cut_short(folder.path)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
-    shape = frozen.array if frozen else None
+    array = ArrayOfRun(cut_short=cut_short)
+    shape = None
+    try:
+        frozen = FrozenRun.read(folder.run_toml)
+        shape = frozen.array if frozen else None
+    except BadcjobsError as error:
+        array = replace(array, trouble=error.what)
     if record is not None:
         job, count = record.job, shape.count if shape else len(record.job.indices)
-        return ArrayOfRun(job.job_id, job.indices, record.submitted_at_ms, record.chunks, count, cut_short=cut_short)
+        chunks, at_ms = record.chunks, record.submitted_at_ms
+        return replace(array, job_id=job.job_id, indices=job.indices, submitted_at_ms=at_ms, chunks=chunks, count=count)
     if shape is None:
-        return ArrayOfRun(cut_short=cut_short)
+        return array
     indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
-    return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
+    return replace(array, indices=indices, count=shape.count)
 
 
 def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from badcjobs.masking import mask
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, say
 from badcjobs.report.words import count, plain
 
@@ -29,6 +30,11 @@ class Remark:
     text: str
     fix: str | None = None
     details: tuple[str, ...] = ()  # one line each, if the text counts several things
+
+    def __post_init__(self) -> None:
+        """Hide secrets: a remark may quote a line of a script."""
+        object.__setattr__(self, "text", mask(self.text))
+        object.__setattr__(self, "fix", self.fix and mask(self.fix))
 
 
 problem, warning, fine = partial(Remark, PROBLEM), partial(Remark, WARNING), partial(Remark, FINE)

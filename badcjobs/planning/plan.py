@@ -30,6 +30,7 @@ from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.templates import fill_template
 from badcjobs.errors import BadInput
+from badcjobs.masking import write_new_text
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
 from badcjobs.planning.bill import ALIKE, FASTEST, Cut, billed_start_up_s, choose, list_lengths
@@ -187,7 +188,7 @@ def write_plan(
             "mem": f"{plan.choice.mem_gb}G", "source": target / name / "tasks.txt", "out": out / name,
         }  # fmt: skip
         values |= {"args": f"--workers-per-gpu={plan.choice.workers}"} if plan.speed.points else {}
-        (draft / f"{name}.sbatch").write_text(fill(values, rows.root), encoding="utf-8")
+        write_new_text(draft / f"{name}.sbatch", fill(values, rows.root))
         written.append((target / f"{name}.sbatch", out / name))
     text = json.dumps(to_dict(plan), indent=2, ensure_ascii=False)
     (draft / "plan.json").write_text(f"{text}\n", encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.masking import mask_words
 from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers, guess_worker_bytes
 from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words
@@ -170,7 +171,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     except ValueError as error:
         raise BadInput(f"{name} has no measured speed of GPUs", why=str(error), fix=_how(settings)) from error
     doubts, theirs, news = [], job.last_settings.get("engine_arg") or [], news_words(job.merged)
-    if theirs != [*settings.engine_args]:
+    if theirs != mask_words(settings.engine_args):
         doubts.append(f"{name} ran with other options of the engine: {shell_line(*theirs) or 'none'}")
     if (failed := job.failed_gpu_s / sum(task.gpu_s for task in job.tasks)) >= _MANY_FAILED:
         doubts.append(f"{100 * failed:.0f} % of the GPU time of {name} went to chunks that failed")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from badcjobs.errors import BadInput
+from badcjobs.masking import mask_words
 from badcjobs.paths import RunFolder
 
 
@@ -77,7 +78,7 @@ def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
             if not _try_lock(file, fcntl.LOCK_SH):  # else another process only tested the lock for a moment
                 raise _busy(out)
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "command": list(command)}) + "\n")
+        file.write(json.dumps({"pid": os.getpid(), "command": mask_words(command)}) + "\n")
         file.flush()
         yield file
 
@@ -111,7 +112,7 @@ def _read(out: Path) -> dict[str, object]:
 
 
 def emulated_command(out: Path) -> tuple[str, ...]:
-    """Return the command that continues the last emulation of a run; empty: not known."""
+    """Return the command that continues the last emulation of a run, without secrets; empty: not known."""
     words = _read(out).get("command")
     return tuple(map(str, words)) if isinstance(words, list) else ()
 

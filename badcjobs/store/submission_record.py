@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import BadInput
+from badcjobs.masking import HIDDEN, mask_words
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
 from badcjobs.paths import shell_line
 from badcjobs.settings import value_text
@@ -39,7 +40,7 @@ class Record:
 
     cluster: str
     job: Submitted
-    run_arguments: tuple[str, ...]
+    run_arguments: tuple[str, ...]  # secrets are hidden, here and below
     chunks: int  # rows of the source
     submitted_at_ms: int
     asked: dict[str, Any] | None = None  # the other options of submit; None: not known
@@ -132,7 +133,7 @@ def asked_of(order: ArrayOrder) -> dict[str, Any]:
         "--constraint": order.constraint,
         "--sbatch": list(order.extra_sbatch),
         "--sbatch=--job-name": order.name,
-        "submit.setup": list(order.setup),
+        "submit.setup": mask_words(order.setup),
         "submit.requeues": order.requeues,
         "submit.merge_account": order.merge_account,
         "submit.merge_mem": order.merge_mem,
@@ -218,7 +219,7 @@ def find_trace(out: Path, job_id: str) -> Trace:
         return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
     record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
     if record is None and not job_id:
-        return Trace(bool(emulated), emulated)
+        return Trace(bool(emulated_command(out)), emulated)
     if record is None or record.job.job_id != job_id:
         return Trace()
     logs = {index: out / "logs" / f"{job_id}_{index}_0_log.out" for index in record.job.indices}
@@ -285,7 +286,12 @@ def _command_of(record: Record, out: Path) -> tuple[str, ...]:
 
 
 def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
-    """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved."""
+    """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved.
+
+    A command whose secrets were hidden is of no use: it is not known.
+    """
+    if any(HIDDEN in word for word in command):
+        return ()
 
     def is_elsewhere(folder: str) -> bool:
         try:

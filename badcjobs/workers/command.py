@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
+from badcjobs.masking import find_secrets, mask
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.processes import Process, fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import More, SessionBroken, nothing_more
@@ -300,12 +301,12 @@ class CommandSession:
         else:
             self._engine.understood = True
             return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
-        error = f"{chunk.audio_path}: {error}\n{last_lines(self._log)}".strip()
+        error = f"{chunk.audio_path}: {error}\n{self._said()}".strip()
         return self._failure(chunk, started_at_ms, error_class, error)
 
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that ran alone; in a batch the cause is unknown, and output files may be incomplete."""
-        output = last_lines(self._log)
+        output = self._said()
         error_class = retry.classify(output, code)
         if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.is_hawkears:
             error_class = retry.EXIT_CODE
@@ -320,6 +321,10 @@ class CommandSession:
         why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
             yield replace(self._failure(chunk, started_at_ms, retry.BATCH_LOST, why), charged=False)
+
+    def _said(self) -> str:
+        """Return the last lines that the program has written, without its secrets."""
+        return mask(last_lines(self._log), find_secrets(self._words))
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
         error_class = self._engine.start.blame_memory(error_class, self._oom_kills)

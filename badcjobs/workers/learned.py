@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from badcjobs import __version__
 from badcjobs.errors import BadInput
+from badcjobs.masking import mask_words
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, user_cache
 from badcjobs.seams import Engine
@@ -114,10 +115,10 @@ class Learned:
 
 
 def subject_of(settings: RunSettings) -> str:
-    """Return the key of lessons: the engine with all options that affect its memory and time."""
+    """Return the key of lessons: the engine with all options that affect its memory and time; secrets are hidden."""
     words = [settings.engine, settings.command, *settings.engine_args, settings.hawkears_root]
     words += ["--mps off"] if settings.mps == "off" else []
-    return " ".join(word for word in words if word)
+    return " ".join(mask_words([word for word in words if word]))
 
 
 def known_files(name: str, out: Path, environ: Mapping[str, str]) -> list[Path]:

@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from badcjobs.masking import find_secrets, mask
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection
 from badcjobs.processes import ForkParent, Launcher, last_lines
 from badcjobs.seams import Clock, More, SessionBroken, nothing_more
@@ -122,6 +123,7 @@ class StreamSession:
         self._clock, self._launcher = self.start.clock, self.start.launcher
         self._log_mark = log_size(self.log_file)  # only output after the last result can explain an error
         self._oom_kills = self.start.oom_kills()
+        self._secrets = find_secrets(self.argv)
         self._lock = threading.Lock()
         self._in_hand: dict[int, tuple[Chunk, int | None]] = {}  # by number, with its start (None: it waits)
         starter = self.parent or self._launcher
@@ -279,11 +281,12 @@ class StreamSession:
         now_ms = self._clock.now_ms()
         started_at_ms = now_ms if started_at_ms is None else started_at_ms
         if event["event"] == "failed":
-            error_class = event.get("error_class") or retry.classify(event["error"])
+            error = mask(event["error"], self._secrets)
+            error_class = event.get("error_class") or retry.classify(error)
             if error_class in _NO_USE_ANY_MORE:
                 self.kill()
-                raise SessionBroken(error_class, event["error"])
-            return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=event["error"])
+                raise SessionBroken(error_class, error)
+            return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=error)
         if "took_s" in event:  # measured by the worker: our thread may have read the start late
             started_at_ms = now_ms - round(event["took_s"] * 1000)
         length_s = event.get("audio_s")
@@ -298,7 +301,8 @@ class StreamSession:
         """Return the error for a process that ended before its work was done."""
         self._launcher.kill(self._process)  # also the rest of its process group
         code = self._process.wait()
-        output = last_lines(self.log_file, limit=min(_LONGEST_ERROR, log_size(self.log_file) - self._log_mark))
+        limit = min(_LONGEST_ERROR, log_size(self.log_file) - self._log_mark)
+        output = mask(last_lines(self.log_file, limit), self._secrets)
         error_class = retry.classify(output, code)
         if error_class in (retry.BAD_AUDIO, retry.EXIT_CODE, retry.NO_OUTPUT):
             error_class = retry.ENGINE_CRASH

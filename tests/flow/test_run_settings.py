@@ -30,6 +30,28 @@ def test_the_first_task_freezes_what_all_share_and_others_must_agree(site):
     assert site.rows("SELECT count(*), min(status), max(status) FROM chunk") == [(3, "done", "done")] * 2
 
 
+def test_a_secret_is_only_in_run_toml_and_job_scripts_which_only_their_owner_can_read(site):
+    echo = site.script("engine.sh", 'echo "$* is wrong" >&2; echo "so $2 is" >&2; exit 5')
+    words = (f"env DB_PASSWORD=HUNTER2 {echo} --token HUNTER2 {{input}} {{output}}", "--engine", "command")
+    run = ("--command", *words, "--simulate", 1, "--retries", 0)
+    source = site.manifest(3)
+    assert site.badcjobs("submit", source, "--out", site.out, "--cluster", "local", "--", *run).exit_code == 1
+    forms = ("--html", "r.html", "--markdown", "r.md", "--prometheus", "r.prom", "--json")
+    report = site.badcjobs("report", site.out, *forms).json
+    assert report["settings"]["command"] == f"env DB_PASSWORD=*** {echo} --token *** {{input}} {{output}}"
+    assert "so *** is" in str(report["failed_chunks"])
+    (line,) = report["completeness"]["finish"]
+    assert site.badcjobs(*line.split()[1:]).exit_code == 1, "the line to paste has the secret from run.toml"
+    site.badcjobs("monitor", site.out, "--once")
+    site.badcjobs("export", site.out, "--format", "badc", "--out", "badc")
+    site.badcjobs("plan", source, "--rate", 9, "--out", "plan", "--", *run)
+    files = [path for path in site.folder.rglob("*") if path.is_file() and b"HUNTER2" in path.read_bytes()]
+    secret = {str(path.relative_to(site.folder)): path.stat().st_mode & 0o777 for path in files}
+    assert secret == {"run/run.toml": 0o600, "plan/wave-1.sbatch": 0o600}
+    other = [str(word).replace("HUNTER2", "HUNTER3") for word in run]
+    assert site.badcjobs("run", source, "--out", site.out, *other).exit_code == 1, "another secret is the same run"
+
+
 def test_bytecode_is_kept_in_our_cache_if_nvmls_binding_has_none_beside_it(site):
     """The wrapper compiles it, and the recorder finds it: it would need 15 MiB for that."""
     nowhere = {"PYTHONPYCACHEPREFIX": str(site.folder / "nowhere"), "PYTHONDONTWRITEBYTECODE": "1"}

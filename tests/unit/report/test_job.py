@@ -96,6 +96,9 @@ def test_a_folder_that_is_closed_to_us_is_neither_up_to_date_nor_missing():
         file.parent.chmod(0)
         after = summarize_database(job)
         file.parent.chmod(0o700)
+        (folder / "run.toml").chmod(0)
+        unread = summarize_database(job).completeness
+    assert unread.why_unknown == f"{folder}/run.toml cannot be read: it belongs to nobody"
     assert before.merged.closed is None and [finding.kind for finding in before.findings] == ["tasks_missing"]
     assert after.merged.closed == f"{file.parent} cannot be read: Permission denied"
     assert after.findings == ()

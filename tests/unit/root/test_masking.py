@@ -1,0 +1,19 @@
+"""Secrets: the values of which options and variables are hidden, in texts and in the words of a command."""
+
+import json
+from pathlib import Path
+
+from rooms.root import mask, mask_words
+
+CASES = (Path(__file__).parents[2] / "data" / "secrets.txt").read_text().splitlines()
+
+
+def test_values_are_hidden_if_one_whole_word_of_their_name_is_a_secrets(pages):
+    said = []
+    for case in CASES:
+        kind, _, words = case.partition("words ")
+        said.append(case if kind else str(words))
+        said.append("  " + (mask(case) if kind else json.dumps(mask_words(json.loads(words)))))
+    masked = "\n".join(said[1::2])
+    assert "S3" not in masked and masked.count("shown") == "\n".join(CASES).count("shown")
+    pages({"masked.txt": "\n".join(said)})
