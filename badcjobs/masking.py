@@ -44,7 +44,7 @@ def mask_value(value: Any) -> Any:
     """Return the value of a setting without secrets."""
     if isinstance(value, str):
         return mask(value)
-    return tuple(mask_words(value)) if isinstance(value, tuple) and {*map(type, value)} <= {str} else value
+    return tuple(mask_words(value)) if isinstance(value, tuple) else value
 
 
 def find_secrets(words: Sequence[str]) -> list[str]:

@@ -53,7 +53,8 @@ def _escape(found: re.Match[str]) -> str:
 
 def safe_error(error: BadcjobsError) -> str:
     """Return the text of an error: what happened in one line, then reason and fix in one or more lines."""
-    return mask(safe_lines(str(BadcjobsError(plain(error.what), why=error.why, fix=error.fix)), tabs=True))
+    what, why = plain(mask(error.what)), mask(error.why or "")
+    return safe_lines(str(BadcjobsError(what, why=why, fix=error.fix)), tabs=True)
 
 
 class SafeFormatter(logging.Formatter):

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, verdict_of
-from badcjobs.report.words import count, number, period, share_words
+from badcjobs.report.words import count, escape, number, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
@@ -286,8 +285,8 @@ def whole_page(
         for s in sections
     )
     # The data for page.js; '<' is escaped, so that no text in it can end the element.
-    sent = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    text = (
+    sent = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return (
         _head(title, scripts)
         + f'{more}<div class="frame">\n<header>{header}</header>\n'
         + f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
@@ -300,7 +299,6 @@ def whole_page(
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body></html>\n"
     )
-    return text.encode("utf-8", "replace").decode("utf-8")  # a file name may not be valid text
 
 
 def _opened(section: Section) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 
 from rich.cells import cell_len, set_cell_size
 
-from badcjobs.report.words import plain
+from badcjobs.report.words import escape, plain
 
 WIDTH = 100  # of text
 FOLD = 15  # rows of a longer table on a page that are shown at first

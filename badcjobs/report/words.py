@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Sequence
@@ -144,5 +145,12 @@ def index_ranges(values: Sequence[int], step: int = 1) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text without control characters: an id from a file must not control the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    """Return text with control characters escaped: an id from a file must not control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def escape(text: str, quote: bool = True) -> str:
+    """Return text for HTML, with control characters escaped, except line ends."""
+    return html.escape("\n".join(map(plain, text.split("\n"))), quote)

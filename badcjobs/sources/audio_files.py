@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, AudioHeader, Fingerprint
+from badcjobs.paths import shell_line
 from badcjobs.settings import absolute
 from badcjobs.sources import audio_formats as formats
 from badcjobs.sources.cutter import measure_with_libsndfile
@@ -144,6 +145,9 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
         if _ANNEX in (key := str(Path(place).readlink())):
             return _not_fetched(path, Path(place), key)
         return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=place)
+    if ESCAPED.search(path):
+        place = next((one for one in places if os.path.lexists(_unescape(one))), places[0])
+        return NoAudio(f"{_NOT_UTF8} {shown(path)}", _rename(place), missing_at=place)
     return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
@@ -157,6 +161,24 @@ def with_header(found: Found, read: ReadHeader = read_header) -> Found:
 def end_ms_of(header: AudioHeader) -> int | None:
     """Return the end of the audio in milliseconds; None: not known."""
     return None if header.duration_s is None else round(header.duration_s * 1000)
+
+
+# --- names that are not UTF-8 -----------------------------------------------------------------------------------------
+
+ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")  # a byte, see ``escape_bytes``
+_NOT_UTF8 = "a name that is not UTF-8:"
+
+
+def _unescape(path: str) -> str:
+    return ESCAPED.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), path)
+
+
+def _rename(place: str) -> str:
+    """Return the line that renames a file or its folder, or repairs the list that has the name."""
+    part = re.sub(r"(\\x[89a-f][^/]*)/.*", r"\1", place)
+    if os.path.lexists(_unescape(part)):
+        return shell_line("mv", "-n", _unescape(part), ESCAPED.sub("_", part))
+    return "iconv -f latin1 -t utf-8 LIST   (the list or manifest that has it)"
 
 
 # --- git-annex --------------------------------------------------------------------------------------------------------
@@ -191,6 +213,8 @@ def _fetch(place: Path) -> str:
 
 def explain_missing(place: Path) -> str:
     """Describe why a file is not there; for git-annex with the command that fetches it."""
+    if ESCAPED.search(str(place)):
+        return f"{_NOT_UTF8} {place}: {_rename(str(place))}"
     is_link = place.is_symlink()
     if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
         # The command is last: tables show only the end of an error.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.model import AudioHeader, Chunk, Fingerprint
-from badcjobs.sources.audio_files import Found, NoAudio, end_ms_of, look_at, with_header
-from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
+from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, look_at, with_header
+from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
@@ -249,7 +249,6 @@ class RowFiles:
 
 # Line, fields, where they are, times, CUT, times of the first row of its file.
 ManifestRow = tuple[int, list[str], Columns, Times, str, Times]
-_LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +296,16 @@ class Manifest:
             recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
             ours = walk.takes(recording_id, chunk_id)
             times, wrong = check_row(row, columns)
+            if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(path):
+                ours = False
+                fix = copy_command(self.path, "iconv -f latin1 -t utf-8")
+                mistakes.add(line, f"recording_id {recording_id} is not UTF-8", fix=fix)
             cut, given_first, wrong_cut = ("", None, ()) if columns.badcjobs_cut is None else check_cut(row, columns)
             for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
                 mistakes.add(line, text)
             if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
                 known_mistakes = mistakes.count
-                lost = walk.for_plan and _LOST in f"{recording_id}{chunk_id}{path}"  # it was not UTF-8
-                ours = ours and not (wrong or wrong_cut or lost)
+                ours = ours and not (wrong or wrong_cut)
             if path != before:
                 before, first, has_asked, looks = path, times, False, walk.may_look()
             if ours:

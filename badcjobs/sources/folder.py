@@ -14,7 +14,7 @@ from typing import NamedTuple
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
 from badcjobs.settings import absolute
 from badcjobs.sources import audio_files
-from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, quoted, read_lines
+from badcjobs.sources.mistakes import Mistakes, Remarks, escape_bytes, quoted, read_lines
 from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
 
@@ -132,11 +132,10 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         path = f"{below}{name}"
         if name in folders:
             yield from _below(source, f"{path}/", mistakes, remarks)
-        elif not is_text(name):
-            mistakes.add(0, f"contains a file whose name is not UTF-8: {path!r}")
         else:
             stem = audio_files.without_ending(name)
-            yield ListedRecording(0, path if hash(stem) in repeated else f"{below}{stem}", path)
+            recording_id = path if hash(stem) in repeated else f"{below}{stem}"
+            yield ListedRecording(0, escape_bytes(recording_id), escape_bytes(path))
 
 
 def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str], set[str]]:

@@ -121,7 +121,7 @@ class Remarks:
 
     def leave_out(self, name: str) -> None:
         """Count a file in a folder that is not audio by its name."""
-        self.left_out[posixpath.splitext(name)[1].lower()] += 1
+        self.left_out[posixpath.splitext(escape_bytes(name))[1].lower()] += 1
 
     def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
         """Check the next chunk; the chunks of a recording follow each other."""
@@ -201,7 +201,7 @@ _READ_CHARS = 2**16  # lines are checked together: to check each of a million ta
 
 
 def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
-    """Yield every line with its line end; report invalid UTF-8, and yield such a line repaired."""
+    """Yield every line with its line end; a line that is not UTF-8 as ``escape_bytes`` returns it."""
     return chain.from_iterable(_read_lines(path, mistakes))
 
 
@@ -217,9 +217,7 @@ def _read_lines(path: Path, mistakes: Mistakes) -> Iterator[Iterable[str]]:
 
 def _repaired(lines: Sequence[str], first: int, path: Path, mistakes: Mistakes) -> Iterator[str]:
     for number, line in enumerate(lines, first):
-        if not is_text(line):
-            mistakes.add(number, "is not UTF-8", fix=copy_command(path, "iconv -f latin1 -t utf-8"))
-            line = line.encode(errors="surrogateescape").decode(errors="replace")
+        line = escape_bytes(line)
         if "\0" in line:
             mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
             line = line.replace("\0", "")
@@ -238,6 +236,11 @@ def is_text(line: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def escape_bytes(path: str) -> str:
+    r"""Return a path as text that SQLite can store: a byte that is not UTF-8 becomes four characters, such as \xff."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def copy_command(path: Path, command: str, redirect: str = "") -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from badcjobs.model import AudioHeader, Chunk, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, look_at
 from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Manifest, RowFiles, Times
-from badcjobs.sources.mistakes import Mistakes, Remarks, is_text, shown
+from badcjobs.sources.mistakes import Mistakes, Remarks, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
@@ -250,15 +250,12 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             there_ms = None if header.there_s is None else round(header.there_s * 1000)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
                 walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
-        if chunk.source_path.isascii() or is_text(chunk.source_path):
-            base, path = _split(chunk)
-            is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
-            yield PlannedRow(
-                chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, is_part,
-                "yes" if chunk.is_cut else "", there_ms=there_ms, fails=header.fault != "",
-            )  # fmt: skip
-        else:
-            walk.mistakes.add(0, f"contains a path that is not UTF-8: {chunk.source_path!r}")
+        base, path = _split(chunk)
+        is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
+        yield PlannedRow(
+            chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, is_part,
+            "yes" if chunk.is_cut else "", there_ms=there_ms, fails=header.fault != "",
+        )  # fmt: skip
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:

@@ -267,7 +267,7 @@ class Walk:
     remarks: Remarks
     read_header: ReadHeader  # may be called by several threads
     while_waiting: Callable[[], None] = do_nothing  # from time to time while files are slow; may raise to end the walk
-    for_plan: bool = False  # then all headers are read, and rows with lost characters are left out
+    for_plan: bool = False  # then all headers are read
     rows: int = 0  # counted so far; the rows that are yielded may lag behind
     row: int = 0  # the number of the recording whose chunks are being yielded; not set for manifests
     # Seconds, by recording_id, for recordings whose header need not be read.

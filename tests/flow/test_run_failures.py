@@ -1,6 +1,8 @@
 """Chunks that fail, engines that do not work, programs that misbehave: what is tried again, named, or given up."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -193,11 +195,33 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
     done = site.run(manifest, "--command", f"{engine} {{input}} {{output}}", *ONE_WORKER, "--retries", 1)
     assert done.exit_code != 0
     told = site.task_database().with_suffix(".log").read_text()
-    assert not [words for words in ("rec0/�[31mred failed (", "�turned�", LETTERS) if words not in told]
+    assert not [words for words in (r"rec0/\x1b[31mred failed (", r"\u202eturned\x07", LETTERS) if words not in told]
     assert [line for line in (told + done.stderr).splitlines() if not LINE_OF_A_LOG.match(line)] == []
     merged = site.badcjobs("merge", site.out)
     report, document = site.badcjobs_each([("report", site.out), ("report", site.out, "--json")])
-    texts = [told, report.stdout, *(text for one in (done, merged, document) for text in (one.stdout, one.stderr))]
+    texts = [
+        told,
+        report.stdout,
+        (site.out / "report.html").read_text(),
+        *(text for one in (done, merged, document) for text in (one.stdout, one.stderr)),
+    ]
     assert [line for text in texts for line in text.split("\n") if not line.isprintable()] == []
-    assert "�[31mred" in report.stdout
+    assert r"\x1b[31mred" in report.stdout
     assert {chunk["chunk_id"] for chunk in document.json["failed_chunks"]} >= {*names}
+
+
+def test_a_name_that_is_not_utf8_is_one_recording_that_failed_in_every_kind_of_source(site):
+    good = make_wav(site.folder / "birds" / "good.wav")
+    shutil.copy(good, site.folder / "birds" / os.fsdecode(b"bad\xff.wav"))
+    shutil.copy(good, site.folder / "birds" / os.fsdecode(b"notes.\xff"))
+    (site.folder / "list.txt").write_bytes(b"birds/good.wav\nbirds/bad\xff.wav\n")
+    rows_of = b"good,good,birds/good.wav\nbad\xff,bad\xff,birds/bad\xff.wav\n"
+    (site.folder / "rows.csv").write_bytes(b"recording_id,chunk_id,source_path\n" + rows_of)
+    for source in ("birds", "list.txt", "rows.csv"):
+        site.out = site.folder / f"run-{source}"
+        assert [site.run(site.folder / source, *ON_CPU).exit_code for _ in range(2)] == [1, 1]
+        found = rows(site.merged(), "SELECT chunk_id, status, error FROM chunk ORDER BY 1")
+        assert [(name[-4:], status) for name, status, _ in found] == [(r"d\xff"[-4:], "failed"), ("good", "done")]
+        assert rf"mv -n $'{site.folder}/birds/bad\xff.wav' {site.folder}/birds/bad_.wav" in found[0][2]
+        checked = site.badcjobs("check", site.folder / source, "--json", "--", *ON_CPU).json
+        assert "1 row cannot be used" in str(checked["findings"])

@@ -118,7 +118,7 @@ function showLink() {
 }
 
 function receive(event, take) {
-  const data = JSON.parse(event.data);
+  const data = JSON.parse(event.data, plain);
   receivedAt = Date.now();
   why = null;
   take(data);

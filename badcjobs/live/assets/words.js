@@ -9,6 +9,11 @@ const $ = (id) => document.getElementById(id);
 const seen = { title: "", ofRun: true, atMs: 0, total: {}, verdict: null, reading: null, tasks: new Map(), devices: new Map(), findings: [], remarks: [] };
 const wanted = { state: null, order: null, down: false, alerts: FEW_ALERTS, cards: FEW_CARDS, allRows: false };
 
+// For JSON.parse: escape control characters and those that turn text around; line ends stay.
+const CONTROL = /(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+const plain = (_key, value) =>
+  typeof value === "string" ? value.replace(CONTROL, (sign) => `\\u${sign.codePointAt(0).toString(16).padStart(4, "0")}`) : value;
+
 // --- formats -----------------------------------------------------------------------------------------------------------
 
 const known = (value) => value !== null && value !== undefined;

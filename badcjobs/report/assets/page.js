@@ -294,7 +294,9 @@
     if (!data || typeof Bokeh === "undefined") return;
     while (!Bokeh.documents.length) await new Promise((resolve) => setTimeout(resolve, 10));
     const doc = Bokeh.documents[0];
-    const sent = JSON.parse(data.textContent);
+    // Control characters and those that turn text around are escaped.
+    const sent = JSON.parse(data.textContent, (_key, value) => typeof value !== "string" ? value
+      : value.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (sign) => `\\u${sign.codePointAt(0).toString(16).padStart(4, "0")}`));
     if (sent.series) activateCharts(doc, sent);
     dress(doc);
     spaceTicks(doc);

@@ -31,22 +31,24 @@ def logged(message, *args, error=None):
 
 
 def test_text_from_files_steers_no_terminal_and_forges_no_line():
-    assert logged("%s failed (%s) %s", RED, TURNED, LETTERS) == f"12:00 WARNING �[31mred failed (a�b�) {LETTERS}"
-    assert logged("%s", "\x9b2J\r\x07\x7f\t") == "12:00 WARNING �2J���\t"
+    said = rf"12:00 WARNING \x1b[31mred failed (a\u202eb\u200f) {LETTERS}"
+    assert logged("%s failed (%s) %s", RED, TURNED, LETTERS) == said
+    assert logged("%s", "\x9b2J\r\x07\x7f\t") == "12:00 WARNING \\x9b2J\\r\\x07\\x7f\t"
     assert logged("%s failed", "a\n12:00 INFO    done") == "12:00 WARNING a\n    | 12:00 INFO    done failed"
     try:
         raise ValueError(f"no header\r\nin {RED}")
     except ValueError as error:
         first, *others = logged("on_alert failed", error=error).splitlines()
     assert (first, others[0]) == ("12:00 WARNING on_alert failed", "    | Traceback (most recent call last):")
-    assert others[-2:] == ["    | ValueError: no header", "    | in �[31mred"]
+    assert others[-2:] == ["    | ValueError: no header", r"    | in \x1b[31mred"]
     painted = "july: \x1b[32mall done\x1b[0m \x1b[2J\tx\n"
-    assert cli.safe_lines(painted, painted=True) == "july: \x1b[32mall done\x1b[0m �[2J�x\n"
-    assert cli.safe_lines(painted) == "july: �[32mall done�[0m �[2J�x\n"
-    assert cli.safe_lines(painted, tabs=True) == "july: �[32mall done�[0m �[2J\tx\n"
+    assert cli.safe_lines(painted, painted=True) == "july: \x1b[32mall done\x1b[0m \\x1b[2J\\tx\n"
+    assert cli.safe_lines(painted) == "july: \\x1b[32mall done\\x1b[0m \\x1b[2J\\tx\n"
+    assert cli.safe_lines(painted, tabs=True) == "july: \\x1b[32mall done\\x1b[0m \\x1b[2J\tx\n"
     error = BadInput(f"a\nb {RED}", why=f"line 3: {RED}\nline 4: {TURNED}", fix="sed -n 3p x.csv")
     assert cli.safe_error(error).splitlines() == [
-        "badcjobs: error: a�b �[31mred", "  why: line 3: �[31mred", "       line 4: a�b�", "  try: sed -n 3p x.csv"
+        r"badcjobs: error: a\nb \x1b[31mred", r"  why: line 3: \x1b[31mred", r"       line 4: a\u202eb\u200f",
+        "  try: sed -n 3p x.csv",
     ]  # fmt: skip
 
 

@@ -110,8 +110,14 @@ def test_a_manifest_is_read_as_written_or_its_mistakes_are_named(folder, ids, ti
 def test_the_mistakes_of_a_large_manifest_are_named_with_their_lines(tmp_path):
     note = "\n".join(["windy, and a woodpecker"] * 4000)
     rows = [f'r,{n},a.wav,{n},{n + 9},"{note if n == 5 else "é"}"\n'.encode() for n in range(5000)]
-    wrong = {4: (b"\xc3", b"\xff", "is not UTF-8"), 6: (b",15,", b",5,", "end_ms 5 is not after start_ms 6")}
-    wrong |= {4800: (b"a.wav", b"a\0.wav", "has a NUL byte"), 4900: (b"\xa9", b"", "is not UTF-8")}
+    wrong = {
+        4: (b"r,", b"\xff,", "recording_id \\xff is not UTF-8"),
+        6: (b",15,", b",5,", "end_ms 5 is not after start_ms 6"),
+    }
+    wrong |= {
+        4800: (b"a.wav", b"a\0.wav", "has a NUL byte"),
+        4900: (b"a.wav", b"\xa9.wav", "a name that is not UTF-8: \\xa9.wav"),
+    }
     for number, (text, instead, _) in wrong.items():
         rows[number] = rows[number].replace(text, instead)
     make_wav(tmp_path / "a.wav")
