@@ -32,8 +32,9 @@ def shell_line(*words: str | Path) -> str:
 
     A Path is never read as an option.
     """
-    given = [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
-    given = mask_words(given)
+    given = mask_words(
+        [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
+    )
     escaped = [
         os.fsencode(word).decode("latin-1").encode("unicode_escape").decode().replace("'", "\\'") for word in given
     ]

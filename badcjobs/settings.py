@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput
-from badcjobs.masking import mask, mask_value
+from badcjobs.masking import mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
 
 if sys.version_info >= (3, 11):
@@ -374,7 +374,7 @@ def check_values(
         if setting.unset is not None and value == setting.unset:
             values[key] = None
         elif problem := _find_problem(setting, value):
-            mistakes.append(f"{place_of(key)} = {mask(_shown(value))} {problem}")
+            mistakes.append(f"{place_of(key)} = {_shown(value)} {problem}")
         else:
             values[key] = value
     return values

@@ -270,21 +270,21 @@ def read_array(files: RunFiles) -> ArrayOfRun:
         record, cut_short = read_record(folder.path), find_cut_short(folder.path)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
-    array = ArrayOfRun(cut_short=cut_short)
     shape = None
+    trouble = None
     try:
         frozen = FrozenRun.read(folder.run_toml)
         shape = frozen.array if frozen else None
     except BadcjobsError as error:
-        array = replace(array, trouble=error.what)
+        trouble = error.what
     if record is not None:
         job, count = record.job, shape.count if shape else len(record.job.indices)
-        chunks, at_ms = record.chunks, record.submitted_at_ms
-        return replace(array, job_id=job.job_id, indices=job.indices, submitted_at_ms=at_ms, chunks=chunks, count=count)
+        at_ms = record.submitted_at_ms
+        return ArrayOfRun(job.job_id, job.indices, at_ms, record.chunks, count, trouble, cut_short)
     if shape is None:
-        return array
+        return ArrayOfRun(trouble=trouble, cut_short=cut_short)
     indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
-    return replace(array, indices=indices, count=shape.count)
+    return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
 
 
 def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:

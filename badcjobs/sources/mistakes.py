@@ -211,7 +211,8 @@ def _read_lines(path: Path, mistakes: Mistakes) -> Iterator[Iterable[str]]:
         number = 1
         while lines := file.readlines(_READ_CHARS):
             text = "".join(lines)
-            yield lines if is_text(text) and "\0" not in text else _repaired(lines, number, path, mistakes)
+            is_text = escape_bytes(text) == text and "\0" not in text
+            yield lines if is_text else _repaired(lines, number, path, mistakes)
             number += len(lines)
 
 
@@ -227,15 +228,6 @@ def _repaired(lines: Sequence[str], first: int, path: Path, mistakes: Mistakes) 
 def with_more(examples: Sequence[str], count: int) -> list[str]:
     """Return the examples and, if there are more, a line with their number."""
     return [*examples, *([f"… and {count - len(examples):,} more"] if count > len(examples) else [])]
-
-
-def is_text(line: str) -> bool:
-    """Return whether a line is valid UTF-8: invalid bytes are kept as surrogates."""
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def escape_bytes(path: str) -> str:

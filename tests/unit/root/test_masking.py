@@ -11,9 +11,8 @@ CASES = (Path(__file__).parents[2] / "data" / "secrets.txt").read_text().splitli
 def test_values_are_hidden_if_one_whole_word_of_their_name_is_a_secrets(pages):
     said = []
     for case in CASES:
-        kind, _, words = case.partition("words ")
-        said.append(case if kind else str(words))
-        said.append("  " + (mask(case) if kind else json.dumps(mask_words(json.loads(words)))))
-    masked = "\n".join(said[1::2])
+        text, _, words = case.partition("words ")
+        said.append(mask(text) or json.dumps(mask_words(json.loads(words))))
+    masked = "\n".join(said)
     assert "S3" not in masked and masked.count("shown") == "\n".join(CASES).count("shown")
-    pages({"masked.txt": "\n".join(said)})
+    pages({"masked.txt": masked})
