@@ -28,7 +28,7 @@ def server(tmp_path_factory):
     with closing(sqlite3.connect(files[0])) as db, db:
         db.execute("UPDATE attempt SET chunk_id = ? WHERE ended_at_ms IS NULL", (NASTY,))
     with closing(sqlite3.connect(files[2])) as db, db:
-        db.execute("UPDATE alert SET message = ?", (NASTY,))
+        db.execute("UPDATE alert SET message = ?", (f"{NASTY}\u202e",))
     with LiveServer(folder.parent, folder, interval_s=0.2) as server:
         yield server
 
@@ -54,7 +54,7 @@ def test_the_page_shows_the_run_with_text_from_files_as_text_and_asks_only_its_s
     lines = page.evaluate("[...document.querySelectorAll('.card .line')].map((path) => path.getAttribute('d').length)")
     assert (len(lines), min(lines) > 100) == (4 * page.count(".card"), True)
     assert page.evaluate("document.querySelector('.card svg').ariaLabel").startswith("utilization, last ")
-    assert any(NASTY in text for text in page.texts(".alert"))
+    assert any(rf"{NASTY}\u202e" in text for text in page.texts(".alert"))
     assert any("broken & <b>" in text for text in page.texts("#remarks li"))
     assert page.count("main script, main img") == 0
     spoken = "[...document.querySelectorAll('[aria-live], [role=status], [role=alert]')].map((e) => e.id)"

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from rooms.root import mask, mask_words
+from rooms.root import RunSettings, mask, mask_words
+from rooms.workers import subject_of
 
 CASES = (Path(__file__).parents[2] / "data" / "secrets.txt").read_text().splitlines()
 
@@ -15,4 +16,7 @@ def test_values_are_hidden_if_one_whole_word_of_their_name_is_a_secrets(pages):
         said.append(mask(text) or json.dumps(mask_words(json.loads(words))))
     masked = "\n".join(said)
     assert "S3" not in masked and masked.count("shown") == "\n".join(CASES).count("shown")
+    assert subject_of(RunSettings(engine_args=("--token", "S3"))) == "hawkears --token ***", (
+        "the key of what is learned"
+    )
     pages({"masked.txt": masked})
