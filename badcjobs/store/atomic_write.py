@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sqlite3
+import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
-from badcjobs.store.connect import open_sealed
+from badcjobs.store.connect import SQLITE_MAGIC, open_sealed
 from badcjobs.store.schema import TABLES
 
 ROWS, SEAL = "rows", "seal"
@@ -61,6 +62,58 @@ def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
         crc, held, position = zlib.crc32(held[:count], crc), held[count:], position + count
     digits = None if stated is None or stated == _BLANK else stated.decode(errors="replace")
     return seal_at, digits, f"{zlib.crc32(held, crc):08x}"
+
+
+# --- stamps -----------------------------------------------------------------------------------------------------------
+# SQLite leaves the last bytes of each page of a published file to us. They hold an id of the publication and a
+# checksum: salvage takes no row from a page that is damaged, in another place, or from another file.
+
+PAGE_BYTES = 4096  # SQLite's default, which we never change
+_STAMP_BYTES = 12
+_CRC_BYTES = 4
+
+
+def empty_stamped_page() -> bytes:
+    """Return the first page of an empty database that leaves space for stamps."""
+    header = SQLITE_MAGIC + struct.pack(">H6B", PAGE_BYTES, 1, 1, _STAMP_BYTES, 64, 32, 32)
+    empty_tree = struct.pack(">B4xH", 13, PAGE_BYTES - _STAMP_BYTES)
+    return (header.ljust(100, b"\0") + empty_tree).ljust(PAGE_BYTES, b"\0")
+
+
+def read_stamp(page: bytes, number: int) -> bytes | None:
+    """Return the id of the publication that a page belongs to; None: it is damaged, or has no stamp."""
+    if _page_crc(page[:-_CRC_BYTES], number) != page[-_CRC_BYTES:]:
+        return None
+    return page[-_STAMP_BYTES:-_CRC_BYTES]
+
+
+def is_stamped(path: Path) -> bool:
+    """Say whether one of the first pages of a file has a correct stamp: it was published, and has had a seal."""
+    with path.open("rb") as file:
+        return any(read_stamp(file.read(PAGE_BYTES), number) for number in range(1, 20))
+
+
+def _page_crc(page: bytes, number: int) -> bytes:
+    """Return the checksum of a page at its place; the digits of the seal, which is written later, do not count."""
+    start = page.find(_MARK) + len(_MARK)
+    if start >= len(_MARK):
+        page = page[:start] + page[start + _DIGITS :]
+    return zlib.crc32(page, number).to_bytes(_CRC_BYTES, "big")
+
+
+def _stamp_pages(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    publication = os.urandom(_STAMP_BYTES - _CRC_BYTES)
+    number = 0
+    for block in blocks:
+        pages = []
+        for start in range(0, len(block), PAGE_BYTES):
+            number += 1
+            page = block[start : start + PAGE_BYTES - _STAMP_BYTES] + publication
+            pages += [page, _page_crc(page, number)]
+        yield b"".join(pages)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -112,14 +165,16 @@ def move_into_place(local: Path, target: Path) -> None:
     """Copy a finished local file to its target and seal it; readers see the complete file or the old one."""
     temporary = unfinished_name(target)
     with replacing(target, temporary), local.open("rb") as source, temporary.open("wb") as copy:
+        is_database = source.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC  # not samples as text
+        source.seek(0)
 
         def copied() -> Iterator[bytes]:
-            for block in _blocks(source):
+            for block in _stamp_pages(_blocks(source)) if is_database else _blocks(source):
                 copy.write(block)
                 yield block
 
         seal_at, _, digits = checksum(copied())
-        if seal_at is not None:  # None: not a database, but samples as text
+        if seal_at is not None:
             copy.seek(seal_at)
             copy.write(digits.encode())
 

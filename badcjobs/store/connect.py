@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from badcjobs import __version__
@@ -125,6 +125,34 @@ def create_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(ddl_script())
 
 
+class TableEntry(NamedTuple):
+    """An entry of a file's own list of tables and indexes."""
+
+    name: str
+    page: int  # its first
+    sql: str | None  # None: the index of a key
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether it is not a plain table: a view or a computed column can do anything when it is read."""
+        return self.sql is not None and not _PLAIN_TABLE.fullmatch(self.sql)
+
+
+_PLAIN_TABLE = re.compile(r"CREATE TABLE\b(?!.*\b(AS|CHECK)\b).*", re.IGNORECASE | re.DOTALL)
+
+
+def list_tables(db: sqlite3.Connection) -> Iterator[TableEntry]:
+    """Yield the entries of the list of tables, whatever they are."""
+    yield from map(TableEntry._make, db.execute("SELECT name, rootpage, sql FROM sqlite_master"))
+
+
+def refuse_strange_tables(db: sqlite3.Connection) -> None:
+    """Raise an error for a task database with views, computed columns and the like, which badcjobs never writes."""
+    for entry in list_tables(db):
+        if entry.is_strange:
+            raise sqlite3.DatabaseError(f"badcjobs has not written its list of tables: {entry.name}")
+
+
 def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
     """Return a connection as a sqlite-utils Database: for tables, views, indexes, small writes and users of the API.
 
@@ -234,6 +262,8 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
                 raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
             if problem := schema_problem(db):
                 raise sqlite3.DatabaseError(problem)
+            if not is_job_database(db):
+                refuse_strange_tables(db)
             yield db
     except (OSError, BadcjobsError):
         raise

@@ -216,7 +216,6 @@ def write_new_file(
     target: Path, *, from_old: bool, keep_old_as: Path | None, check: Callable[[], None]
 ) -> Iterator[sqlite3.Connection]:
     """Give a new job database, or a copy of the old one, to write to; move it into place if there was no error."""
-    remove_unfinished(target)
     draft = unfinished_name(target)
     with replacing(target, draft):
         if from_old:
@@ -287,7 +286,20 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
         raise DatabaseProblem(f"{order.target} cannot be written", why=str(error), fix=fix) from error
 
 
+def _remove_leftovers(target: Path) -> None:
+    """Remove what killed merges into this file have left; only the holder of the lock may do this."""
+    remove_unfinished(target)
+    for folder in Path(tempfile.gettempdir()).glob(f"{_scratch_prefix(target)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scratch_prefix(target: Path) -> str:
+    """Return how the names of temporary folders begin, the same for all merges into this file."""
+    return f"badcjobs-merge-{stable_id(os.fsencode(full_path(target))):x}-"
+
+
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
+    _remove_leftovers(order.target)
     found = find_task_databases(order.inputs, order.target)
     state, files = read_old_job(order.target)
     if not found and not files:
@@ -333,7 +345,7 @@ def _bring_up_to_date(
     """Write the changed files into the job database itself or, where that is not possible, into a new one."""
     # In the order of the key of the largest tables, so that rows are appended.
     changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
-    with tempfile.TemporaryDirectory(prefix="badcjobs-merge-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=_scratch_prefix(order.target)) as scratch:
         intakes = _examined(changed, Path(scratch))
         if state == "current" and len(changed) <= _MOST_IN_PLACE:
             few = list(intakes)

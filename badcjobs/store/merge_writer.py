@@ -275,7 +275,7 @@ class JobWriter:
             self._combine_files(intake, holder)
         elif holder.path == name:
             self._use_file(intake)
-        elif intake.checksum == holder.checksum and name < holder.path:
+        elif intake.checksum == holder.checksum and _is_original(name, holder.path, f"{intake.task_name}.sqlite"):
             self._holders[holder.task_id] = name
             self._files[name] = intake
             self._files[holder.path] = _copy_of(holder, name)
@@ -392,6 +392,11 @@ class JobWriter:
 def _trust(file: SourceFile) -> tuple[object, ...]:
     """Return a sort key: of two files of one task, rows of the higher one are used where both have them."""
     return (file.checksum is not None, file.status != "salvaged", *file.rank)
+
+
+def _is_original(path: str, other: str, task_file: str) -> bool:
+    """Say whether the first of two equal files is the original: it has its task's name, or both have not."""
+    return (Path(path).name != task_file, path) < (Path(other).name != task_file, other)
 
 
 def _copy_of(file: SourceFile, holder: str) -> SourceFile:

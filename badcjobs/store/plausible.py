@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +11,21 @@ from badcjobs.store.schema import TABLES, Column
 
 # What SQLite raises for a damaged file; ValueError: text that is not UTF-8, also in a message of its own.
 UNREADABLE = (sqlite3.Error, ValueError)
-_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
+# By the unit that ends a column's name; integers of other columns are not negative.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "percent": (0, 100),
+    "c": (-100, 300),
+    "w": (0, 1e5),
+    "j": (0, 1e13),
+    "mhz": (0, 1e6),
+    "s": (0, 1e13),
+    "ms": (0, 1e13),
+    "bytes": (0, 2**60),
+    "id": (0, 2**47),  # model.stable_id
+}
+_ANY_NUMBER = ("exit_code", "throttle_reasons", "audio_mtime_ns", "energy_counter_j")
+_LARGEST = sys.float_info.max  # infinity is larger
+_ANY_TIME = (946_684_800_000, 4_102_444_799_999)  # from 2000 to 2099
 _ALLOWED = {
     "status": {"done", "failed", "poison", "pending", "skipped"},
     "outcome": {"done", "failed", "lost"},
@@ -50,21 +64,28 @@ def _value_check(column: Column) -> Callable[[Any], bool]:
     """Return a function that says whether a value is possible in this column."""
     name, kind = column.name, column.sql.split()[0]
     types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
+    low, high = _bounds(column)
 
     def check(value: Any) -> bool:
         if value is None or type(value) not in types:
             return value is None and may_be_null
         if name in _ALLOWED:
             return value in _ALLOWED[name]
-        if is_time(column):
-            return bool(_YEAR_2000_MS <= value < _YEAR_2100_MS)
-        if name.endswith("_percent"):
-            return bool(0 <= value <= 100)
         if kind == "TEXT":
             return not value.endswith("\0")  # its end was on a page that was never written
-        return math.isfinite(value) and (value >= 0 or not name.endswith(("_bytes", "_id")))
+        return bool(low <= value <= high)
 
     return check
+
+
+def _bounds(column: Column) -> tuple[float, float]:
+    """Return the smallest and the largest value that a number in this column can have."""
+    if is_time(column):
+        return _ANY_TIME
+    if column.name in _ANY_NUMBER:
+        return -_LARGEST, _LARGEST
+    smallest = 0 if column.sql.startswith("INTEGER") else -_LARGEST
+    return _BOUNDS.get(column.name.rsplit("_", 1)[-1], (smallest, _LARGEST))
 
 
 def is_time(column: Column) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import SEAL, move_into_place, prepare_seal
+from badcjobs.store.atomic_write import SEAL, empty_stamped_page, move_into_place, prepare_seal
 from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
@@ -95,6 +95,7 @@ def _join_files(
 
     The first half is the wrapper's and must be readable. If the recorder's cannot be read, a gap is recorded.
     """
+    joined.write_bytes(empty_stamped_page())
     db = sqlite3.connect(unshared_uri(joined), isolation_level=None, uri=True)
     try:
         db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: durability does not matter

@@ -13,7 +13,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import TaskKey
 from badcjobs.paths import shell_line
 from badcjobs.store.atomic_write import read_checksum
-from badcjobs.store.connect import grouped, open_job_database, open_sealed
+from badcjobs.store.connect import grouped, open_job_database, open_sealed, refuse_strange_tables
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.store.source_files import check_bytes, full_path
@@ -95,6 +95,7 @@ def _read_run(files: Sequence[Path]) -> _Run | None:
             stated, computed = read_checksum(file)
             if stated == computed:
                 with closing(open_sealed(file)) as db:
+                    refuse_strange_tables(db)
                     return _Run.of(file, *(db.execute(_FACTS).fetchone() or ()))
     return None
 

@@ -22,8 +22,16 @@ from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.settings import absolute
-from badcjobs.store.atomic_write import count_tables, read_checksum, read_sealed_rows
-from badcjobs.store.connect import SQLITE_MAGIC, file_uri, is_job_database, open_sealed, rows_by_name, schema_problem
+from badcjobs.store.atomic_write import PAGE_BYTES, count_tables, is_stamped, read_checksum, read_sealed_rows
+from badcjobs.store.connect import (
+    SQLITE_MAGIC,
+    file_uri,
+    is_job_database,
+    open_sealed,
+    refuse_strange_tables,
+    rows_by_name,
+    schema_problem,
+)
 from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.salvage import salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, insert_sql
@@ -236,6 +244,7 @@ def describe(intake: Intake) -> Intake:
     with closing(open_sealed(intake.database)) as db:
         if is_job_database(db):
             raise DatabaseProblem(NOT_OURS)
+        refuse_strange_tables(db)
         counts = read_sealed_rows(db) if sealed else count_tables(db)
         tasks = rows_by_name(db, _TASKS) or rows_by_name(db, _WHOSE_READINGS)
         if len(tasks) != 1:
@@ -265,7 +274,7 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
     if leftovers:
         reason = f"completed on a copy with {path.name}{leftovers[0]}"
         intake = replace(intake, status="recovered", reason=reason, database=_recover(path, leftovers, intake.scratch))
-    elif damage is not None or stated is not None:
+    elif damage is not None or stated is not None or is_stamped(path):
         return _salvage_rows(intake, damage or "damaged: its checksum is wrong")
     else:
         intake = replace(intake, status="merged", database=path)
@@ -288,7 +297,6 @@ def _read_unproven(intake: Intake, database: Path) -> Intake:
 
 _LARGEST_HOLE = 1 << 30
 _HEADER = ">16xH10xI28xI4xI28x"  # size of a page, pages, user_version, application_id
-_PAGE_BYTES = 4096
 _TREE_PAGES = (2, 5, 10, 13)  # the first byte of an SQLite page that is in use
 
 
@@ -298,7 +306,7 @@ def check_bytes(path: Path, size_bytes: int) -> str | None:
     A file whose first page is lost can be salvaged: the pages after it are those of our tables.
     """
     with path.open("rb") as file:
-        pages = [page for _ in range(20) if (page := file.read(_PAGE_BYTES))]
+        pages = [page for _ in range(20) if (page := file.read(PAGE_BYTES))]
         hole = end = size_bytes
         with suppress(OSError):  # the filesystem does not say, or nothing follows the hole
             hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
@@ -343,7 +351,10 @@ def _salvage_rows(intake: Intake, damage: str) -> Intake:
     if saved is None:
         raise DatabaseProblem(damage)
     rows, lost = saved
-    reason, rows_lost = f"{damage}; {_saved_text(rows, lost)}", None if lost is None else total(lost)
+    reason = f"{damage}; {_saved_text(rows, lost)}"
+    if not is_stamped(intake.file):
+        reason += "; some values may be wrong"
+    rows_lost = None if lost is None else total(lost)
     return describe(
         replace(intake, status="salvaged", reason=reason, database=clean, rows_lost=rows_lost, checksum=None)
     )
@@ -354,6 +365,6 @@ def _saved_text(saved: Mapping[str, int], lost: Mapping[str, int] | None) -> str
     if lost is None:
         return f"rows saved: {rows:,}; the number of lost rows is not known"
     if not total(lost):
-        return f"rows saved: all {rows:,}, but some values may be wrong"
+        return f"rows saved: all {rows:,}"
     by_table = ", ".join(f"{many:,} of {table}" for table, many in sorted(lost.items()) if total({table: many}))
     return f"rows saved: {rows:,} of {rows + total(lost):,} (lost: {by_table})"

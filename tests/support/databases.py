@@ -5,7 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rooms.store import read_checksum
+from rooms.store import is_stamped, read_checksum
+from support import damage
 
 
 def query(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -15,18 +16,19 @@ def query(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def change(database: Path, sql: str, *values: object) -> Path:
-    """Run one statement."""
+    """Run one statement; a published file loses its stamps, so that a merge takes the changed rows, too."""
+    was_published = database.is_file() and is_stamped(database)
     with closing(sqlite3.connect(database)) as db, db:
         db.execute(sql, values)
-    return database
+    return damage.unstamp(database) if was_published else database
 
 
 def unseal(database: Path) -> Path:
-    """Remove the seal, with its bytes."""
+    """Remove the seal, with its bytes, and the stamps: what is left is like a live file."""
     with closing(sqlite3.connect(database)) as db, db:
         db.execute("PRAGMA secure_delete = ON")
         db.execute("DELETE FROM meta WHERE key = 'seal'")
-    return database
+    return damage.unstamp(database)
 
 
 def canonical(database: Path) -> str:

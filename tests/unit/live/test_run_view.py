@@ -393,7 +393,7 @@ def run(tmp_path):
                        chunk_ended_at_ms=now_ms - 2_000).write()  # fmt: skip
     alert = "INSERT INTO alert SELECT task_id, device_id, 'thermal', 'warning', ?, ?, 90, 83, 'hot' FROM device"
     for ended_at_ms in (None, now_ms):
-        change(goes_on, alert, START_MS, ended_at_ms)
+        change(goes_on, alert, now_ms - 20_000, ended_at_ms)
     frozen(folder, 3, source=manifest)
     return folder
 

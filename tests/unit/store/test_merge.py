@@ -1,9 +1,12 @@
 """Merging: the job database follows from the set of tasks, however often and in whatever order they were merged."""
 
+import multiprocessing
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
+import tempfile
 import threading
 from collections import Counter
 from contextlib import closing
@@ -236,6 +239,40 @@ def test_a_file_that_is_gone_or_belongs_to_another_task_now_keeps_the_rows_it_ga
     for _ in range(2):
         assert told(merge_run(tmp_path, tmp_path / "tasks")) == dict.fromkeys(names, "merged")
         assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM detection ORDER BY 1") == [("a",), ("b",), ("c",)]
+
+
+@pytest.mark.parametrize("is_merged_before", [False, True])
+@pytest.mark.parametrize(("healthy", "victim"), [(0, 1), (1, 0)])
+def test_a_file_that_was_overwritten_with_that_of_another_task_is_the_copy(tmp_path, is_merged_before, healthy, victim):
+    files = [written(tmp_path, index, f"c{index}") for index in (0, 1)]
+    if is_merged_before:
+        merge_run(tmp_path)
+    shutil.copy(files[healthy], files[victim])
+    statuses = told(merge_run(tmp_path))
+    assert (statuses[files[healthy].name], statuses[files[victim].name]) == ("merged", "copy")
+
+
+def test_what_a_killed_merge_leaves_is_removed_by_the_next_merge_into_the_same_file(tmp_path, monkeypatch):
+    scratch, run = tmp_path / "scratch", tmp_path / "run"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    written(run, 0, "a")
+    merge_run(run)
+    for kill in range(2):  # in a merge that has something to do, and in one that has not
+        (run / "job.sqlite").unlink()
+        wanted = {"progress": lambda *_: os.kill(os.getpid(), signal.SIGKILL)}
+        killed = multiprocessing.get_context("fork").Process(target=merge_run, args=[run], kwargs=wanted)
+        killed.start()
+        killed.join()
+        left = names_in(scratch)
+        assert (len(left), len(names_in(run))) == (1, 3), "a folder; a draft and a lock beside the tasks"
+        merge_run(run, target="other.sqlite")
+        assert names_in(scratch) == left, "that merge may still run"
+        if kill:
+            shutil.copy(run / "other.sqlite", run / "job.sqlite")
+        (run / "other.sqlite").unlink()
+        merge_run(run)
+        assert (names_in(scratch), names_in(run)) == ([], ["job.sqlite", "tasks"])
 
 
 def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_path):

@@ -175,18 +175,28 @@ def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_who
 
 
 def harm_at_random(path, chance):
-    """Flip a bit, cut the file off or fill a page with zeros."""
-    kind, at = chance.choice(("flip", "flip", "flip", "cut", "zeros")), chance.random()
+    """Flip a bit, cut the file off, or fill a page with zeros or with one of any task."""
+    kind, at = chance.choice(("flip", "flip", "flip", "cut", "zeros", "stray", "stray")), chance.random()
+    page = int(at * damage.page_count(path))
     if kind == "cut":
         damage.truncate(path, at)
     elif kind == "zeros":
-        damage.zero_page(path, 1 + int(at * damage.page_count(path)))
+        damage.zero_page(path, 1 + page)
+    elif kind == "stray":
+        stray = chance.choice(sorted(path.parent.glob("*.sqlite"))).read_bytes()
+        start = damage.PAGE * chance.randrange(1 + len(stray) // damage.PAGE)
+        damage.overwrite(path, damage.PAGE * page, stray[start : start + damage.PAGE])
     else:
         at = int(at * path.stat().st_size)
         damage.overwrite(path, at, bytes([path.read_bytes()[at] ^ 1 << chance.randrange(8)]))
 
 
-def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one(tmp_path):
+SAME_CHUNK = "SELECT task_id, recording_id, chunk_id, source_path, start_ms, end_ms, ended_at_ms, audio_s FROM chunk"
+WRITTEN = {table: f"SELECT * FROM {table}" for table in ("sample", "host_sample", "attempt", "detection", "worker")}
+WRITTEN |= {"chunk": SAME_CHUNK}  # it may be pending again
+
+
+def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one_or_makes_a_row(tmp_path):
     """300 files, each damaged in one place; by hand with other places: BADCJOBS_TEST_SEED=7 pytest -k damaged_byte."""
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     print(f"BADCJOBS_TEST_SEED={seed} repeats this")
@@ -194,6 +204,7 @@ def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one(tmp_path):
     files = [TaskFile(tmp_path / "start", index=n, states=dict.fromkeys("ab", "done")).write() for n in range(17)]
     tables = ("sample", "attempt", "host_sample", "device_time")
     rows = [(table, Counter(query(path, f"SELECT * FROM {table}"))) for table in tables for path in files[:2]]
+    written = {table: {row for path in files for row in query(path, sql)} for table, sql in WRITTEN.items()}
     for number in range(20):
         run = shutil.copytree(tmp_path / "start", tmp_path / str(number))
         for path in files[2:]:
@@ -204,6 +215,8 @@ def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one(tmp_path):
         assert {name for name, status in statuses.items() if status == "merged"} <= whole
         got = {table: Counter(query(run / "job.sqlite", f"SELECT * FROM {table}")) for table in tables}
         assert all(healthy <= got[table] for table, healthy in rows)
+        for table, sql in WRITTEN.items():
+            assert written[table].issuperset(query(run / "job.sqlite", sql)), table
         assert query(run / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
         summary = summarize_database(run / "job.sqlite")
         assert {Path(path).name for path, _ in summary.facts.file_remarks} == set(statuses) - whole

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-import sys
 from ast import literal_eval
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from rooms.model import Reading
 from rooms.store import DERIVED, TABLES, columns_of, salvage
 from support import damage
-from support.databases import change, names_in, query
-from support.task_files import START_MS, TaskFile
+from support.databases import change, names_in, query, unseal
+from support.task_files import START_MS, TaskFile, merge_run
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.0, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)
 MADE_ANEW = "its row was lost; restored from its samples"
@@ -79,12 +78,6 @@ def copy(original, tmp_path):
     return original.copy(tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def _no_programs(monkeypatch, tmp_path_factory):
-    """What the program sqlite3 of this machine could add is another matter."""
-    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("bin")))
-
-
 def salvaged(damaged):
     """Salvage, look into the clean file, and remove it: how many rows were saved and are lost, and the rows."""
     clean, before, others = damaged.with_name("clean.sqlite"), damaged.read_bytes(), names_in(damaged.parent)
@@ -142,32 +135,37 @@ KINDS = ["zeros", "noise", "leaf", "bits", "cut", "half copied"]
 @given(kind=st.sampled_from(KINDS), places=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=6))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_costs_the_rows_that_need_its_pages_and_no_others(original, lying_on, tmp_path, kind, places):
-    """Noise like a leaf may hide its neighbours from SQLite, and a flipped bit may cost nothing; none makes a row.
-
-    The list of tables keeps its bits: without the program sqlite3 a wrong page number there costs its table.
-    """
     copy, last, size = original.copy(tmp_path), max(lying_on), len(original.content)
-    listed = max(page for (page,) in query(original.path, "SELECT rootpage FROM sqlite_master"))
-    pages, half = {1 + int(place * last) for place in places}, None
+    pages = {1 + int(place * last) for place in places}
     if kind in ("cut", "half copied"):
         left = (damage.truncate if kind == "cut" else damage.half_copied)(copy, places[0])
         pages = set(range(left // 4096 + 1, last + 1))
-        half = left // 4096 + 1 if left % 4096 else None
     elif kind == "bits":
-        pages = {page for page in pages if page > listed}
-        for at in (int(place * size) for place in places if int(place * size) // 4096 + 1 in pages):
+        for at in {int(place * size) for place in places}:
             damage.overwrite(copy, at, bytes([original.content[at] ^ 1 << at % 8]))
     else:
         harm = {"zeros": damage.zero_page, "noise": damage.garbage_page, "leaf": damage.garbage_leaf_page}[kind]
         for number in pages:
             harm(copy, number)
-    rows, whole = salvaged(copy)[2], as_read(original.rows)
-    left_rows = whole - as_read(set().union(*(lying_on[number] for number in pages)))
-    perhaps = whole - as_read(set().union(*(lying_on[number] for number in pages - {half})))
-    if kind != "bits":
-        assert as_read(rows) <= (whole if kind == "leaf" else perhaps)
-    if kind != "leaf" and any(table != "meta" for table, _ in left_rows):
-        assert left_rows <= as_read(rows)
+    left_rows = as_read(original.rows) - as_read(set().union(*(lying_on[number] for number in pages)))
+    if any(table != "meta" for table, _ in left_rows):
+        assert as_read(salvaged(copy)[2]) == left_rows
+
+
+def pages_of(path):
+    content = path.read_bytes()
+    return [content[start : start + 4096] for start in range(0, len(content), 4096)]
+
+
+def test_pages_of_another_task_or_of_an_earlier_publication_are_not_read(original, tmp_path):
+    task = BornTaskFile(tmp_path, states={"a": "done"}, samples=300, reading=replace(FULL, temperature_c=66))
+    earlier = pages_of(task.write())
+    task.reading = FULL
+    path = task.write()
+    now, rows = pages_of(path), as_read(rows_of(path))
+    for others in (earlier, pages_of(original.path)):
+        path.write_bytes(b"".join([*now[:-5], *others[len(now) - 5 : len(now)]]))
+        assert as_read(salvaged(path)[2]) < rows
 
 
 def forge(copy, table, column, value):
@@ -182,8 +180,10 @@ def test_a_row_with_a_value_that_cannot_be_is_dropped_and_no_other(tmp_path):
     for line in (Path(__file__).parents[2] / "data" / "salvaged_values.txt").read_text().splitlines():
         fate, table, column, value = line.split(" ", 3)
         path.write_bytes(content)
-        lost = [name for name, _ in rows_of(forge(path, table, column, literal_eval(value))) - salvaged(path)[2]]
-        assert lost == ([] if fate == "kept" else [table]), line
+        forge(path, table, column, literal_eval(value))
+        lost = {name for name, _ in rows_of(path) - salvaged(path)[2]}
+        again = {"chunk"} if table == "detection" else set()  # a chunk that lacks a detection is pending again
+        assert lost - again == (set() if fate == "kept" else {table}), line
 
 
 def lose_task_row(path):
@@ -218,10 +218,7 @@ def test_rows_that_do_not_say_whose_they_are_are_not_given_to_any_task(copy, tmp
         assert not salvaged(tmp_path / name)[2], "its name tells no task, or an unfinished copy"
     other = BornTaskFile(tmp_path / "other", index=9, states={"z": "done"}, samples=200).write()
     damage.overwrite(copy, 0, other.read_bytes())
-    assert not salvaged(copy)[2], "it is another task's"
-    mixed = BornTaskFile(tmp_path / "mixed", samples=30).write()
-    change(mixed, "UPDATE sample SET task_id = 12345 WHERE rowid % 2")
-    assert not salvaged(lose_task_row(mixed))[2], "they disagree"
+    assert not salvaged(damage.unstamp(copy))[2], "it is another task's"
     first, second = (TaskFile(tmp_path / "two", index=index).write() for index in (1, 2))
     (row,) = query(second, "SELECT * FROM task")
     change(first, f"INSERT INTO task VALUES ({', '.join('?' * len(row))})", *row)
@@ -269,49 +266,35 @@ def test_a_list_of_tables_on_other_pages_is_read_as_far_as_it_goes(original, tmp
     assert saved["attempt"] > 0 and as_read(rows) <= as_read(original.rows)
 
 
-FAKE_SQLITE3 = """#!{python}
-import sqlite3, sys
-if sys.argv[2:] == [".recover"]:
-    print({sql!r})
-else:
-    sqlite3.connect(sys.argv[1]).executescript(sys.stdin.read())
-"""
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS task_id, * FROM n"
+HOSTILE = [  # a table, some of its SQL, and what a stranger writes there
+    ("detection", "label TEXT", "label TEXT CHECK (label != '\ngo\n.shell touch RAN\n')"),
+    ("detection", "label TEXT", "label TEXT CHECK (label != '\n.system touch RAN\n')"),
+    ("host_sample", "cpu_percent REAL", "cpu_percent REAL AS (length(hex(zeroblob(400000000))))"),
+    ("gap", "CREATE TABLE gap (", f"CREATE VIEW gap AS {ENDLESS} /*"),
+]
 
 
-def insert(table, rows, width):
-    """Return the statements for rows that are filled up with NULL."""
-    filled = [(*row, *[None] * (width - len(row))) for row in rows]
-    values = [", ".join("NULL" if value is None else repr(value) for value in row) for row in filled]
-    return "".join(f"INSERT INTO {table} VALUES ({row});" for row in values)
-
-
-def test_rows_that_only_the_program_sqlite3_finds_are_added_to_the_one_table_that_they_fit(
-    original, copy, tmp_path_factory, monkeypatch
-):
-    """Pages above others are lost; .recover gives the rows below them, some without the name of their table."""
-    lost = {name: sorted(row for table, row in original.rows if table == name)
-            for name in ("host_sample", "device", "worker")}  # fmt: skip
-    device = next(row for row in lost["device"] if row[3:5] == ("GPU-0", 0))
-    found = [(0, 7, len(row) - 1, *row) for row in lost["host_sample"]]
-    found += [(0, 8, len(device) - 1, device[0], None, *device[2:]), (0, 9, 2, 5, "fits", "meta")]
-    found.append((0, 9, 3, 5, "fits", "nothing", 1))
-    columns = ", ".join(f"c{number}" for number in range(20))
-    sql = f"CREATE TABLE lost_and_found (rootpgno, pgno, nfield, id, {columns});" + insert("lost_and_found", found, 24)
-    width = len(columns_of("worker"))
-    sql += f"CREATE TABLE worker ({', '.join(columns_of('worker'))});"
-    sql += insert("worker", [row[1:] for row in lost["worker"]], width)
-    program = tmp_path_factory.mktemp("program") / "sqlite3"
-    program.write_text(FAKE_SQLITE3.format(python=sys.executable, sql=sql))
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_nothing_that_a_file_says_is_run(original, tmp_path, monkeypatch, is_sealed):
+    program = tmp_path / "bin" / "sqlite3"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/RAN\n")
     program.chmod(0o755)
-    root = dict(query(copy, "SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"))
-    for table in lost:
-        damage.zero_page(copy, root[table])
-    assert [salvaged(copy)[0][table] for table in lost] == [0, 0, 0]
-    monkeypatch.setenv("PATH", str(program.parent))
-    saved, _, rows = salvaged(copy)
-    assert [saved[table] for table in lost] == [SAMPLES, 1, len(lost["worker"])]
-    assert sorted(row for table, row in rows if table == "host_sample") == lost["host_sample"]
-    assert {"key": "fits", "value": "meta"} in told(rows, "meta")
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    for number, (table, old, new) in enumerate(HOSTILE):
+        run = tmp_path / str(number)
+        (run / "tasks").mkdir(parents=True)
+        copy = original.copy(run / "tasks")
+        if not is_sealed:
+            unseal(copy)
+        with closing(sqlite3.connect(copy, isolation_level=None)) as db:
+            db.execute("PRAGMA writable_schema = ON")
+            db.execute("UPDATE sqlite_master SET sql = replace(sql, ?, ?) WHERE name = ?", (old, new, table))
+        (file,) = merge_run(run).files
+        assert file.status == "salvaged" and (file.rows or 0) > 600, new
+        assert "RAN" not in names_in(tmp_path), new
 
 
 def test_where_no_row_is_left_nothing_is_written(original, tmp_path):
