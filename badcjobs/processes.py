@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
+from badcjobs.paths import open_regular
 
 if TYPE_CHECKING:
     import psutil
@@ -169,7 +170,7 @@ def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str
 def last_lines(path: Path, limit: int = 2000) -> str:
     """Return the end of a program's log, for an error message."""
     try:
-        with path.open("rb") as log:
+        with os.fdopen(open_regular(path), "rb") as log:
             log.seek(max(0, path.stat().st_size - limit))
             return log.read().decode(errors="replace").strip()
     except OSError:

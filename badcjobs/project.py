@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import tzinfo
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,7 +200,7 @@ class _Source:
 
     def place(self, table: str, key: str) -> str:
         """Return the place of a value: file, line and key."""
-        line = _line_of(self.text, table, key)
+        line = _lines_of(self.text).get(_dotted(table, key))
         return f"{self.file}{'' if line is None else f', line {line}'}: {f'[{table}] ' if table else ''}{key}"
 
     def unknown(self) -> Iterator[str]:
@@ -258,15 +258,15 @@ class _Source:
         return self.place(table, key) + problem[len(key) :]
 
 
-def _line_of(text: str, table: str, key: str) -> int | None:
-    """Return the number of the line that sets a key; None: not found."""
+@lru_cache(1)
+def _lines_of(text: str) -> Mapping[str, int]:
+    """Return the number of the line that sets each key, or begins each table."""
     current = ""
+    lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             current = header[1]
-            if not table and current == key:
-                return number
-        found = re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line)
-        if found and _dotted(current, found[1]) == _dotted(table, key):
-            return number
-    return None
+            lines.setdefault(current, number)
+        if pair := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
+            lines.setdefault(_dotted(current, pair[1]), number)
+    return lines

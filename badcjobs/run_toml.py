@@ -20,6 +20,7 @@ from badcjobs.trust import Trust
 _OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # they may differ between tasks
 _PLACES = ("source", "root")
 _PATTERNS = "[recordings] patterns"
+_MOST_INDICES = 4_000_001  # of an array in Slurm
 _LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
 
 
@@ -47,7 +48,7 @@ class FrozenRun:
     @classmethod
     def read(cls, path: Path, trust: Trust | None = None) -> FrozenRun | None:
         """Read run.toml; None: no task has written it yet. ``trust``: refuse programs if it is not trusted."""
-        if not is_there(path):
+        if not is_there(path) and not path.is_symlink():
             return None
         (document, text, status), mistakes, project = read_toml(path), list[str](), Project()
         try:
@@ -65,7 +66,7 @@ class FrozenRun:
         if (
             isinstance(shape, dict)
             and {*shape} == {"first", "step", "count"}
-            and all(type(value) is int for value in shape.values())
+            and all(type(value) is int and 0 <= value <= _MOST_INDICES for value in shape.values())
             and shape["step"] > 0
         ):
             array = ArrayShape(**shape)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
+from badcjobs.paths import DamagedFile, check_document, read_with_status
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +33,9 @@ else:
 ENGINES = ("hawkears", "hawkears1", "command", "demo")
 AUTO = "auto"
 JOB_SCRIPTS = (".sbatch", ".sh")  # endings of a SOURCE that is a job script
+_MOST_TOML_BYTES = 4 << 20
+_NO_KEY = re.compile(r"""#.*|"(?:\\.|[^"\\\n])*"?|'[^'\n]*'?""")  # comments and quoted texts
+_MOST_DOTS = 60
 OPTIONS_ONLY = ("shard",)  # of no use in a file: different in every call
 _MOST_WORKERS = 64  # per device; each is a process with its own models
 _MEMORY = re.compile(r"[0-9]+(?:[KMGT]B?)?", re.IGNORECASE)  # as sbatch takes it
@@ -531,8 +535,8 @@ def to_toml(value: Any) -> str:
 def parse_value(text: str) -> Any:
     """Parse a value of TOML; anything else, such as a bare word or a time, is a text."""
     try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        document = parse_toml(f"value = {text}")
+    except DamagedFile:
         return text
     value = document["value"]
     return value if len(document) == 1 and isinstance(value, str | int | float | list) else text
@@ -546,12 +550,25 @@ class TomlFile(NamedTuple):
     status: os.stat_result  # of the descriptor that was read
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; raise DamagedFile for anything else, for deep nesting and for impossible values."""
+    try:
+        # The time of the parser is quadratic in the parts of a key.
+        if any(line.count(".") > _MOST_DOTS for line in re.split("[,\n]", _NO_KEY.sub("", text))):
+            raise ValueError("a key has too many parts")
+        document = tomllib.loads(text)
+        check_document(document)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise DamagedFile(str(error) or "too large") from error
+    return document
+
+
 def read_toml(path: Path) -> TomlFile:
     """Read a TOML file."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read()
-            return TomlFile(tomllib.loads(text), text, os.fstat(file.fileno()))
+        content, status = read_with_status(path, _MOST_TOML_BYTES)
+        text = content.decode()
+        return TomlFile(parse_toml(text), text, status)
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
     except PermissionError as error:

@@ -63,6 +63,7 @@ def demo(
     from badcjobs.devices.allocation import ALLOCATED
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.paths import RunFolder
+    from badcjobs.processes import last_lines
     from badcjobs.report.text import summary_text
 
     names = map(Path, chain(["badcjobs-demo"], (f"badcjobs-demo-{number}" for number in count(2))))
@@ -84,7 +85,7 @@ def demo(
         bad = next(row for row in done.rows if row.exit_code != 0)
         raise BadcjobsError(
             f"demo task {bad.index} ended with exit code {bad.exit_code}",
-            why=bad.log.read_text(errors="replace").strip()[-2000:] if bad.log.exists() else bad.note,
+            why=last_lines(bad.log) if bad.log.exists() else bad.note,
             fix=shell_line("cat", bad.log),
         )
     if json_wanted:

@@ -30,7 +30,7 @@ from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, open_regular
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.store import submission_record as records
 
@@ -212,7 +212,7 @@ def query_number(script: Path) -> str | None:
     The name of the script is unique. If its sbatch is still running because its caller was killed, wait for it; that
     needs a filesystem with locks.
     """
-    with suppress(OSError), script.open("rb") as file:
+    with suppress(OSError), os.fdopen(open_regular(script), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -92,7 +92,7 @@ def make_plan(
     wrong += ["[run] stop_after is for one task, not for an array"] if settings.stop_after else []
     chunks, looked_at, listed = 0, None, None
     if find and not again and (record := records.read_record(out)) is not None:
-        chunks, listed = record.chunks, record.listed  # checked when the job was submitted
+        chunks, listed = record.chunks or 0, record.listed  # checked when the job was submitted
     elif not wrong:
         chunks, looked_at, listed = read_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml

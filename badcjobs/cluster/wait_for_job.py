@@ -21,6 +21,7 @@ from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import JobStates, Queue, Submitted, TaskKey
 from badcjobs.paths import RunFolder, shell_line
+from badcjobs.processes import last_lines
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count
@@ -37,7 +38,7 @@ _BY_VERDICT = {"done": _COMPLETED, "failed": _FAILED, "stopped": "STOPPED", "kil
 _UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
 _SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
 _DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
-_MOST_LINES, _MOST_OF_A_LOG = 10, 2000
+_MOST_LINES = 10
 _BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
 
 
@@ -229,7 +230,7 @@ def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> N
     ``then``: what to do after reading the log.
     """
     end = next((end for end in ends if not end.well), ends[0])
-    said = end.log.read_text(errors="replace").strip()[-_MOST_OF_A_LOG:] if end.log.exists() else None
+    said = last_lines(end.log) if end.log.exists() else None
     lacking = end.note or "there is no log; the task may have been cancelled before it started"
     return NotHere(
         f"no task of job {job_id} could start",

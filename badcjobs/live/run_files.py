@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -11,7 +10,16 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort, Reading
-from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, shell_line, version_of
+from badcjobs.paths import (
+    FileVersion,
+    LocalFolder,
+    RunFolder,
+    file_version,
+    parse_json,
+    read_small,
+    shell_line,
+    version_of,
+)
 from badcjobs.report.progress import means_killed
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
@@ -199,9 +207,6 @@ class RunFiles:
         self._troubles.pop(name, None)
 
 
-_MAX_LATEST_BYTES = 1_000_000
-
-
 def with_latest_readings(task: TaskFacts) -> TaskFacts:
     """Return a running task of this machine with the latest readings of its recorder; of another one, unchanged.
 
@@ -212,11 +217,12 @@ def with_latest_readings(task: TaskFacts) -> TaskFacts:
         return task
     try:
         local = LocalFolder(folder)
-        with local.latest_file.open("rb") as file:
-            latest = json.loads(file.read(_MAX_LATEST_BYTES))
+        latest = parse_json(read_small(local.latest_file))
         with suppress(OSError):  # of another user
             local.watched_file.touch()
-        at_ms, read = int(latest["at_ms"]), {int(key): Reading(**values) for key, values in latest["devices"].items()}
+        at_ms = int(latest["at_ms"])
+        # What is not a number has no sum with 0.
+        read = {int(key): Reading(**{m: v + 0 for m, v in values.items()}) for key, values in latest["devices"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return task  # of another machine, or it has just ended
     return replace(

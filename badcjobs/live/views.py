@@ -5,7 +5,6 @@ on other nodes."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter, deque
@@ -26,7 +25,7 @@ from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
-from badcjobs.store.read_tasks import read_tasks
+from badcjobs.store.read_tasks import parse_settings, read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
 from badcjobs.telemetry.alerts import Alert, AlertBook
@@ -172,7 +171,8 @@ class RunView:
         left = [task for task in tasks if task.pending or not task.begun] or [t for t in tasks if t.failed_for_good]
         without_slurm = any(task.job_id.startswith("local") for task in left)
         indices = () if without_slurm else [task.array_index for task in left]
-        settings = json.loads(max(every, key=lambda task: task.age).settings or "{}") if every else {}
+        last = max(every, key=lambda task: task.age, default=None)
+        settings = parse_settings(last.settings if last else None)
         return finish_lines(frozen, run.path, settings, trace, indices)
 
 

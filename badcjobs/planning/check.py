@@ -6,7 +6,6 @@ Without a job script the settings are those of the command line and of badcjobs.
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
@@ -21,7 +20,7 @@ from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly,
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import default_cpus, default_mem
-from badcjobs.paths import RunFolder, shell_line, user_cache
+from badcjobs.paths import RunFolder, parse_json, read_small, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.bill import FASTEST, Choice, usual_request
 from badcjobs.planning.findings import Remark, apply_rules, fine, not_checked, problem, warning, worst_first
@@ -265,7 +264,7 @@ def _collect_facts(
     needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
     if script is not None:
         with suppress(OSError, ValueError, KeyError, TypeError):  # it was not planned
-            plan = json.loads((order.cwd / script.name).with_name("plan.json").read_text())
+            plan = parse_json(read_small((order.cwd / script.name).with_name("plan.json")))
             planned = Choice(**{name: plan["tasks"][name] for name in Choice._fields})
             workers = settings.workers_wanted or (None if plan["speed"]["points"] else planned.workers)
             had = planned if (planned.gpus, planned.workers) == (had.gpus, workers) else had  # else it was edited

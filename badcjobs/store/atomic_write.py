@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
+from badcjobs.paths import parse_json
 from badcjobs.store.connect import SQLITE_MAGIC, open_sealed
 from badcjobs.store.schema import TABLES
 
@@ -43,7 +44,7 @@ def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
     """Return the row counts that a file was published with; empty: it has none."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
     try:
-        return {str(table): int(many) for table, many in json.loads(row[0]).items()} if row else {}
+        return {str(table): int(many) for table, many in parse_json(row[0]).items()} if row else {}
     except (ValueError, TypeError, AttributeError):
         return {}
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, parse_fields, parse_json, read_small
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.live_folder import read_boot_id
@@ -37,6 +37,8 @@ LONGEST_BEAT_S = 10.0  # so that a task that is refused, or taken over, learns i
 _SILENT_BEATS = 3
 _LOOKS_PER_BEAT = 10
 _BYTES = 1024  # of every version of a claim, so that it can be written in place
+_MOST_BYTES = 64 * _BYTES
+_LAST_MS = 253_402_300_799_999  # of the year 9999
 _NAME = re.compile(r"\.claim-([0-9a-f]{8})-(all|\d+)-(\d+)-(\d+)-([0-9a-f]+)")
 
 
@@ -79,9 +81,11 @@ class Holder:
     @classmethod
     def parse(cls, text: str) -> Holder | None:
         """Parse the text of a claim; None: it is damaged."""
-        with suppress(ValueError, TypeError):
-            found = cls(**json.loads(text))
-            return found if TaskKey.parse(found.task) and 0 < found.every_s <= LONGEST_BEAT_S else None
+        with suppress(ValueError):
+            holder = parse_fields(cls, parse_json(text))
+            is_possible = 0 < holder.every_s <= LONGEST_BEAT_S and 0 <= holder.since_ms <= _LAST_MS
+            if TaskKey.parse(holder.task) and is_possible and 0 <= holder.beat_at_ms <= _LAST_MS:
+                return holder
         return None
 
     @property
@@ -126,6 +130,7 @@ class Claim:
         self._token = f"{me.since_ms:012x}{secrets.token_hex(4)}"  # the earlier one is less; equal clocks do not matter
         self.path = out.tasks / f".claim-{part.source}-{part.line}-{part.index}-{part.count}-{self._token}"
         self._ended = threading.Event()
+        self._ignored: set[Path] = set()
         self._beat_at_s = clock.monotonic_s()
 
     def check(self) -> bool:
@@ -174,15 +179,20 @@ class Claim:
         claims = filter(None, map(_NAME.fullmatch, os.listdir(self._out.tasks)))  # noqa: PTH208 - names, not paths
         others = (claim for claim in claims if claim[5] != self._token)
         parts = {claim[0]: Part(claim[1], claim[2], int(claim[3]), int(claim[4])) for claim in others}
-        return [self._out.tasks / name for name, part in sorted(parts.items()) if part.overlaps(self._part)]
+        paths = (self._out.tasks / name for name, part in sorted(parts.items()) if part.overlaps(self._part))
+        return [path for path in paths if path not in self._ignored]
 
     def _look_at(self, path: Path, seen: dict[Path, tuple[str, float]]) -> None:
         """Remove a claim without a live holder; raise PartTaken if its holder is alive and wins."""
         try:
-            with path.open(errors="replace") as file:
-                text, is_ours = file.read(), os.fstat(file.fileno()).st_uid == os.geteuid()
+            status = path.lstat()
         except FileNotFoundError:
             return
+        try:
+            text = read_small(path, _MOST_BYTES).decode(errors="replace")
+        except OSError as error:  # of a holder that is alive, at least the time changes
+            text = f"{error}, {status.st_mtime_ns}"
+        is_ours = status.st_uid == os.geteuid()
         holder = Holder.parse(text)
         name, every_s = (path.name, self._me.every_s) if holder is None else (holder.task, holder.every_s)
         if path not in seen:
@@ -198,7 +208,12 @@ class Claim:
             why = f"it is silent for {_SILENT_BEATS * every_s:g} s"
         if why is not None:
             log.warning("taking over the work of task %s: %s", name, why)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                if holder is not None:
+                    raise
+                self._ignored.add(path)  # it was never a claim: a folder
         elif text != first_text:
             if holder is None or holder.works or path.name.rpartition("-")[2] < self._token:
                 raise self._refusal(holder)

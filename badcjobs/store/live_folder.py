@@ -19,7 +19,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
-from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
+from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder, parse_fields, parse_json, set_aside
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished
@@ -191,8 +191,10 @@ def locked(
         is_ours = os.fstat(fd).st_uid == os.geteuid()
         is_free = is_ours and _lock(fd, _PUBLISHER, publisher_s, sleep) and _lock(fd, _OWNER, owner_s, sleep)
         if is_free and folder.owner_file.exists():
-            with suppress(OSError, ValueError, TypeError):  # incomplete, or not ours
-                owner = Owner(**json.loads(os.pread(fd, 65536, 0)))
+            try:
+                owner = parse_fields(Owner, parse_json(os.pread(fd, 65536, 0)))
+            except (OSError, ValueError) as error:  # incomplete, or not ours
+                set_aside(folder.owner_file, str(error))
         yield owner
     finally:
         os.close(fd)

@@ -25,6 +25,7 @@ import psutil
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import stable_id
+from badcjobs.paths import read_small
 from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import (
@@ -136,7 +137,7 @@ def _read(lock: Path) -> tuple[str | None, int | None]:
     text = touched_ns = None
     with suppress(OSError):
         touched_ns = lock.stat().st_mtime_ns
-        text = lock.read_text(encoding="utf-8")
+        text = read_small(lock).decode(errors="replace")
     return text, touched_ns
 
 

@@ -189,7 +189,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         lines = csv.DictReader(file) if path.suffix == ".csv" else file
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
                 row = line if isinstance(line, dict) else json.loads(line)
                 int(row["at_ms"]), row["uuid"], row["device_index"], row["name"]
                 if path.suffix != ".csv" or None not in row.values():  # a line of CSV that ends too early

@@ -5,7 +5,6 @@ Published files are complete and never change in place; live files are not read 
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from array import array
@@ -20,6 +19,7 @@ from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
 from badcjobs.model.work import AUDIO_FAULTS
+from badcjobs.paths import parse_json
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution
@@ -199,7 +199,7 @@ def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ..
 def parse_settings(text: str | None) -> dict[str, Any]:
     """Return the settings of a task from their JSON; empty: not known, or the file is damaged."""
     with suppress(TypeError, ValueError):
-        return dict(json.loads(text or "{}"))
+        return dict(parse_json(text or "{}"))
     return {}
 
 

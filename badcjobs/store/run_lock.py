@@ -18,7 +18,7 @@ from typing import IO
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, open_regular, read_optional
 
 
 def lock_file_in(out: Path) -> Path:
@@ -52,7 +52,7 @@ def check_writable(out: Path) -> None:
 
 def is_emulated_now(out: Path) -> bool:
     """Say whether an emulation works on a run now; False on a filesystem without locks, where this is not known."""
-    with suppress(OSError), lock_file_in(out).open() as file:
+    with suppress(OSError), os.fdopen(open_regular(lock_file_in(out))) as file:
         return not _try_lock(file, fcntl.LOCK_SH)
     return False  # there is no emulation, or it belongs to another user
 
@@ -69,7 +69,7 @@ def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     path = lock_file_in(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a+")  # not "w": that would erase what the holder has written
+        opened = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+")
     except OSError as error:
         line = shlex.join(["ls", "-ld", str(path.parent)])
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error
@@ -105,10 +105,7 @@ def _busy(out: Path) -> BadInput:
 
 
 def _read(out: Path) -> dict[str, object]:
-    with suppress(OSError, ValueError):
-        if isinstance(found := json.loads(lock_file_in(out).read_text()), dict):
-            return found
-    return {}
+    return read_optional(lock_file_in(out), dict[str, object]) or {}
 
 
 def emulated_command(out: Path) -> tuple[str, ...]:

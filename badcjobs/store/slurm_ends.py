@@ -6,7 +6,6 @@ a job or array task to a shared folder, which is named in the task's ``meta``. A
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from badcjobs.paths import parse_json, read_small, set_aside
 from badcjobs.store.connect import open_job_database
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.source_files import HOLDING, SourceFile
@@ -95,12 +95,15 @@ def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file, one per line; skip other lines, which are incomplete or not ours."""
-    text = ""
-    with suppress(OSError):
-        if path.is_file():  # not a pipe, which would block
-            with path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(_LONGEST_FILE_BYTES)
-    for line in text.splitlines():
-        with suppress(ValueError):
-            if isinstance(found := json.loads(line), dict):
-                yield found
+    try:
+        lines = read_small(path, _LONGEST_FILE_BYTES).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        set_aside(path, str(error))
+        return
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield {**parse_json(line)}
+        except (TypeError, ValueError) as error:
+            set_aside(path, f"line {number}: {error}")

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import HIDDEN, mask_words
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
-from badcjobs.paths import shell_line
+from badcjobs.paths import parse_fields, parse_json, read_optional, read_small, shell_line
 from badcjobs.settings import value_text
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
@@ -41,7 +41,7 @@ class Record:
     cluster: str
     job: Submitted
     run_arguments: tuple[str, ...]  # secrets are hidden, here and below
-    chunks: int  # rows of the source
+    chunks: int | None  # rows of the source
     submitted_at_ms: int
     asked: dict[str, Any] | None = None  # the other options of submit; None: not known
     listed: int | None = None  # number of manifests in its list of manifests; None: not a list, or not known
@@ -71,10 +71,10 @@ def read_record(out: Path) -> Record | None:
     """Return the last submission; None: there is none."""
     path = file_in(out)
     try:
-        return _record_of(json.loads(path.read_text(encoding="utf-8")))
+        return _record_of(parse_json(read_small(path)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise BadInput(
             f"{path} is damaged",
             why=str(error),
@@ -89,11 +89,7 @@ def write_intent(out: Path, script: Path, record: Record) -> None:
 
 def read_intent(out: Path) -> tuple[Path, Record] | None:
     """Return the script and record of a submit that was killed; None: there is none."""
-    try:
-        values = json.loads(intent_in(out).read_text(encoding="utf-8"))
-        return Path(values["script"]), _record_of(values["record"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # no such file, or the disk was full and nothing was submitted
+    return read_optional(intent_in(out), lambda values: (Path(values["script"]), _record_of(values["record"])))
 
 
 def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | None:
@@ -114,8 +110,10 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _record_of(values: dict[str, Any]) -> Record:
-    job = Submitted(**{**values["job"], "indices": tuple(values["job"]["indices"])})
-    return Record(**{**values, "job": job, "run_arguments": tuple(values["run_arguments"])})
+    record = parse_fields(Record, {**values, "job": parse_fields(Submitted, values["job"])})
+    if record.asked is not None:
+        submit_command(record.cluster, record.run_arguments, record.asked)  # raises an error if it is incomplete
+    return record
 
 
 # --- the options of submit --------------------------------------------------------------------------------------------
@@ -208,15 +206,8 @@ class Trace:
 
 def find_trace(out: Path, job_id: str) -> Trace:
     """Return the traces of a job in a run folder; an empty number: of an emulation that has started no task."""
-    with suppress(OSError, ValueError, TypeError, KeyError):  # not an emulation
-        rows = json.loads(rows_in(out, job_id).read_text())["tasks"]
-        logs, notes, goes_on = {}, {}, is_emulated_now(out)
-        for row in rows:
-            log = Path(row["log"])  # a script may have put it in another folder, where it stays
-            here = out / "logs" / log.name
-            logs[row["index"]] = here if os.access(here, os.F_OK) else log
-            notes[row["index"]] = _NOTES.get((row["state"], goes_on)) or str(row.get("note") or NO_NOTE)
-        return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
+    if (emulation := read_optional(rows_in(out, job_id), partial(_emulation_of, out))) is not None:
+        return emulation
     record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
     if record is None and not job_id:
         return Trace(bool(emulated_command(out)), emulated)
@@ -224,6 +215,20 @@ def find_trace(out: Path, job_id: str) -> Trace:
         return Trace()
     logs = {index: out / "logs" / f"{job_id}_{index}_0_log.out" for index in record.job.indices}
     return Trace(False, _command_of(record, out), logs)
+
+
+def _emulation_of(out: Path, document: dict[str, Any]) -> Trace:
+    """Return the trace of an emulation; ``document`` has the states of its tasks."""
+    goes_on = is_emulated_now(out)
+    logs: dict[int, Path] = {}
+    notes: dict[int, str] = {}
+    for row in document["tasks"]:
+        index = int(row["index"])
+        log = Path(row["log"])  # a script may have put it in another folder, where it stays
+        here = out / "logs" / log.name
+        logs[index] = here if os.access(here, os.F_OK) else log
+        notes[index] = _NOTES.get((str(row["state"]), goes_on)) or str(row.get("note") or NO_NOTE)
+    return Trace(True, _for_folder(emulated_command(out), out), logs, notes)
 
 
 def is_emulation_over(out: Path, job_id: str) -> bool:
@@ -257,10 +262,7 @@ def rows_in(out: Path, job_id: str) -> Path:
 
 
 def _record_in(out: Path) -> Record | None:
-    try:
-        return read_record(out)
-    except BadInput:  # edited by hand; the next submit reports it
-        return None
+    return read_optional(file_in(out), _record_of)
 
 
 def find_cut_short(out: Path) -> CutShort | None:

@@ -11,33 +11,26 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import math
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from badcjobs import __version__
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
-from badcjobs.paths import ANOTHER_CACHE, user_cache
+from badcjobs.paths import ANOTHER_CACHE, open_regular, parse_fields, read_optional, read_small, user_cache
 from badcjobs.seams import Engine
-from badcjobs.settings import RunSettings
+from badcjobs.settings import RunSettings, parse_toml
 from badcjobs.settings import to_toml as in_toml
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.merge import damaged_name
 from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +43,7 @@ _HEAD = """\
 """
 _SAME_MEMORY = 0.02  # drivers reserve different amounts
 _JUST_LONGER_S = 0.001  # audio that is longer than the safe length by this is too long
-Noun = TypeVar("Noun", ProbeKey, ProbeResult, Trial)
+_MOST_WORKERS = 999  # per device
 
 
 # --- learned by runs --------------------------------------------------------------------------------------------------
@@ -81,16 +74,9 @@ class Learned:
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model (and perhaps more), each from the first file that has it."""
         facts: dict[str, Any] = {}
-        try:
-            for file in self.files:
-                facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
-            limit = MemoryLimit(facts.pop("crowded_s", None), facts.pop("alone_s", None))
-            lesson = Lesson(**facts, limit=limit)
-            known = [one for one in (lesson.workers, lesson.worker_bytes, lesson.device_bytes) if one is not None]
-            is_possible = all(isinstance(one, int) and one > 0 for one in known) and (lesson.workers or 1) < 1000
-            return lesson if is_possible else Lesson()
-        except (AttributeError, TypeError):
-            return Lesson()  # damaged: not as we write it
+        for file in self.files:
+            facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
+        return _lesson_of(facts)
 
     def every(self) -> dict[str, Lesson]:
         """Return all that is known about the engine, by what it is about: a device model, and perhaps more."""
@@ -127,12 +113,27 @@ def known_files(name: str, out: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _read_lessons(file: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        lessons = document["lessons"] if document["version"] == _VERSION else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    return read_optional(file, _lessons_of) or {}
+
+
+def _lessons_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts by engine and by device model."""
+    if document["version"] != _VERSION:
         return {}
-    return lessons if isinstance(lessons, dict) else {}
+    lessons: dict[str, Any] = document["lessons"]
+    for models in lessons.values():
+        for facts in models.values():
+            _lesson_of(facts)
+    return lessons
+
+
+def _lesson_of(facts: Mapping[str, Any]) -> Lesson:
+    """Return facts as a lesson; raise ValueError if one of them is impossible."""
+    lesson = parse_fields(Lesson, {**facts, "limit": parse_fields(MemoryLimit, facts)})
+    counts = [count for count in (lesson.workers, lesson.worker_bytes, lesson.device_bytes) if count is not None]
+    if min(counts, default=1) < 1 or (lesson.workers or 1) > _MOST_WORKERS:
+        raise ValueError("a number of workers or bytes is impossible")
+    return lesson
 
 
 # --- found by probes --------------------------------------------------------------------------------------------------
@@ -199,22 +200,22 @@ def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
 def read_probes(file: Path) -> list[Probed]:
     """Return all entries of a file, empty without a file; raise ValueError if it is damaged, OSError if unreadable."""
     try:
-        return parse_probes(file.read_text(encoding="utf-8"))
+        return parse_probes(read_small(file).decode())
     except FileNotFoundError:
         return []
 
 
 def parse_probes(text: str) -> list[Probed]:
     """Parse the text of a file; raise ValueError if it is not as a probe writes it."""
-    document = tomllib.loads(text)
+    document = parse_toml(text)
     if document.get("version") != _VERSION:
         raise ValueError(f"version is {document.get('version')!r}, expected {_VERSION}")
     try:
         return [
             Probed(
-                _parse(ProbeKey, table),
-                tuple(_parse(Trial, trial) for trial in table.get("trial", [])),
-                _parse(ProbeResult, table["result"]) if "result" in table else None,
+                parse_fields(ProbeKey, table),
+                tuple(parse_fields(Trial, trial) for trial in table.get("trial", [])),
+                parse_fields(ProbeResult, table["result"]) if "result" in table else None,
                 table.get("finished") is True,
                 table.get("at"),
             )
@@ -222,22 +223,6 @@ def parse_probes(text: str) -> list[Probed]:
         ]
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
-
-
-def _parse(noun: type[Noun], table: Mapping[str, Any]) -> Noun:
-    """Parse one TOML table; a missing key is unknown, a value of the wrong type raises ValueError."""
-    values: dict[str, Any] = {}
-    for one in fields(noun):
-        kinds = str(one.type).split(" | ")
-        value: Any = table.get(one.name)
-        if one.name not in table and one.default is not MISSING:
-            continue
-        if "float" in kinds and type(value) in (int, float) and math.isfinite(value):
-            value = float(value)
-        elif type(value).__name__.replace("NoneType", "None") not in kinds or type(value) is float:
-            raise ValueError(f"{one.name} = {value!r} is not {' or '.join(kinds)}")
-        values[one.name] = value
-    return noun(**values)
 
 
 def to_toml(probes: Iterable[Probed]) -> str:
@@ -274,7 +259,7 @@ class ProbeStore:
                 self._write(read_probes(self.file))
                 return None
             except ValueError as error:
-                begin = self.file.read_bytes()[: len(_HEAD)]
+                begin = read_small(self.file)[: len(_HEAD)]
                 if self.file.name != STORE and begin and not begin.startswith(_HEAD[:30].encode()):
                     raise BadInput(
                         f"--out {self.file} is not a probe file",
@@ -316,7 +301,8 @@ class ProbeStore:
 
         The lock is a hidden file that stays: the probe file itself is replaced, and NFS does not lock folders.
         """
-        with self.file.with_name(f".{self.file.name}.lock").open("a") as lock:
+        path = self.file.with_name(f".{self.file.name}.lock")
+        with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT)) as lock:
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -167,7 +167,7 @@ def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages,
         warned = [f"  {one.levelname}: {one.getMessage()}" for one in caplog.records if one.levelname == "WARNING"]
         lines += [f"{how} {known or ''}", *task.lines, *warned, f"  {len(plans)} workers, the last: {plans[-1:]}"]
         caplog.clear()
-    pages({"starts.txt": "\n".join(lines)})
+    pages({"starts.txt": "\n".join(lines).replace(f"{tmp_path}/", "")})
 
 
 def test_a_lesson_is_found_by_the_next_task_and_by_another_run_the_nearer_first(tmp_path):
