@@ -1,10 +1,8 @@
 """Tasks with the same part of a source in one folder: only one works, whoever is killed, suspended or restarted."""
 
 import signal
-from itertools import product
 
 import pytest
-from rooms.store import Part
 from support.badcjobs_program import array_task, assert_refused, rows
 from support.waiting import wait_for
 
@@ -87,13 +85,3 @@ def test_a_silent_claim_is_taken_over_and_its_holder_stops_without_another_resul
     ended = "SELECT ended_at_ms FROM task WHERE restart = 0"
     if how == "lost with its node":
         assert rows(site.out / "job.sqlite", begun) >= rows(site.out / "job.sqlite", ended), "it waited for its results"
-
-
-def test_parts_overlap_if_they_have_a_row_in_common():
-    parts = [Part("7", "all", index, count) for count in range(1, 7) for index in range(count)]
-    for one, other in product(parts, parts):
-        common = any(row % one.count == one.index and row % other.count == other.index for row in range(60))
-        assert one.overlaps(other) == common
-    line = Part("7", "2", 0, 1)
-    others = (parts[3], Part("7", "3", 0, 1), Part("8", "2", 0, 1))
-    assert [line.overlaps(other) for other in others] == [True, False, False]
