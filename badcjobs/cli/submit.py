@@ -124,7 +124,9 @@ def complete(
         options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, rules.node_gpus))
     known = None if place is None else (read_intent(place) or (None, read_record(place)))[1]
     if known is not None and known.asked is not None:
-        return replace(options, cpus=options.cpus or known.asked["--cpus"], mem=options.mem or known.asked["--mem"])
+        return replace(
+            options, cpus=options.cpus or known.asked.get("--cpus"), mem=options.mem or known.asked.get("--mem")
+        )
     if options.gpus_per_task == 0 or options.cluster == "local":
         return options
     usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
