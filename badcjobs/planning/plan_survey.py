@@ -155,7 +155,7 @@ class Survey:
         equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
             start_ms, end_ms, there_ms, fails = row.start_ms, row.end_ms, row.there_ms, row.fails
-            if not fails and there_ms is not None and end_ms is not None and there_ms < end_ms:
+            if there_ms is not None and end_ms is not None and there_ms < end_ms:
                 end_ms = max(start_ms, there_ms)  # no more will be done
                 self.nothing_there += end_ms == start_ms
             length_ms = 0 if fails else None if end_ms is None else end_ms - start_ms
