@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterator
 
 from badcjobs.cluster.job_script import CONTAINERS, SPREADING
-from badcjobs.planning import findings
+from badcjobs.planning.findings import (
+    Advice,
+    Cases,
+    Remark,
+    apply_rules,
+    fine_if,
+    problem,
+    problem_if,
+    rules,
+    warning,
+    warning_if,
+)
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
 
@@ -16,19 +27,19 @@ _GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication
 
 
-def check_script(facts: PreflightFacts) -> Iterator[findings.Remark]:
+def check_script(facts: PreflightFacts) -> Iterator[Remark]:
     """Check everything in the script itself."""
     if (script := facts.script) is not None:
-        yield from (findings.problem("script", f"{script.name}{one.text}", one.fix) for one in script.mistakes)
-        yield from (findings.warning("script", f"{script.name}{one.text}", one.fix) for one in script.ignored)
-        yield from (findings.problem("call", f"{script.name}{one.text}", one.fix) for one in script.wrong_calls)
-        yield from findings.apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
+        yield from (problem("script", f"{script.name}{one.text}", one.fix) for one in script.mistakes)
+        yield from (warning("script", f"{script.name}{one.text}", one.fix) for one in script.ignored)
+        yield from (problem("call", f"{script.name}{one.text}", one.fix) for one in script.wrong_calls)
+        yield from apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
 
 
 # --- a script that starts badcjobs run --------------------------------------------------------------------------------
 
 
-def _start(facts: PreflightFacts) -> findings.Cases:
+def _start(facts: PreflightFacts) -> Cases:
     """Look at the line that starts badcjobs, and at the signal before the time limit."""
     script, start = facts.script, facts.start
     if script is None or start is None:
@@ -63,55 +74,53 @@ def _start(facts: PreflightFacts) -> findings.Cases:
 
 
 _STARTED = (
-    findings.rules("start", _start)(
-        findings.fine_if("{where}: the script answers signals itself (trap)", when=lambda f: f.script.traps_signals),
-        findings.Advice(
+    rules("start", _start)(
+        fine_if("{where}: the script answers signals itself (trap)", when=lambda f: f.script.traps_signals),
+        Advice(
             "{keeper_severity}",
             "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
             "{without_keeper}   ({keeper_hint})",
             lambda f: f.start.keeper,
         ),
-        findings.fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
-        findings.fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
-        findings.problem_if(
+        fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
+        fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
+        problem_if(
             "{script.name} starts badcjobs more than once (line {lines:list}), and a shell waits for each: it {fate}",
             "exec badcjobs run SOURCE… --out DIR   (all sources in one run; or one job for each)",
             lambda f: f.to_script and len(f.in_shell) > 1,
         ),
-        findings.Advice(
-            "{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"
-        ),
+        Advice("{severity}", "{where} does not start badcjobs with exec: the shell {fate}", "exec {without_exec}"),
     ),
-    findings.rules("signal", _start)(
-        findings.warning_if(
+    rules("signal", _start)(
+        warning_if(
             "{script.name} asks for no early warning: at the time limit tasks have only KillWait to stop",
             "#SBATCH --signal={good}",
             lambda f: f.signal is None,
         ),
-        findings.problem_if(
+        problem_if(
             "{said} warns at once: the time limit is {asked.time_s:,} s, so every task stops before it has begun",
             "#SBATCH {longer}",
             lambda f: f.asked.time_s is not None and f.signal.lead_s >= f.asked.time_s,
         ),
-        findings.warning_if(
+        warning_if(
             "{script.name}: {said} is not a warning to badcjobs, which handles " + " and ".join(WARNING_SIGNALS),
             "#SBATCH --signal={good}",
             lambda f: f.name not in WARNING_SIGNALS,
         ),
-        findings.warning_if(
+        warning_if(
             "{script.name}: {said} without B: reaches srun steps alone, and this script starts badcjobs without srun",
             "#SBATCH --signal={good}",
             lambda f: not f.signal.to_script and not f.start.by_srun,
         ),
-        findings.warning_if(
+        warning_if(
             f"{{script.name}}: {{said}} is short: Slurm may be 30 s late; ask for {_LEAST_LEAD_S} s or more",
             "#SBATCH --signal={good}",
             lambda f: f.signal.lead_s < _LEAST_LEAD_S,
         ),
-        findings.fine_if("{said} warns the task {signal.lead_s} s before its end"),
+        fine_if("{said} warns the task {signal.lead_s} s before its end"),
     ),
-    findings.rules("log")(
-        findings.warning_if(
+    rules("log")(
+        warning_if(
             "{script.name} has no --open-mode=append: a task that is requeued overwrites its first log",
             "#SBATCH --open-mode=append",
             lambda f: not f.script.options.get("open-mode", "").startswith("a"),
@@ -123,7 +132,7 @@ _STARTED = (
 # --- a script that does not -------------------------------------------------------------------------------------------
 
 
-def _not_started(facts: PreflightFacts) -> findings.Cases:
+def _not_started(facts: PreflightFacts) -> Cases:
     if (script := facts.script) is not None:
         dependency, merges = script.options.get("dependency", ""), "merge" in {call.command for call in script.calls}
         yield {
@@ -134,20 +143,20 @@ def _not_started(facts: PreflightFacts) -> findings.Cases:
 
 
 _NOT_STARTED = (
-    findings.rules("dependency", _not_started)(
-        findings.warning_if(
+    rules("dependency", _not_started)(
+        warning_if(
             "{script.name}: --dependency={dependency} is never met once a task of the array has failed, and the merge"
             " never starts",
             "#SBATCH --dependency={right}   (merge reports what is missing)",
             lambda f: f.dependency,
         )
     ),
-    findings.rules("start", _not_started)(
-        findings.fine_if(
+    rules("start", _not_started)(
+        fine_if(
             "not checked: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
             when=lambda f: f.unread and not f.script.wrong_calls,
         ),
-        findings.warning_if(
+        warning_if(
             "{script.name} does not start badcjobs run itself",
             "exec badcjobs run SOURCE --out DIR   (as its last line)",
             lambda f: not f.script.calls and not f.script.wrong_calls,
@@ -159,21 +168,21 @@ _NOT_STARTED = (
 # --- the grace, and modules -------------------------------------------------------------------------------------------
 
 
-def _grace(facts: PreflightFacts) -> findings.Cases:
+def _grace(facts: PreflightFacts) -> Cases:
     """Compare what running chunks get after TERM with what Slurm gives before KILL; a merge has no chunk to end."""
     script, kill_wait_s = facts.script, facts.slurm.kill_wait_s if facts.slurm else None
     if kill_wait_s is not None and (script is None or script.start is not None or script.unread):
         yield {"shorter_s": max(0, kill_wait_s - _PUBLISHING_S)}
 
 
-def _unloaded(facts: PreflightFacts) -> findings.Cases:
+def _unloaded(facts: PreflightFacts) -> Cases:
     """Find what the site wants and the script does not load; an image brings its own."""
     if facts.script is not None and facts.start is not None and not facts.start.contained:
         named = [word.partition("/")[0] for word in facts.script.modules]
         yield {"unloaded": [word for word in facts.site.modules if word not in named]}
 
 
-def _modules(facts: PreflightFacts) -> findings.Cases:
+def _modules(facts: PreflightFacts) -> Cases:
     if (found := facts.modules) is None or not found.wanted:
         return
     missing = [one for one in found.wanted if not any(f"{there}/".startswith(f"{one}/") for there in found.loaded)]
@@ -188,29 +197,29 @@ def _modules(facts: PreflightFacts) -> findings.Cases:
     }
 
 
-GRACE = findings.rules("grace", _grace)(
-    findings.warning_if(
+GRACE = rules("grace", _grace)(
+    warning_if(
         "Slurm kills {slurm.kill_wait_s} s after TERM (KillWait), but chunks get {grace_s:g} s to end ([run] grace_s)",
         "badcjobs run … --config run.grace_s={shorter_s}",
         lambda f: f.slurm.kill_wait_s < f.grace_s + _PUBLISHING_S,
     ),
-    findings.fine_if("Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it"),
+    fine_if("Slurm waits {slurm.kill_wait_s} s between TERM and KILL; chunks get {grace_s:g} s of it"),
 )
 MODULES = (
-    findings.rules("modules", _unloaded)(
-        findings.warning_if(
+    rules("modules", _unloaded)(
+        warning_if(
             "{script.name} does not load {unloaded:list}",
             "module load {site.modules:words}   (in the script, before badcjobs)",
             lambda f: f.unloaded,
         )
     ),
-    findings.rules("modules", _modules)(
-        findings.warning_if(
+    rules("modules", _modules)(
+        warning_if(
             "this machine has no module command, so {modules.wanted:list} cannot be checked",
             "bash -lc '{line}'   (on a login node of the cluster)",
             lambda f: not f.modules.command,
         ),
-        findings.fine_if("{line} works here", when=lambda f: not f.missing),
-        findings.Advice("{severity}", "{missing:list} cannot be loaded{said}", "module avail {first}"),
+        fine_if("{line} works here", when=lambda f: not f.missing),
+        Advice("{severity}", "{missing:list} cannot be loaded{said}", "module avail {first}"),
     ),
 )

@@ -8,8 +8,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
-from badcjobs.report import rules
 from badcjobs.report.progress import is_running, was_killed
+from badcjobs.report.rules import (
+    LOW,
+    NOTE,
+    PROBLEM,
+    SERIOUS_S,
+    WARNING,
+    Figures,
+    Rule,
+    after_start_up,
+    busy_share,
+    by_task,
+    labels,
+    share,
+    topic,
+    was_used,
+    without_unused,
+)
 from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
 from badcjobs.report.words import clock, count, round_up
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -31,14 +47,14 @@ def never_worked(device: DeviceFacts) -> bool:
     held = device.metrics.get("memory_used_bytes")
     if working is None or working.total_s < _LEAST_WORK_S or device.work.done < _LEAST_CHUNKS or held is None:
         return False
-    busy = rules.busy_share([device])
+    busy = busy_share([device])
     was_empty = held.maximum < _EMPTY_BYTES and held.maximum - held.minimum < _CONTEXT_BYTES
     return busy is not None and busy < _NEVER_BUSY and was_empty
 
 
-@rules.topic(
-    rules.Rule(
-        "ran_on_cpu", rules.PROBLEM,
+@topic(
+    Rule(
+        "ran_on_cpu", PROBLEM,
         when=lambda f: f["case"] == "never used",
         says="The engine never used {devices:count GPU} assigned to its workers.",
         evidence=(
@@ -48,16 +64,16 @@ def never_worked(device: DeviceFacts) -> bool:
         fix="The program runs on the CPU. Install it with CUDA, and let it use the device in CUDA_VISIBLE_DEVICES.",
         lines=("badcjobs check",),
     ),
-    rules.Rule(
-        "ran_on_cpu", rules.PROBLEM,
+    Rule(
+        "ran_on_cpu", PROBLEM,
         when=lambda f: f["case"] == "turned to it",
         says="The engine could not use {error.devices:count GPU} and fell back to the CPU; these workers were stopped.",
         evidence=("{error.tries:count try tries} affected", "engine error: {error.example:last_line}"),
         fix="Find out why CUDA does not work there: the driver, the module, or a container without --nv.",
         lines=("badcjobs check", "nvidia-smi"),
     ),
-    rules.Rule(
-        "ran_on_cpu", rules.NOTE,
+    Rule(
+        "ran_on_cpu", NOTE,
         when=lambda f: f["case"] == "all tasks",
         says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
         evidence=(
@@ -67,8 +83,8 @@ def never_worked(device: DeviceFacts) -> bool:
         fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
         lines=("#SBATCH --gpus-per-node=1",),
     ),
-    rules.Rule(
-        "ran_on_cpu", rules.WARNING,
+    Rule(
+        "ran_on_cpu", WARNING,
         when=lambda f: f["case"] == "some tasks",
         says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
@@ -79,7 +95,7 @@ def never_worked(device: DeviceFacts) -> bool:
         lines=("#SBATCH --gpus-per-node=1",),
     ),
 )  # fmt: skip
-def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if idle := [device for device in facts.devices if never_worked(device)]:
         held = [device.metrics["memory_used_bytes"] for device in idle]
         yield {
@@ -87,9 +103,9 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
             "devices": count_devices(idle),
             "chunks": sum(device.work.done for device in idle),
             "gpu_s": sum(device.total_s for device in idle),
-            "busy": rules.share(rules.busy_share(idle) or 0.0, 1.0),
+            "busy": share(busy_share(idle) or 0.0, 1.0),
             "rise": round(max(one.maximum - one.minimum for one in held)),
-            "subjects": rules.labels(idle),
+            "subjects": labels(idle),
         }
     yield from ({"case": "turned to it", "error": error} for error in facts.errors if error.error_class == "ran_on_cpu")
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
@@ -107,7 +123,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
 # --- devices without work ---------------------------------------------------------------------------------------------
 
 _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
-_UNUSED = rules.Rule(
+_UNUSED = Rule(
     "unused_gpus", "{severity}",
     when=lambda f: f["workers"],
     says="{unused:whole} of {granted} never had a chunk to work on.",
@@ -120,29 +136,29 @@ _UNUSED = rules.Rule(
 )  # fmt: skip
 
 
-@rules.topic(
+@topic(
     _UNUSED,
     replace(
         _UNUSED, when=lambda f: True, lines=("#SBATCH --gpus-per-node={used}",),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
 )  # fmt: skip
-def _unused(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
-    devices, unused = rules.by_task(facts.devices), list[DeviceFacts]()
+def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+    devices, unused = by_task(facts.devices), list[DeviceFacts]()
     granted, silent = list[DeviceFacts](), frozenset(summary.tasks_silent)
     for task in facts.tasks:
         own = devices[task.name]
-        if task.engine is not None and (task.pending or any(map(rules.was_used, own))):
+        if task.engine is not None and (task.pending or any(map(was_used, own))):
             granted += own
             # Engines of a running task may still be starting.
-            ready = rules.after_start_up if is_running(task, silent) else lambda device: device
-            unused += [d for d in own if not rules.was_used(d) and ready(d).total_s >= _UNUSED_S]
+            ready = after_start_up if is_running(task, silent) else lambda device: device
+            unused += [d for d in own if not was_used(d) and ready(d).total_s >= _UNUSED_S]
     if unused:
         gpu_s, different = sum(device.total_s for device in unused), count_devices(unused)
         workers = sum(device.work.workers for device in unused)
-        used = max(sum(map(rules.was_used, devices[name])) for name in {device.task for device in unused})
+        used = max(sum(map(was_used, devices[name])) for name in {device.task for device in unused})
         yield {
-            "severity": rules.PROBLEM if gpu_s >= rules.SERIOUS_S else rules.WARNING,
+            "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
             "unused": len(unused),
             "granted": devices_words(granted, "GPU"),
             "cost_s": gpu_s,
@@ -150,7 +166,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
             "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
             "different": different if different < len(unused) else None,
             "used": used or None,
-            "subjects": rules.labels(unused),
+            "subjects": labels(unused),
         }
 
 
@@ -186,8 +202,8 @@ def _out_of_memory(task: TaskFacts) -> bool:
     return bool(known) and (task.slurm_state or "").startswith("OUT_OF_ME")
 
 
-_MORE_MEMORY = rules.Rule(
-    "memory_request", rules.PROBLEM,
+_MORE_MEMORY = Rule(
+    "memory_request", PROBLEM,
     when=lambda f: f["killed"],
     says="Slurm killed {killed:count task} for using more memory than requested.",
     evidence=(
@@ -200,17 +216,17 @@ _MORE_MEMORY = rules.Rule(
 )  # fmt: skip
 
 
-@rules.topic(
+@topic(
     _MORE_MEMORY,
     replace(_MORE_MEMORY, when=lambda f: f["starved"], says="The node ran out of memory."),
-    replace(_MORE_MEMORY, severity=rules.WARNING, when=lambda f: f["near"],
+    replace(_MORE_MEMORY, severity=WARNING, when=lambda f: f["near"],
             says="The tasks used nearly all the memory they requested."),
-    replace(_MORE_MEMORY, severity=rules.NOTE, when=lambda f: f["far"],
+    replace(_MORE_MEMORY, severity=NOTE, when=lambda f: f["far"],
             says="The job requested much more memory than it used.",
             fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
             lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
 )  # fmt: skip
-def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
     if not known:
         return
@@ -228,7 +244,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
         "far": far and _all_ended(facts, summary),
         "asked": asked,
         "peak": peak,
-        "of_asked": rules.share(peak, asked),
+        "of_asked": share(peak, asked),
         "fullest": fullest,
         "known": len(known),
         "more": max(wanted, math.ceil((1.5 if killed or starved else 1.2) * asked / _GIB)),
@@ -237,8 +253,8 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
     }
 
 
-_TIME_USED = rules.Rule(
-    "time_request", rules.NOTE,
+_TIME_USED = Rule(
+    "time_request", NOTE,
     when=lambda f: f["near"],
     says="The tasks ended shortly before their time limit.",
     evidence=(
@@ -251,8 +267,8 @@ _TIME_USED = rules.Rule(
 )  # fmt: skip
 
 
-@rules.topic(
-    rules.Rule(
+@topic(
+    Rule(
         "time_request", "{severity}",
         when=lambda f: f["over"],
         says="{over:count task} reached {over:its|their} time limit before the work was done.",
@@ -267,16 +283,16 @@ _TIME_USED = rules.Rule(
             says="The job requested much more time than it used.",
             fix="Request less: short tasks fit into gaps in the schedule and start earlier.", wants=("-time",)),
 )  # fmt: skip
-def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     known = [t for t in facts.tasks if t.time_limit_s]
     if over := [t for t in known if _ran_out(t)]:
         needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
-        severity = rules.PROBLEM if _all_ended(facts, summary) else rules.WARNING
+        severity = PROBLEM if _all_ended(facts, summary) else WARNING
         killed = any(map(was_killed, over))  # their work in progress was lost
         in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
         yield {
             "over": len(over),
-            "severity": severity if summary.left else rules.NOTE,
+            "severity": severity if summary.left else NOTE,
             "in_order": in_order if killed else "",
             "signal": "B:USR1@300" if killed else None,
             "asked_s": max(t.time_limit_s or 0.0 for t in over),
@@ -299,7 +315,7 @@ def _time(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
         "far": for_good and asked_s >= max(_FAR_TIME * wanted_s, wanted_s + _FAR_TIME_S) and _showed(ended),
         "asked_s": asked_s,
         "longest": longest,
-        "of_asked": rules.share(longest.wall_s, asked_s),
+        "of_asked": share(longest.wall_s, asked_s),
         "ended": len(ended),
         "time": clock(round_up(max(wanted_s, 1.2 * asked_s) if near else wanted_s)),
         "subjects": [longest.name],
@@ -313,8 +329,8 @@ def _ran_out(task: TaskFacts) -> bool:
     return task.verdict in ("stopped", "killed") and task.pending > 0 and at_end
 
 
-@rules.topic(rules.Rule(
-    "cpus_request", rules.NOTE,
+@topic(Rule(
+    "cpus_request", NOTE,
     says="The job requested many more cores than it used.",
     evidence=(
         "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
@@ -324,17 +340,17 @@ def _ran_out(task: TaskFacts) -> bool:
     lines=("#SBATCH --cpus-per-task={wanted}",),
     wants=("-cores",),
 ))  # fmt: skip
-def _cores(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+def _cores(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
-    busy = rules.busy_share(facts.devices)
-    if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < rules.LOW):
+    busy = busy_share(facts.devices)
+    if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
         return  # GPUs with little to do need more workers, and those need the cores
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
     wanted = math.ceil(max(_CPU_MARGIN * used + 1, most.workers or 0))
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
-        found = {"asked": asked, "used": used, "of_asked": rules.share(used, asked), "most": most, "known": len(known)}
+        found = {"asked": asked, "used": used, "of_asked": share(used, asked), "most": most, "known": len(known)}
         yield {**found, "wanted": wanted, "subjects": [most.name]}
 
 
@@ -347,7 +363,7 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     cores = "number of cores", billing.cpu, [task.cpus for task in tasks]
     if unknown := [what for what, weight, values in (memory, cores) if weight and None in values]:
         return Bill(why_unknown=f"no {unknown[0]} was recorded")
-    used = rules.without_unused(facts).tasks
+    used = without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))
     gpus, workers = largest.devices or 0, largest.workers or largest.cpus or 0
     peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)

@@ -10,8 +10,24 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from badcjobs.report import rules
 from badcjobs.report.progress import is_running
+from badcjobs.report.rules import (
+    LOW,
+    NOTE,
+    PROBLEM,
+    SERIOUS_S,
+    WARNING,
+    Figures,
+    Rule,
+    after_start_up,
+    busy_share,
+    by_task,
+    gpu_time,
+    has_tried,
+    seen_s,
+    share,
+    topic,
+)
 from badcjobs.report.rules_requests import never_worked
 from badcjobs.report.summary import Summary, count_devices
 from badcjobs.report.words import count, number
@@ -58,18 +74,18 @@ _BUSY = "busy {busy} of {measured_s:gpu_time} on {where}"
 _LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
 
 
-def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> rules.Rule:
+def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> Rule:
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
-    return rules.Rule(
+    return Rule(
         name, "{severity}", says, (_BUSY, *evidence, "{beside}"), **more,
         when=lambda f: f["cause"] == name and (not only or f[only]),
     )  # fmt: skip
 
 
-def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> rules.Rule:
+def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> Rule:
     """Return the rule for a large loss in a busy job."""
     says = f"{what} took {{of_time}} of the GPU time."
-    return rules.Rule(name, "{severity}", says, _LARGE, fix, lines, lambda f: f["large"] == name, wants)
+    return Rule(name, "{severity}", says, _LARGE, fix, lines, lambda f: f["large"] == name, wants)
 
 
 _FEW_WORKERS = (
@@ -87,7 +103,7 @@ _AUTO = ("--workers-per-gpu auto",)
 _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+time")
 
 
-@rules.topic(
+@topic(
     _cause(
         "start_up", "Every chunk starts a new program, so the GPUs are busy only {busy} of the time.",
         "median time per chunk: {p50_s:one} s, including the start of the program", only="each_chunk",
@@ -153,8 +169,8 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
            "Each task starts its engines once. Half as many tasks for the same work need half of that time.",
            wants=_FEWER_TASKS),
     _large("tail", "Waiting for the last chunks of other GPUs", _EVEN_CHUNKS),
-    rules.Rule(
-        "tail", rules.NOTE,
+    Rule(
+        "tail", NOTE,
         says="The work is unevenly distributed: one task ran {times:one} times as long as the median.",
         evidence=(
             "{last.name}: {last.wall_s:duration}, {last.audio_s:hours} hours of audio",
@@ -164,16 +180,16 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
             " list of manifests.",
     ),
 )  # fmt: skip
-def _waiting(facts: JobFacts, summary: Summary) -> Iterator[rules.Figures]:
+def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     """Yield the main cause of idle GPUs, then large losses in a busy job; if there are none, uneven tasks."""
-    of_task, silent, groups = rules.by_task(facts.devices), frozenset(summary.tasks_silent), list[_Group]()
+    of_task, silent, groups = by_task(facts.devices), frozenset(summary.tasks_silent), list[_Group]()
     for task in facts.tasks:
         own = of_task[task.name]
         if is_running(task, silent):  # its start-up may pay off: how long it will work is not known
-            own = list(map(rules.after_start_up, own))
-        used = [d for d in own if rules.has_tried(d) and not never_worked(d) and rules.busy_share([d]) is not None]
+            own = list(map(after_start_up, own))
+        used = [d for d in own if has_tried(d) and not never_worked(d) and busy_share([d]) is not None]
         groups += [(task, used)] if task.engine is not None and used else []
-    low = [(task, devices) for task, devices in groups if (rules.busy_share(devices) or 0.0) < rules.LOW]
+    low = [(task, devices) for task, devices in groups if (busy_share(devices) or 0.0) < LOW]
     low_s, all_s = (sum(device.total_s for _, own in some for device in own) for some in (low, groups))
     main = None
     if low_s >= max(LEAST_S, _LEAST_SHARE * all_s):
@@ -197,7 +213,7 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     for task, own in groups:
         while_working = cause_of_idle_work(task, own, task.workers, facts)
         for device in own:
-            idle = {state: rules.seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
+            idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
             for name, its_s in _lost_at_rest(idle, device, (task, own)).items():
                 by_cause[name] += its_s
             by_cause[while_working] += idle.get("working", 0.0)
@@ -205,16 +221,16 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     tasks, devices = [task for task, _ in groups], [device for _, own in groups for device in own]
     cause, lost_s = max(by_cause, key=lambda name: by_cause[name]), sum(by_cause.values())
     others_s, other = max(((its_s, name) for name, its_s in by_cause.items() if name != cause), default=(0.0, ""))
-    beside = f"{rules.share(others_s, lost_s)} of the idle time: {_CAUSES[other]}" if others_s else None
+    beside = f"{share(others_s, lost_s)} of the idle time: {_CAUSES[other]}" if others_s else None
     starts, in_tasks = _start_up_figures(tasks, devices, facts), f" in {count(len(tasks), 'task')}"
     return {
         "cause": cause,
         "large": None,
-        "severity": rules.PROBLEM if lost_s >= rules.SERIOUS_S else rules.WARNING,
-        "busy": rules.share(rules.busy_share(devices) or 0.0, 1.0),
-        "measured_s": sum(rules.seen_s(time) for device in devices for time in device.states.values()),
+        "severity": PROBLEM if lost_s >= SERIOUS_S else WARNING,
+        "busy": share(busy_share(devices) or 0.0, 1.0),
+        "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
         "where": count(count_devices(devices), "device") + (in_tasks if len(tasks) > 1 else ""),
-        "of_idle": f"{rules.gpu_time(by_cause[cause])}, {rules.share(by_cause[cause], lost_s)} of the idle time",
+        "of_idle": f"{gpu_time(by_cause[cause])}, {share(by_cause[cause], lost_s)} of the idle time",
         "beside": beside if others_s >= _SECOND * lost_s else None,
         "subjects": [task.name for task in tasks],
         "cost_s": by_cause[cause],
@@ -258,7 +274,7 @@ def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers:
         return "cpu_bound"
     # The share of the time after start-up in which devices had a chunk.
     working_s = sum(d.states["working"].total_s for d in devices if "working" in d.states)
-    begun_s = sum(rules.after_start_up(device).total_s for device in devices)
+    begun_s = sum(after_start_up(device).total_s for device in devices)
     at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
     if cpu / (workers * at_work) < _AT_WORK:
         return "waiting_for_audio"
@@ -282,7 +298,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
     wanted = max(1, min(many // 5, int(sum(task.wall_s for task in facts.tasks) // _GOOD_TASK_S)))
     return {
         "starting_s": starting_s,
-        "starting": rules.share(starting_s, sum(device.total_s for device in devices)),
+        "starting": share(starting_s, sum(device.total_s for device in devices)),
         "programs": any(task.engine == "command" for task in tasks),
         "wall_s": median(task.wall_s for task in tasks),
         "last_index": wanted - 1 if many >= 5 else None,
@@ -296,7 +312,7 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
     """Return the cores and the memory for workers, and the result of trying more workers."""
     workers = sum(task.workers or 1 for task in tasks)
     cores, granted = max(task.cpus or 0 for task in tasks), max(task.devices or 0 for task in tasks)
-    short_by, started = 0.9 / max(rules.busy_share(devices) or 0.0, 0.01), sum(d.work.workers for d in devices)
+    short_by, started = 0.9 / max(busy_share(devices) or 0.0, 0.01), sum(d.work.workers for d in devices)
     fewer_gpus = granted > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each
     held = [
         (d.memory_peak_bytes, d.memory_total_bytes) for d in devices if d.memory_peak_bytes and d.memory_total_bytes
@@ -350,8 +366,8 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
             yield {
                 "cause": None,
                 "large": cause,
-                "severity": rules.WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else rules.NOTE,
-                "of_time": rules.share(lost_s, gpu_s),
+                "severity": WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else NOTE,
+                "of_time": share(lost_s, gpu_s),
                 "cost_s": lost_s,
                 "gpu_s": gpu_s,
                 "worst": len(worst),
@@ -363,7 +379,7 @@ _UNEVEN, _UNEVEN_S = 2.0, 600.0
 _LEAST_TASKS = 4
 
 
-def _uneven(facts: JobFacts) -> Iterator[rules.Figures]:
+def _uneven(facts: JobFacts) -> Iterator[Figures]:
     """Yield a task that had much more to do than the others: no GPU is idle, but the job ends late."""
     done = [task for task in facts.tasks if task.verdict in ("done", "failed") and task.done]
     if len(done) < _LEAST_TASKS:

@@ -12,8 +12,18 @@ from badcjobs.model import CutShort, Queue, load_word
 from badcjobs.report.progress import OUTDATED, RUNNING, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import LEFT_OUT
-from badcjobs.store import read_model
 from badcjobs.store.figures import distribution
+from badcjobs.store.read_model import (
+    UNKNOWN_STATE,
+    AlertFacts,
+    Completeness,
+    CostFacts,
+    DeviceFacts,
+    Freshness,
+    JobFacts,
+    MetricFacts,
+    TaskFacts,
+)
 
 TASK_KEYS = (
     "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
@@ -107,7 +117,7 @@ class _Streamed(list[Any]):
 class Summary:
     """All numbers of a job: its facts, and what is computed from them."""
 
-    facts: read_model.JobFacts
+    facts: JobFacts
     verdict: str
     tasks: int
     tasks_by_verdict: Mapping[str, int]
@@ -126,23 +136,23 @@ class Summary:
     energy_wh: float | None
     energy_devices: int
     detections: int
-    devices: tuple[read_model.DeviceFacts, ...]
-    completeness: read_model.Completeness | None = None  # None: the job was not compared with its source
+    devices: tuple[DeviceFacts, ...]
+    completeness: Completeness | None = None  # None: the job was not compared with its source
     started_at_ms: int | None = None  # the first task
     last_sign_ms: int | None = None  # of any task
     devices_at_once: float | None = None  # on average, while at least one task was running
     kwh_per_1000_audio_hours: float | None = None
     states: Mapping[str, StateSummary] = field(default_factory=dict)  # time and energy of all devices by state
-    chunk_s: read_model.MetricFacts | None = None  # how long successful tries took
-    chunk_cost: read_model.CostFacts = field(default_factory=read_model.CostFacts)  # what a successful try cost
+    chunk_s: MetricFacts | None = None  # how long successful tries took
+    chunk_cost: CostFacts = field(default_factory=CostFacts)  # what a successful try cost
     audio_hours_on_cpu: float = 0.0
     outlook: Outlook | None = None  # None: nothing is left
     findings: tuple[Finding, ...] = ()
-    alerts: tuple[read_model.AlertFacts, ...] = ()
+    alerts: tuple[AlertFacts, ...] = ()
     energy_measured_percent: float | None = None  # of the GPU time; None: no energy is known
     tasks_silent: tuple[str, ...] = ()  # names of tasks that have not ended and no longer update their database
     tasks_running: Collection[str] = ()  # names; a set
-    merged: read_model.Freshness = field(default_factory=read_model.Freshness)  # whether task databases are newer
+    merged: Freshness = field(default_factory=Freshness)  # whether task databases are newer
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
     queue: Queue | None = None  # what Slurm has of the run now; None: it was not asked, or it is no run under Slurm
@@ -170,11 +180,11 @@ class Summary:
         return {**finite(document), **{key: some if streamed else list(some) for key, some in lists.items()}}
 
 
-def _task(task: read_model.TaskFacts) -> Any:
+def _task(task: TaskFacts) -> Any:
     return finite({key: getattr(task, key) for key in TASK_KEYS})
 
 
-def _device(device: read_model.DeviceFacts) -> Any:
+def _device(device: DeviceFacts) -> Any:
     """Return a device for the JSON document: DEVICE_KEYS."""
     work, load = device.work, device.metrics.get("utilization_percent")
     others = {
@@ -196,9 +206,9 @@ def _device(device: read_model.DeviceFacts) -> Any:
 
 
 def summarize(
-    job: read_model.JobFacts,
+    job: JobFacts,
     missing_indices: Sequence[int] = (),
-    completeness: read_model.Completeness | None = None,
+    completeness: Completeness | None = None,
     now_ms: int | None = None,
 ) -> Summary:
     """Compute the summary of a job; ``missing_indices`` are array tasks that left no database.
@@ -253,7 +263,7 @@ def summarize(
         # Wh per hour are kWh per 1,000 hours; devices without energy readings, and their audio, are left out.
         kwh_per_1000_audio_hours=ratio(sum(energies), audio_s) if energies else None,
         states=states,
-        chunk_s=read_model.MetricFacts(*distribution({ms / 1000: many for ms, many in job.durations.items()}))
+        chunk_s=MetricFacts(*distribution({ms / 1000: many for ms, many in job.durations.items()}))
         if job.durations
         else None,
         chunk_cost=_cost(job, states),
@@ -269,7 +279,7 @@ def summarize(
     )
 
 
-def _cost(job: read_model.JobFacts, states: Mapping[str, StateSummary]) -> read_model.CostFacts:
+def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
     """Return what a chunk cost, with joules that agree with those of the states.
 
     The joules of a try come from power readings; where the counter of the device is more exact, it corrects them.
@@ -285,7 +295,7 @@ def _cost(job: read_model.JobFacts, states: Mapping[str, StateSummary]) -> read_
     return replace(job.cost, **{name: joules * factor for name, joules in known.items() if joules is not None})
 
 
-def running_s(tasks: Sequence[read_model.TaskFacts]) -> float:
+def running_s(tasks: Sequence[TaskFacts]) -> float:
     """Return for how long at least one task was running; time between two submissions does not count."""
     total_ms, until_ms = 0, 0
     for start_ms, end_ms in sorted((task.started_at_ms, task.last_sign_ms) for task in tasks):
@@ -322,13 +332,13 @@ STATE_WORDS = {
     "start_up": "starting up",
     "waiting": "waiting for a chunk",
     "idle": "without a worker",
-    read_model.UNKNOWN_STATE: "not known",
+    UNKNOWN_STATE: "not known",
 }
 NEARLY_ALL = 99.0  # percent: if less was measured, the report says so
 _ROUNDING_S = 1.0
 
 
-def add_up_states(devices: Sequence[read_model.DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
+def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
     """Return the states of all devices together; time that is missing in all states is in the state unknown."""
     energies = [device.state_energy_j for device in devices]
     total_s, total_j = sum(device.total_s for device in devices), sum(sum(one.values()) for one in energies)
@@ -336,7 +346,7 @@ def add_up_states(devices: Sequence[read_model.DeviceFacts], gpu_s: float) -> di
     found = {}
     for state in STATE_WORDS:
         times = [device.states[state] for device in devices if state in device.states]
-        seconds = sum(time.total_s for time in times) + (missing_s if state == read_model.UNKNOWN_STATE else 0.0)
+        seconds = sum(time.total_s for time in times) + (missing_s if state == UNKNOWN_STATE else 0.0)
         busy_s = [time.busy_s for time in times if time.busy_s is not None]
         joules = [one[state] for one in energies if state in one]
         if seconds > 0 or joules:
@@ -352,11 +362,11 @@ def add_up_states(devices: Sequence[read_model.DeviceFacts], gpu_s: float) -> di
     return found
 
 
-def count_devices(devices: Iterable[read_model.DeviceFacts]) -> int:
+def count_devices(devices: Iterable[DeviceFacts]) -> int:
     """Return how many different devices these are."""
     return len({device.card for device in devices})
 
 
-def devices_words(devices: Collection[read_model.DeviceFacts], one: str = "device") -> str:
+def devices_words(devices: Collection[DeviceFacts], one: str = "device") -> str:
     """Return the number of devices; if one served several tasks, it counts once per task and the text says so."""
     return count(len(devices), one) + ("" if count_devices(devices) == len(devices) else " (counted once per task)")
