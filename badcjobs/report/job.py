@@ -218,7 +218,7 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     every: list[tuple[Finding, tuple[str, ...]]] = []
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
-            rule = next((rule for rule in rules if rule.when(case)), None)
+            rule = next((rule for rule in rules if all(map(case.get, rule.when.split()))), None)
             if rule is None:
                 continue
             figures, cost_s = {"s": summary, **case}, case.get("cost_s")

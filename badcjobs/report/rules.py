@@ -32,7 +32,7 @@ _MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # exclude at most so many; one is alway
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The finding for a case in which ``when`` holds; all texts are templates, see ``say``.
+    """The finding for a case that has all figures named in ``when``; all texts are templates, see ``say``.
 
     A line of evidence, or a line to paste, is left out if one of its figures is None; see ``known_texts``.
     """
@@ -43,7 +43,7 @@ class Rule:
     evidence: tuple[str, ...]
     fix: str
     lines: tuple[str, ...] = ()  # to paste
-    when: Callable[[Figures], object] = lambda figures: True
+    when: str = ""  # figures that must be set, by name
     wants: tuple[str, ...] = ()  # the direction of its advice: "+memory", "-workers"; see ``find`` in job.py
 
 

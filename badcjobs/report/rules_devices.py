@@ -18,7 +18,7 @@ _EXCLUDE = ("#SBATCH --exclude={exclude}",)
 
 _LOST = Rule(
     "device_lost", PROBLEM,
-    when=lambda f: f["kind"] == "lost",
+    when="lost",
     says="{alert.devices:count GPU} stopped answering.",
     evidence=("{alert.alerts:count alert}{longest} on {nodes:count node}", "{alert.example}", "{spread}"),
     fix="Report {nodes:this node|these nodes} to the site{avoid}.",
@@ -29,17 +29,17 @@ _LOST = Rule(
 @topic(
     _LOST,
     replace(
-        _LOST, kind="device_fault", when=lambda f: f["kind"] == "fault",
+        _LOST, kind="device_fault", when="fault",
         says="{alert.devices:count GPU} reported errors.",
         fix="Report {nodes:the node|these nodes} and the error number to the site{avoid}.",
     ),
     replace(
-        _LOST, kind="ecc_errors", when=lambda f: f["kind"] == "ecc",
+        _LOST, kind="ecc_errors", when="ecc",
         says="{alert.devices:count GPU} had uncorrected memory errors.",
         fix="Results from there may be wrong. Run these chunks again on another node, and report the node to the site.",
     ),
     replace(
-        _LOST, when=lambda f: f["kind"] == "cuda",
+        _LOST, when="cuda",
         says="CUDA lost {devices:count GPU}; the workers on {devices:it|them} were stopped.",
         evidence=("{tries:count try tries} lost", "{spread}"),
     ),
@@ -52,11 +52,11 @@ def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             if alert.kind == "fault" and nodes and where["fault"] <= where["lost"] | where["ecc"]:
                 continue  # a lost GPU, or one with memory errors, reports them, too
             longest = say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else ""
-            found = {"kind": alert.kind, "alert": alert, "longest": longest, "subjects": nodes}
+            found = {alert.kind: True, "alert": alert, "longest": longest, "subjects": nodes}
             yield {**found, **node_figures(nodes, facts)}
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        cuda = {"kind": "cuda", "devices": count_devices(lost), "tries": sum(device.work.lost for device in lost)}
+        cuda = {"cuda": True, "devices": count_devices(lost), "tries": sum(device.work.lost for device in lost)}
         yield {**cuda, "subjects": labels(lost), **node_figures((device.node for device in lost), facts)}
 
 
@@ -239,7 +239,7 @@ _SLOW_DEVICE = Rule(
 
 @topic(
     replace(
-        _SLOW_DEVICE, kind="straggler_node", when=lambda f: f["of_node"],
+        _SLOW_DEVICE, kind="straggler_node", when="of_node",
         says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: the slowest device reaches"
              " {percent:round} % of the median speed.",
     ),

@@ -55,7 +55,7 @@ def never_worked(device: DeviceFacts) -> bool:
 @topic(
     Rule(
         "ran_on_cpu", PROBLEM,
-        when=lambda f: f["case"] == "never used",
+        when="never_used",
         says="The engine never used {devices:count GPU} assigned to its workers.",
         evidence=(
             "{chunks:count chunk} done in {gpu_s:gpu_time}; GPUs busy: {busy} of the time",
@@ -66,7 +66,7 @@ def never_worked(device: DeviceFacts) -> bool:
     ),
     Rule(
         "ran_on_cpu", PROBLEM,
-        when=lambda f: f["case"] == "turned to it",
+        when="turned_to_it",
         says="The engine could not use {error.devices:count GPU} and fell back to the CPU; these workers were stopped.",
         evidence=("{error.tries:count try tries} affected", "engine error: {error.example:last_line}"),
         fix="Find out why CUDA does not work there: the driver, the module, or a container without --nv.",
@@ -74,7 +74,7 @@ def never_worked(device: DeviceFacts) -> bool:
     ),
     Rule(
         "ran_on_cpu", NOTE,
-        when=lambda f: f["case"] == "all tasks",
+        when="all_tasks",
         says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
         evidence=(
             "{s.facts.cpu_audio_s:hours} hours of audio in {without:count task}",
@@ -85,7 +85,7 @@ def never_worked(device: DeviceFacts) -> bool:
     ),
     Rule(
         "ran_on_cpu", WARNING,
-        when=lambda f: f["case"] == "some tasks",
+        when="some_tasks",
         says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
             "{s.facts.cpu_tries:count chunk}, {s.facts.cpu_audio_s:hours} hours of audio on the CPU",
@@ -99,7 +99,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     if idle := [device for device in facts.devices if never_worked(device)]:
         held = [device.metrics["memory_used_bytes"] for device in idle]
         yield {
-            "case": "never used",
+            "never_used": True,
             "devices": count_devices(idle),
             "chunks": sum(device.work.done for device in idle),
             "gpu_s": sum(device.total_s for device in idle),
@@ -107,13 +107,14 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             "rise": round(max(one.maximum - one.minimum for one in held)),
             "subjects": labels(idle),
         }
-    yield from ({"case": "turned to it", "error": error} for error in facts.errors if error.error_class == "ran_on_cpu")
+    yield from ({"turned_to_it": True, "error": error} for error in facts.errors if error.error_class == "ran_on_cpu")
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
     if facts.cpu_tries and tasks:
         others = any(task.devices for task in facts.tasks)
         wanted = facts.last_settings.get("cpu_workers")  # requested with --cpu-workers
         yield {
-            "case": "some tasks" if others else "wanted" if wanted else "all tasks",
+            "some_tasks": others,
+            "all_tasks": not others and not wanted,
             "without": len(tasks),
             "workers": sum(task.workers or 0 for task in tasks),
             "subjects": [task.name for task in tasks],
@@ -125,7 +126,7 @@ def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
 _UNUSED = Rule(
     "unused_gpus", "{severity}",
-    when=lambda f: f["workers"],
+    when="workers",
     says="{unused:whole} of {granted} never had a chunk to work on.",
     evidence=(
         "{cost_s:gpu_time} unused",
@@ -139,7 +140,7 @@ _UNUSED = Rule(
 @topic(
     _UNUSED,
     replace(
-        _UNUSED, when=lambda f: True, lines=("#SBATCH --gpus-per-node={used}",),
+        _UNUSED, when="", lines=("#SBATCH --gpus-per-node={used}",),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
 )  # fmt: skip
@@ -204,7 +205,7 @@ def _out_of_memory(task: TaskFacts) -> bool:
 
 _MORE_MEMORY = Rule(
     "memory_request", PROBLEM,
-    when=lambda f: f["killed"],
+    when="killed",
     says="Slurm killed {killed:count task} for using more memory than requested.",
     evidence=(
         "requested {asked:memory}, peak use {peak:memory} ({of_asked} of the request)",
@@ -218,10 +219,10 @@ _MORE_MEMORY = Rule(
 
 @topic(
     _MORE_MEMORY,
-    replace(_MORE_MEMORY, when=lambda f: f["starved"], says="The node ran out of memory."),
-    replace(_MORE_MEMORY, severity=WARNING, when=lambda f: f["near"],
+    replace(_MORE_MEMORY, when="starved", says="The node ran out of memory."),
+    replace(_MORE_MEMORY, severity=WARNING, when="near",
             says="The tasks used nearly all the memory they requested."),
-    replace(_MORE_MEMORY, severity=NOTE, when=lambda f: f["far"],
+    replace(_MORE_MEMORY, severity=NOTE, when="far",
             says="The job requested much more memory than it used.",
             fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
             lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
@@ -255,7 +256,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 
 _TIME_USED = Rule(
     "time_request", NOTE,
-    when=lambda f: f["near"],
+    when="near",
     says="The tasks ended shortly before their time limit.",
     evidence=(
         "requested {asked_s:duration}, longest task {longest.wall_s:duration} ({of_asked} of the request)",
@@ -270,7 +271,7 @@ _TIME_USED = Rule(
 @topic(
     Rule(
         "time_request", "{severity}",
-        when=lambda f: f["over"],
+        when="over",
         says="{over:count task} reached {over:its|their} time limit before the work was done.",
         evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
         fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks."
@@ -279,7 +280,7 @@ _TIME_USED = Rule(
         wants=("+time", "+tasks"),
     ),
     _TIME_USED,
-    replace(_TIME_USED, when=lambda f: f["far"],
+    replace(_TIME_USED, when="far",
             says="The job requested much more time than it used.",
             fix="Request less: short tasks fit into gaps in the schedule and start earlier.", wants=("-time",)),
 )  # fmt: skip

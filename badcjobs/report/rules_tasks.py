@@ -116,11 +116,11 @@ _SILENT = Rule(
     says="{of}{s.tasks:count task} went silent before the end{rest}.",
     evidence=("last update: {heard}", "a task counts as silent after {after_s:duration} without an update"),
     fix=f"{_SILENT_WHY} {_THEN}",
-    when=lambda f: f["unfinished"],
+    when="unfinished",
 )  # fmt: skip
 
 
-@topic(_SILENT, replace(_SILENT, severity=NOTE, when=lambda f: True, fix=f"{_SILENT_WHY} {{todo}}"))
+@topic(_SILENT, replace(_SILENT, severity=NOTE, when="", fix=f"{_SILENT_WHY} {{todo}}"))
 def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     gone = frozenset(summary.tasks_silent)
     silent = [task for task in facts.tasks if task.name in gone]
@@ -148,11 +148,11 @@ _KILLED = Rule(
     says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
     evidence=("Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
     fix="{why}: {remedy}.",
-    when=lambda f: f["unfinished"],
+    when="unfinished",
 )  # fmt: skip
 
 
-@topic(_KILLED, replace(_KILLED, severity=NOTE, when=lambda f: True, fix="{why}. {todo}"))
+@topic(_KILLED, replace(_KILLED, severity=NOTE, when="", fix="{why}. {todo}"))
 def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     killed = [task for task in facts.tasks if was_killed(task) and not needed_more(task)]
     if not killed:
@@ -210,20 +210,22 @@ _DONE_AGAIN = Rule(
     _DONE_AGAIN, kind="repeated", severity=NOTE,
     says="{many:count chunk} {many:was|were} repeated after a node failure.",
     fix="Nothing to correct: results that had not left the node when it failed are made again.",
-    when=lambda f: f["restarted"] == f["many"] and not f["how"],
+    when="all_restarted",
 ), _DONE_AGAIN)  # fmt: skip
 def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
     gpu_s, many, all_s = facts.again_gpu_s, facts.conflicts, 3600 * summary.gpu_hours
     if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
+        resumed = facts.last_settings.get("resume") is not False
         yield {
             "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
             "many": many,
             "restarted": facts.restarted,
+            "all_restarted": facts.restarted == many and resumed,
             "cost_s": gpu_s or None,
             "of_time": share(gpu_s, all_s),
             "jobs": len({task.job_id for task in facts.tasks}),
-            "how": "; the last one with --no-resume" if facts.last_settings.get("resume") is False else "",
+            "how": "" if resumed else "; the last one with --no-resume",
         }
 
 
@@ -321,7 +323,7 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
 @topic(
     Rule(
         "failed_chunks", "{severity}",
-        when=lambda f: f["for_good"],
+        when="for_good",
         says="{about}{many:count chunk} failed for good: {class}.",
         evidence=("{of_chunks} of {s.chunks:count chunk}{tries}", "engine error: {error:last_line}", "{some_named}"),
         fix="{advice}",

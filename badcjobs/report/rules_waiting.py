@@ -78,14 +78,14 @@ def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) ->
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
     return Rule(
         name, "{severity}", says, (_BUSY, *evidence, "{beside}"), **more,
-        when=lambda f: f["cause"] == name and (not only or f[only]),
+        when=f"main_{name} {only}",
     )  # fmt: skip
 
 
 def _large(name: str, what: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> Rule:
     """Return the rule for a large loss in a busy job."""
     says = f"{what} took {{of_time}} of the GPU time."
-    return Rule(name, "{severity}", says, _LARGE, fix, lines, lambda f: f["large"] == name, wants)
+    return Rule(name, "{severity}", says, _LARGE, fix, lines, f"large_{name}", wants)
 
 
 _FEW_WORKERS = (
@@ -225,7 +225,7 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     starts, in_tasks = _start_up_figures(tasks, devices, facts), f" in {count(len(tasks), 'task')}"
     return {
         "cause": cause,
-        "large": None,
+        f"main_{cause}": True,
         "severity": PROBLEM if lost_s >= SERIOUS_S else WARNING,
         "busy": share(busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
@@ -364,8 +364,8 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
             so_far_s = accumulate(lost[name] for name in names)
             worst = names[: 1 + sum(one_s < lost_s / 2 for one_s in so_far_s)]  # the fewest with half of it
             yield {
-                "cause": None,
                 "large": cause,
+                f"large_{cause}": True,
                 "severity": WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else NOTE,
                 "of_time": share(lost_s, gpu_s),
                 "cost_s": lost_s,
@@ -388,8 +388,6 @@ def _uneven(facts: JobFacts) -> Iterator[Figures]:
     usual_audio_s = median(task.audio_s for task in done)
     if last.wall_s >= max(_UNEVEN * usual_s, usual_s + _UNEVEN_S) and last.audio_s >= _UNEVEN * usual_audio_s:
         yield {
-            "cause": None,
-            "large": None,
             "last": last,
             "times": last.wall_s / usual_s,
             "done": len(done),
