@@ -289,8 +289,7 @@ def read_array(files: RunFiles) -> ArrayOfRun:
         return ArrayOfRun(job.job_id, job.indices, at_ms, record.chunks, count, trouble, cut_short)
     if shape is None:
         return ArrayOfRun(trouble=trouble, cut_short=cut_short)
-    indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
-    return ArrayOfRun(indices=indices, count=shape.count, cut_short=cut_short)
+    return ArrayOfRun(indices=shape.indices, count=shape.count, cut_short=cut_short)
 
 
 def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:

@@ -88,10 +88,14 @@ class ArrayShape:
     step: int
     count: int
 
+    @property
+    def indices(self) -> range:
+        """All of them."""
+        return range(self.first, self.first + self.count * self.step, self.step)
+
     def position_of(self, index: int) -> int | None:
         """Return the position of this index in the array, from 0; None: not in the array."""
-        position, rest = divmod(index - self.first, self.step)
-        return position if rest == 0 and 0 <= position < self.count else None
+        return self.indices.index(index) if index in self.indices else None
 
     def __str__(self) -> str:
         last = self.first + (self.count - 1) * self.step

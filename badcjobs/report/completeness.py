@@ -102,7 +102,7 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     if shape is None or any(_is_outside(task) and task.shard_count == 1 for task in facts.tasks):
         return []
     seen = {task.array_index for task in facts.tasks if not _is_outside(task)}
-    return [i for i in range(shape.first, shape.first + shape.count * shape.step, shape.step) if i not in seen]
+    return [index for index in shape.indices if index not in seen]
 
 
 def _is_outside(task: TaskFacts) -> bool:
@@ -154,7 +154,7 @@ def find_shares(
     """
     if shape is None:
         return None
-    indices = range(shape.first, shape.first + shape.count * shape.step, shape.step)
+    indices = shape.indices
     if by_manifest:  # a list of manifests: the position picks the line
         return lambda row, part: indices[part] if part < shape.count else None
     counts = {task.shard_count for task in tasks if task.shard_count and not _is_outside(task)}
