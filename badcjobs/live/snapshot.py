@@ -359,7 +359,7 @@ def _parts(cut: Sequence[TaskFacts], array_count: int) -> tuple[int | None, int]
     If the source lists manifests, each array task has its own manifest, and ``shard_count`` refers to that manifest.
     """
     count = cut[0].shard_count if cut else None
-    without_slurm = any(task.job_id.startswith("local") for task in cut)  # then --shard selects the part
+    without_slurm = any(task.is_local for task in cut)  # then --shard selects the part
     if cut and array_count and not without_slurm and (count is None or count % array_count):
         return max(len(cut), array_count * (count or 1)), len(cut)
     return count, len({task.shard_index for task in cut})

@@ -169,7 +169,7 @@ class RunView:
         if frozen is None or not tasks or self.files.only is not None:
             return (trace.line("--again"),) if trace.command else ()
         left = [task for task in tasks if task.pending or not task.begun] or [t for t in tasks if t.failed_for_good]
-        without_slurm = any(task.job_id.startswith("local") for task in left)
+        without_slurm = any(task.is_local for task in left)
         indices = () if without_slurm else [task.array_index for task in left]
         last = max(every, key=lambda task: task.age, default=None)
         settings = parse_settings(last.settings if last else None)

@@ -99,14 +99,10 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
 
 def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     """Return the array indices that left no database; none, if a task outside the array took all of the source."""
-    if shape is None or any(_is_outside(task) and task.shard_count == 1 for task in facts.tasks):
+    if shape is None or any(task.is_local and task.shard_count == 1 for task in facts.tasks):
         return []
-    seen = {task.array_index for task in facts.tasks if not _is_outside(task)}
+    seen = {task.array_index for task in facts.tasks if not task.is_local}
     return [index for index in shape.indices if index not in seen]
-
-
-def _is_outside(task: TaskFacts) -> bool:
-    return task.job_id.startswith("local")
 
 
 def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
@@ -157,7 +153,7 @@ def find_shares(
     indices = shape.indices
     if by_manifest:  # a list of manifests: the position picks the line
         return lambda row, part: indices[part] if part < shape.count else None
-    counts = {task.shard_count for task in tasks if task.shard_count and not _is_outside(task)}
+    counts = {task.shard_count for task in tasks if task.shard_count and not task.is_local}
     steps = {count // shape.count for count in counts if count % shape.count == 0} or {1}
     step_tasks = min(steps)
     return (lambda row, part: indices[row // step_tasks % shape.count]) if len(steps) == 1 else None
@@ -230,7 +226,7 @@ def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...
 
 def _unfinished(facts: JobFacts, missing: Sequence[int]) -> tuple[Indices, Indices]:
     """Return the array indices (None: no array task) that have work left, and those with failed chunks."""
-    by_task = [(None if _is_outside(task) else task.array_index, task) for task in facts.tasks]
+    by_task = [(None if task.is_local else task.array_index, task) for task in facts.tasks]
     left = {*missing, *(index for index, task in by_task if task.pending)}
     return left, {index for index, task in by_task if task.failed}
 

@@ -105,7 +105,7 @@ def summarize_database(
     for run in (database.parent, *runs):
         with suppress(BadInput):
             billing = billing or getattr(FrozenRun.read(RunFolder(run).run_toml), "billing", None)
-    jobs = {task.job_id for task in facts.tasks if billing and not task.job_id.startswith("local")}
+    jobs = {task.job_id for task in facts.tasks if billing and not task.is_local}
     jobs -= {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}  # a local array
     billed = replace(facts, tasks=tuple(task for task in facts.tasks if task.job_id in jobs))  # only Slurm bills
     return replace(
@@ -214,7 +214,7 @@ def list_keys() -> str:
 
 def find(summary: Summary) -> tuple[Finding, ...]:
     """Return the findings about a job, worst first: one for each cause, and none against another."""
-    local = all(task.job_id.startswith("local") for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines
+    local = all(task.is_local for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines
     every: list[tuple[Finding, tuple[str, ...]]] = []
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):

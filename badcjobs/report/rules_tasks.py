@@ -28,7 +28,7 @@ def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
     """Return where tasks say why they ended: an emulation, or a run without Slurm, has only the task log."""
     proof = summary.completeness
     emulated = proof is not None and (proof.missing_notes or any("--cluster=local" in line for line in proof.finish))
-    local = bool(tasks) and all(task.job_id.startswith("local") for task in tasks)
+    local = bool(tasks) and all(task.is_local for task in tasks)
     return "the end of the task log" if emulated or local else "the Slurm output file"
 
 

@@ -382,6 +382,11 @@ class TaskFacts:
     alerts: tuple[TaskAlert, ...] = field(default=(), compare=False)
 
     @property
+    def is_local(self) -> bool:
+        """Whether it ran without Slurm."""
+        return self.job_id.startswith("local")
+
+    @property
     def wall_s(self) -> float:
         """Seconds from its start to last_sign_ms."""
         return (self.last_sign_ms - self.started_at_ms) / 1000
