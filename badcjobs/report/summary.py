@@ -25,13 +25,8 @@ from badcjobs.store.read_model import (
     TaskFacts,
 )
 
-TASK_KEYS = (
-    "name", "job_id", "array_index", "restart", "node", "shard_count", "verdict", "exit_code", "telemetry", "devices",
-    "started_at_ms", "last_sign_ms", "done", "failed", "pending", "audio_s", "engine", "workers", "cpus",
-    "memory_limit_bytes", "time_limit_s", "slurm_state", "cpu_mean_cores", "memory_peak_bytes",
-    "read_mean_bytes_per_s", "host_cpu_mean_percent", "host_memory_peak_bytes", "heard_at_ms", "silent_after_s",
-    "changed",
-)  # fmt: skip
+_TASK_FIELDS = tuple(one.name for one in fields(TaskFacts))
+TASK_KEYS = _TASK_FIELDS[: _TASK_FIELDS.index("changed") + 1]  # those that the JSON document has
 
 SUMMARY_VERSION = 2  # 2: states, outlook, chunk_cost, findings, … were added
 # The keys of the JSON document in their order, and those with another name in JobFacts.

@@ -354,6 +354,7 @@ class TaskFacts:
     heard_at_ms: int | None = None  # last_sign_ms, or the time of its last publication if that is later
     silent_after_s: float | None = None  # without a publication for longer than this it counts as silent
     changed: bool = False  # it had not ended at the merge, and has published again since
+    # Up to here, these are the keys of a task in the JSON document of a report, in their order
     procid: int | None = None
     shard_index: int | None = None
     ended_at_ms: int | None = None
