@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,11 @@ class Advice:
     severity: str
     says: str
     fix: str | None = None
-    when: Callable[[Any], object] = lambda _facts: True
+    when: str | Callable[[Any], object] = lambda _facts: True  # an attribute that must be set, or a function
+
+    def holds(self, facts: object) -> object:
+        """Say whether the remark is to be made."""
+        return attrgetter(self.when)(facts) if isinstance(self.when, str) else self.when(facts)
 
 
 problem_if, warning_if, note_if, fine_if = (partial(Advice, one) for one in SEVERITIES)
@@ -65,7 +70,7 @@ def rules(subject: str, cases: Callable[[Any], Cases] = lambda _facts: ({},)) ->
             for case in cases(facts):
                 known = {**vars(facts), **case}
                 found = SimpleNamespace(**known)
-                row = next((one for one in rows if one.when(found)), None)
+                row = next((one for one in rows if one.holds(found)), None)
                 if row is not None:
                     fix = None if row.fix is None else say(row.fix, known) or None
                     severity, about, text = (say(part, known) for part in (row.severity, subject, row.says))

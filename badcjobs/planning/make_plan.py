@@ -225,7 +225,7 @@ _FIT_REMARKS = (
             "{many:count chunk} longer than the {limit} of audio that one GPU finishes in a task for certain: they may"
             " never be done",
             "{ways}",
-            lambda f: f.many,
+            when="many",
         )
     ),
     rules("files")(
@@ -249,7 +249,7 @@ _FIT_REMARKS = (
             "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
             " on {speed.devices:list}: a run does them {way}, which may be slower",
             "{fix}",
-            lambda f: f.many,
+            when="many",
         )
     ),
     rules("speed", lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts])(
@@ -265,7 +265,7 @@ _FIT_REMARKS = (
         note_if(
             "it was measured with chunks of {speed.chunk_s:one} s on average, and those of this plan have"
             " {chunk_s:one} s: short ones are slower; run one task of this plan first, and plan again --from it",
-            when=lambda f: f.is_other_length,
+            when="is_other_length",
         ),
     ),
     rules("speed")(

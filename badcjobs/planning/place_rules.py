@@ -153,7 +153,7 @@ PLACES = (
             "badcjobs plan SOURCE --site {site.name}   (read it where it is, or copy and run it in parts)",
             lambda f: f.quota and (f.source.bytes or 0) > f.quota,
         ),
-        fine_if("{said}; the quota of {site.name} is {quota:size}", when=lambda f: f.quota),
+        fine_if("{said}; the quota of {site.name} is {quota:size}", when="quota"),
         fine_if("{said}"),
     ),
     rules("cache", _cache)(
@@ -169,7 +169,7 @@ PLACES = (
             "cd {site.example} && sbatch …",
             lambda f: f.refused is not None,
         ),
-        fine_if("{site.name} takes jobs from {submit.path}", when=lambda f: f.site.no_submit),
+        fine_if("{site.name} takes jobs from {submit.path}", when="site.no_submit"),
     ),
     rules("log folder", _log)(
         problem_if(
@@ -189,12 +189,12 @@ PLACES = (
             "{script.name} writes its log into {folder.path}, which does not exist: Slurm does not create it, and every"
             " task would fail without a message",
             "mkdir -p {folder.path:quoted}",
-            lambda f: f.folder.missing,
+            when="folder.missing",
         )
     ),
     # SQLite's WAL is safe on a disk of the node alone.
     rules("live files", _temporary)(
-        fine_if("on the node's own disk, ${disk}, published whole", when=lambda f: f.site.node_local),
+        fine_if("on the node's own disk, ${disk}, published whole", when="site.node_local"),
         fine_if(
             "in /tmp of the node, unless it sets SLURM_TMPDIR; published whole", when=lambda f: f.temporary is None
         ),
@@ -241,7 +241,7 @@ MACHINE = (
             "not on this machine; limits come from the site file alone", when=lambda f: f.slurm is None and f.site.name
         ),
         fine_if("not on this machine; jobs run with submit --cluster local", when=lambda f: f.slurm is None),
-        warning_if("not checked: it does not answer ({slurm.trouble})", "scontrol ping", lambda f: f.slurm.trouble),
+        warning_if("not checked: it does not answer ({slurm.trouble})", "scontrol ping", when="slurm.trouble"),
         fine_if("it answers here; its nodes are not checked: sinfo shows none", when=lambda f: f.cluster is None),
         fine_if("it answers here"),
     ),
@@ -265,11 +265,11 @@ MACHINE = (
             "nvidia-smi   (look for an error; in a container: apptainer exec --nv …)",
             lambda f: f.gpus.names and f.gpus.backend == "none",
         ),
-        fine_if("{said}", when=lambda f: f.gpus.names),
-        warning_if("this job has none: {gpus.why}", "#SBATCH --gpus-per-node=1", lambda f: f.gpus.in_job),
+        fine_if("{said}", when="gpus.names"),
+        warning_if("this job has none: {gpus.why}", "#SBATCH --gpus-per-node=1", when="gpus.in_job"),
         fine_if(
             "none here, as usual where jobs are submitted from; tasks look for their own ({gpus.why})",
-            when=lambda f: f.on_cluster,
+            when="on_cluster",
         ),
         warning_if("none here: {gpus.why}", "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"),
     ),

@@ -148,7 +148,7 @@ _ARRAY_AND_TIME = (
         warning_if(
             "--time asks for no time limit: nothing warns a task before its end, and no plan can be kept",
             "#SBATCH --time=12:00:00" + _AGAIN,
-            lambda f: f.asked.no_time_limit,
+            when="asked.no_time_limit",
         ),
     ),
     rules("GPU-hours", _gpu_hours)(
@@ -250,12 +250,12 @@ BILLING = rules("billing", _billing)(
     warning_if(
         "memory costs {memory_times:.1f} times what the GPUs cost: {bill}",
         f"#SBATCH --mem={{enough}}G   ({_ENOUGH})",
-        lambda f: f.too_much,
+        when="too_much",
     ),
     warning_if(
         "cores cost {cores_times:.1f} times what the GPUs cost: {bill}",
         "#SBATCH --cpus-per-task={cores_paid}",
-        lambda f: f.too_many,
+        when="too_many",
     ),
     fine_if(
         "memory costs {memory_times:.1f} times what the GPUs cost, but an engine may need so much: {bill}",

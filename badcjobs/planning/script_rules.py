@@ -75,12 +75,12 @@ def _start(facts: PreflightFacts) -> Cases:
 
 _STARTED = (
     rules("start", _start)(
-        fine_if("{where}: the script answers signals itself (trap)", when=lambda f: f.script.traps_signals),
+        fine_if("{where}: the script answers signals itself (trap)", when="script.traps_signals"),
         Advice(
             "{keeper_severity}",
             "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
             "{without_keeper}   ({keeper_hint})",
-            lambda f: f.start.keeper,
+            when="start.keeper",
         ),
         fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
         fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
@@ -148,7 +148,7 @@ _NOT_STARTED = (
             "{script.name}: --dependency={dependency} is never met once a task of the array has failed, and the merge"
             " never starts",
             "#SBATCH --dependency={right}   (merge reports what is missing)",
-            lambda f: f.dependency,
+            when="dependency",
         )
     ),
     rules("start", _not_started)(
@@ -210,7 +210,7 @@ MODULES = (
         warning_if(
             "{script.name} does not load {unloaded:list}",
             "module load {site.modules:words}   (in the script, before badcjobs)",
-            lambda f: f.unloaded,
+            when="unloaded",
         )
     ),
     rules("modules", _modules)(

@@ -101,7 +101,7 @@ SOURCE_RULES = (
     rules("unknown length", _unknown)(
         note_if(
             "{many:count file} without a length in the header; counted with {guess_s:,.1f} s each",
-            when=lambda f: f.many,
+            when="many",
         )
     ),
     rules("not here", _not_here)(
@@ -119,7 +119,7 @@ SOURCE_RULES = (
             "{many:count file} {many:is|are} missing or cannot be used, of those that were looked at; rows with an"
             " end are planned by their times",
             "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
-            lambda f: f.many,
+            when="many",
         )
     ),
     rules("audio", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.twice_lines()])(
