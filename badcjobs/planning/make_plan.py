@@ -294,7 +294,7 @@ def _length(seconds: float) -> str:
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the JSON document; the same plan gives the same document, byte for byte."""
     shares, survey, lengths, site = plan.sizing.shares, plan.survey, plan.survey.lengths, plan.site
-    return {
+    document = {
         "version": PLAN_VERSION,
         "source": {
             "chunks": lengths.rows,
@@ -309,25 +309,27 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             "longest_s": lengths.longest_ms / 1000,
             "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.walk.rates_hz.items())},
         },
-        "audio_hours": round(plan.audio_hours, 6),
-        "recording_hours": round(plan.recording_hours, 6),
+        "audio_hours": plan.audio_hours,
+        "recording_hours": plan.recording_hours,
         "speed": _rounded(asdict(plan.speed)),
-        "gpu_hours": round(plan.work_gpu_hours, 6),
-        "start_up_gpu_hours": round(plan.start_up_gpu_hours, 6),
-        "asked_gpu_hours": round(plan.asked_gpu_hours, 6),
-        "tasks": {
-            "count": plan.tasks,
-            **_rounded(plan.choice._asdict()),
-            "time_s": plan.sizing.time_s,
-            "time_chosen": plan.wish.time_s is None,
-            "expected_s": round(plan.sizing.expected_s, 3),
-            "audio_hours_least": _hours(min(share.audio_ms for share in shares)),
-            "audio_hours_most": _hours(max(share.audio_ms for share in shares)),
-            "rows_least": min(share.rows for share in shares),
-            "rows_most": max(share.rows for share in shares),
-        },
+        "gpu_hours": plan.work_gpu_hours,
+        "start_up_gpu_hours": plan.start_up_gpu_hours,
+        "asked_gpu_hours": plan.asked_gpu_hours,
+        "tasks": _rounded(
+            {
+                "count": plan.tasks,
+                **plan.choice._asdict(),
+                "time_s": plan.sizing.time_s,
+                "time_chosen": plan.wish.time_s is None,
+                "expected_s": round(plan.sizing.expected_s, 3),
+                "audio_hours_least": min(share.audio_ms for share in shares) / 3_600_000,
+                "audio_hours_most": max(share.audio_ms for share in shares) / 3_600_000,
+                "rows_least": min(share.rows for share in shares),
+                "rows_most": max(share.rows for share in shares),
+            }
+        ),
         "choices": [_rounded(one._asdict()) for one in plan.choices],
-        "billed_units": None if plan.billed_units is None else round(plan.billed_units, 3),
+        "billed_units": plan.billed_units and round(plan.billed_units, 3),
         "margin": _rounded(asdict(plan.margin)),
         "files": plan.files,
         "caps": _rounded(
@@ -340,29 +342,28 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             }
         ),
         "waves": [
-            {
-                "number": wave.number,
-                "tasks": wave.tasks,
-                "rows": wave.rows,
-                "audio_hours": _hours(wave.audio_ms),
-                "asked_gpu_hours": round(wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600, 6),
-                "running_s": None if plan.gpus is None else round(wave.running_s, 3),
-            }
+            _rounded(
+                {
+                    "number": wave.number,
+                    "tasks": wave.tasks,
+                    "rows": wave.rows,
+                    "audio_hours": wave.audio_ms / 3_600_000,
+                    "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
+                    "running_s": plan.gpus and round(wave.running_s, 3),
+                }
+            )
             for wave in plan.waves
         ],
         "waves_why": plan.waves_why,
         "gpus_at_a_time": plan.gpus,
         "gpus_why": plan.gpus_why,
-        "running_s": None if plan.running_s is None else round(plan.running_s, 3),
+        "running_s": plan.running_s and round(plan.running_s, 3),
         "remarks": [
             {"severity": r.severity, "subject": r.subject, "text": r.text, "fix": r.fix, "examples": r.details}
             for r in plan.remarks
         ],
     }
-
-
-def _hours(milliseconds: int) -> float:
-    return round(milliseconds / 3_600_000, 6)
+    return _rounded(document)
 
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
