@@ -143,12 +143,16 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
         for many, rate in one.rates.items()
     ]
     points.sort(key=lambda one: -one.rate)
-    origin = f"learned by earlier runs on {', '.join(models)}"
     if len(models) != 1:
         return None
-    speed = Speed(points[0].rate, origin, devices=(*models,), points=tuple(points), chunk_s=points[0].chunk_s)
-    memory_bytes = min((one.memory_bytes for one in lessons.values() if one.memory_bytes), default=None)
-    return replace(speed, memory_bytes=memory_bytes)
+    return Speed(
+        audio_hours_per_gpu_hour=points[0].rate,
+        origin=f"learned by earlier runs on {', '.join(models)}",
+        memory_bytes=min((one.memory_bytes for one in lessons.values() if one.memory_bytes), default=None),
+        devices=(*models,),
+        points=tuple(points),
+        chunk_s=points[0].chunk_s,
+    )
 
 
 # --- from a job -------------------------------------------------------------------------------------------------------
