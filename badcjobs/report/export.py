@@ -96,11 +96,11 @@ def export(order: ExportOrder, stdout: BinaryIO, progress: Progress = lambda tab
         remarks = find_remarks(db, database, lambda rows: progress("source", rows, None))
         if order.of_detections:
             files, notes = _export_heard(db, order, database, stdout, progress)
-            return files, [*remarks, *notes]
-        if order.form == "badc":
+        elif order.form == "badc":
             files, notes = _export_badc(db, order, progress)
-            return files, [*remarks, *notes]
-        return _export_tables(db, order, database, stdout, progress), remarks
+        else:
+            files, notes = _export_tables(db, order, database, stdout, progress), []
+        return files, [*remarks, *notes]
 
 
 def _export_badc(db: sqlite3.Connection, order: ExportOrder, progress: Progress) -> Exported:
