@@ -357,17 +357,18 @@ def find_job_database(given: Path) -> Path:
     """
     if given.absolute().name == "tasks" and any(given.glob("*.sqlite")) and not is_there(given / "job.sqlite"):
         given = given.absolute().parent
-    path = RunFolder(given).job_database if is_there(given) and given.is_dir() else given
+    is_folder = is_there(given) and given.is_dir()
+    path = RunFolder(given).job_database if is_folder else given
     if is_there(path):
         return path
-    started = given.is_dir() and any(RunFolder(given).tasks.glob("*.sqlite"))
-    if given.is_dir() and not started and (found := find_unbegun(given)) is not None:
+    started = is_folder and any(RunFolder(given).tasks.glob("*.sqlite"))
+    if is_folder and not started and (found := find_unbegun(given)) is not None:
         raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
-    if given.is_dir() and RunFolder(given).tasks.is_dir():
+    if is_folder and RunFolder(given).tasks.is_dir():
         line = shell_line("badcjobs", "merge", given)
         raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)
-    what = "is not a run folder: it contains neither job.sqlite nor tasks/" if given.is_dir() else "does not exist"
-    above = given if given.is_dir() else next(folder for folder in given.absolute().parents if folder.is_dir())
+    what = "is not a run folder: it contains neither job.sqlite nor tasks/" if is_folder else "does not exist"
+    above = given if is_folder else next(folder for folder in given.absolute().parents if folder.is_dir())
     raise DatabaseProblem(
         f"{given} {what}",
         why="expected: a run folder (--out of badcjobs run or submit), or its job.sqlite",
