@@ -84,7 +84,7 @@ def timeline(runs: Runs, rows: int, times: Any) -> Figure:
     """Return what each device did over time, one row per device, the first on top."""
     height = min(680, max(150, 24 * rows + 60))
     y_range = models.Range1d(rows - 0.5, -0.5, bounds=(-0.5, rows - 0.5), min_interval=3, name="rows")
-    plot = _figure("timeline", times, y_range, height, "xy")
+    plot = _figure("timeline", times, y_range, height)
     renderers = []
     for number, (state, color) in enumerate(STATE_COLORS.items()):
         here = runs.state == number
@@ -140,7 +140,7 @@ class MetricForm:
 def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
-    plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230, "x")
+    plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230)
     plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
     plot.patch("x", "y", source=_empty(f"{name}-inner", "xy"), fill_color=_LINE, fill_alpha=0.25, line_color=None)
     plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
@@ -174,7 +174,7 @@ def histogram(found: Histogram) -> Figure:
     """Return how long the chunks took."""
     edges, counts = np.asarray(found.edges_s), np.asarray(found.counts)
     x_range = models.Range1d(float(edges[0]), float(edges[-1]), bounds="auto", name="durations")
-    plot = _figure("histogram", x_range, models.Range1d(0, float(counts.max()) * 1.06), 260, "x",
+    plot = _figure("histogram", x_range, models.Range1d(0, float(counts.max()) * 1.06), 260,
                    x_axis_type="log" if found.logarithmic else "linear")  # fmt: skip
     source = models.ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts})
     bars = plot.quad(left="left", right="right", bottom=0, top="count", source=source, fill_color=_LINE,
@@ -205,7 +205,7 @@ def curve(
     lengths = [*lengths_s, *marks_s]
     x_range = models.Range1d(min(lengths) * 0.85, max(lengths) * 1.15, bounds="auto")
     top = 1.08 * max([*values, limit or 0.0, 1e-9])
-    plot = _figure(name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, "x", x_axis_type="log")
+    plot = _figure(name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, x_axis_type="log")
     source = models.ColumnDataSource({"x": lengths_s, "y": values})
     plot.line("x", "y", source=source, line_color=_LINE, line_width=1.8)
     marks = plot.scatter("x", "y", source=source, size=8, color=_LINE)
@@ -218,14 +218,13 @@ def curve(
     return plot
 
 
-def _figure(name: str, x_range: Any, y_range: Any, height: int, zoom: str, **more: Any) -> Figure:
-    more.setdefault("x_axis_type", "datetime")
-    zoomed = "both" if zoom == "xy" else "width"
+def _figure(name: str, x_range: Any, y_range: Any, height: int, x_axis_type: str = "datetime") -> Figure:
+    zoomed = "both" if name == "timeline" else "width"
     plot: Any = bokeh.plotting.figure(
         name=name, x_range=x_range, y_range=y_range, height=height, sizing_mode="stretch_width", toolbar_location=None,
         tools=[models.BoxZoomTool(dimensions=zoomed), models.WheelZoomTool(dimensions=zoomed, modifiers="ctrl")],
         active_scroll="auto", background_fill_color=None, border_fill_color=None, outline_line_color=None,
-        min_border_left=56, min_border_right=12, **more,
+        min_border_left=56, min_border_right=12, x_axis_type=x_axis_type,
     )  # fmt: skip
     plot.axis.major_label_text_font = plot.axis.axis_label_text_font = _FONT
     plot.axis.major_label_text_font_size = "12px"
@@ -235,6 +234,6 @@ def _figure(name: str, x_range: Any, y_range: Any, height: int, zoom: str, **mor
     plot.axis.major_tick_in = 0
     plot.xgrid.grid_line_color = None
     plot.xaxis.ticker.desired_num_ticks = 4 if name == "timeline" else 5  # more would overlap on a phone
-    if more["x_axis_type"] == "datetime":
+    if x_axis_type == "datetime":
         plot.xaxis.formatter = _CLOCK.clone()
     return plot
