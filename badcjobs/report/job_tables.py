@@ -232,7 +232,8 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
 
 # --- the charts in numbers --------------------------------------------------------------------------------------------
 
-_SAYING: Mapping[str, tuple[str, Callable[[float], str]]] = {
+# metric → its name, and its value in words
+SPOKEN: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "utilization_percent": ("utilization", lambda value: _load(value).words),
     "memory_used_bytes": ("memory in use", lambda value: memory(round(value))),
     "temperature_c": ("temperature", lambda value: f"{value:.0f} °C"),
@@ -246,7 +247,7 @@ def reading_table(summary: Summary) -> Table:
     for metric in CHARTED:
         found = [d.metrics[metric] for d in summary.devices if metric in d.metrics]
         if found:
-            name, say = _SAYING[metric]
+            name, say = SPOKEN[metric]
             samples = sum(m.samples for m in found)
             values = (
                 min(m.minimum for m in found), min(m.mean for m in found),

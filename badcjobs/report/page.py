@@ -25,7 +25,6 @@ from badcjobs.report.words import count, escape, number, period, share_words
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
 
-_CHART_NAMES = dict(zip(CHARTED, ("Utilization", "Memory in use", "Temperature", "Power"), strict=True))
 _BAR = 200  # steps
 _MANY_ROWS = 24
 _ROWS = (
@@ -86,11 +85,7 @@ def _header(summary: Summary, title: str) -> str:
         about.append(period(summary.started_at_ms, summary.last_sign_ms))
     engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
     about += [f"engine {', '.join(engines)}"] if engines else []
-    said = "".join(
-        f"<dt>{name}</dt><dd>{escape(words)}</dd>"
-        for name, words in (("Cost", verdict.cost), ("Result", verdict.result))
-        if words
-    )
+    said = "".join(f"<dt>{name.capitalize()}</dt><dd>{escape(words)}</dd>" for name, words in verdict.lines)
     steps = "".join(
         f"{paragraph(words[:1].upper() + words[1:]) if words else ''}<pre>{escape(command)}</pre>"
         for words, command in verdict.next
@@ -206,7 +201,7 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
         return Section("load", "Load", paragraph("There are no readings: this job has no telemetry."))
     figures = ""
     for metric in CHARTED:
-        name = _CHART_NAMES[metric]
+        name = tables.SPOKEN[metric][0].capitalize()
         words = f"{name} over time; see the table “The same in numbers” below the charts."
         place = drawn.places.get(metric)
         chart = paragraph("Not available.", "quiet") if place is None else figure(metric, place, words, over_time=True)

@@ -68,8 +68,8 @@ def summary_text(summary: Summary, title: str, *, colour: bool = False, more: Se
     if verdict.chunks[0] + verdict.chunks[1]:
         lines.append("".join(sign * many for sign, many in zip(BAR, bar(*verdict.chunks, _BAR), strict=True)))
     lines.append("")
-    for name, words in (("cost", verdict.cost), ("result", verdict.result)):
-        lines += wrap(f"  {name:<11} {words}", indent=14) if words else []
+    for name, words in verdict.lines:
+        lines += wrap(f"  {name:<11} {words}", indent=14)
     lines.append("")
     for finding in summary.findings[:MOST_FINDINGS]:
         lines += [*_finding_lines(finding, colour=colour), ""]
@@ -123,8 +123,8 @@ def markdown(summary: Summary, title: str) -> str:
     parts = [f"# {escaped(title)}: {verdict.outcome}"]
     if summary.started_at_ms is not None and summary.last_sign_ms is not None:
         parts.append(f"From {moment(summary.started_at_ms)} to {moment(summary.last_sign_ms)}.")
-    rows = [(name, words) for name, words in (("cost", verdict.cost), ("result", verdict.result)) if words]
-    parts += [table_markdown(Table("headlines", "", columns("<", "<"), [*rows, *headlines(summary)])), "## Findings"]
+    rows = [*verdict.lines, *headlines(summary)]
+    parts += [table_markdown(Table("headlines", "", columns("<", "<"), rows)), "## Findings"]
     for finding in summary.findings:
         parts.append(f"**{escaped(finding.severity)}**: {escaped(finding.sentence)}")
         advice = [f"- *{escaped(finding.advice)}*"] if finding.advice else []

@@ -56,6 +56,11 @@ class Verdict:
     no_findings: str = ""  # the sentence for a job without findings
 
     @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The cost and the result, with their names."""
+        return [(name, words) for name, words in (("cost", self.cost), ("result", self.result)) if words]
+
+    @property
     def outcome(self) -> str:
         """Whether it worked, with its numbers."""
         return f"{self.word} – {self.counts}" if self.counts else self.word
