@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word
+from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word, not_none
 from badcjobs.paths import shell_line
 from badcjobs.report.progress import progress_of, with_start_and_longest
 from badcjobs.report.rules_tasks import ADVICE, USUAL_ADVICE
@@ -377,13 +377,13 @@ def total_power_w(devices: Iterable[DeviceFacts]) -> float | None:
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; None: all are unknown."""
-    known = [value for value in values if value is not None]
+    known = not_none(values)
     return sum(known) / len(known) if known else None
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of the known values; None: all are unknown."""
-    known = [value for value in values if value is not None]
+    known = not_none(values)
     return sum(known) if known else None
 
 

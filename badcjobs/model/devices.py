@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
     "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
-    "Stretches", "UsageReading", "load_word"
+    "Stretches", "UsageReading", "load_word", "not_none"
 ]  # fmt: skip
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
@@ -153,6 +153,14 @@ class Reading:
             known = {name: getattr(earlier, name) for name in _SLOW_METRICS if getattr(found, name) is None}
             found = replace(found, **known)
         return found
+
+
+T = TypeVar("T")
+
+
+def not_none(values: Iterable[T | None]) -> list[T]:
+    """Return the values that are known."""
+    return [value for value in values if value is not None]
 
 
 def load_word(utilization_percent: float | None) -> str | None:

@@ -15,7 +15,7 @@ import psutil
 
 from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan
+from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan, not_none
 from badcjobs.paths import ANOTHER_CACHE, RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
@@ -97,7 +97,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
             others = note_other_users(records, grant)
             bench = Bench(records, engine, sounds, world.clock)
             run_trials(bench, world, searches, until_s=world.clock.monotonic_s() + left_s)
-        problems = tuple(search.problem for search in searches if search.problem is not None)
+        problems = tuple(not_none(search.problem for search in searches))
         notes_now = [*others, *(search.host_words for search in searches if search.host_words)]
         exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
         if not all(search.is_over or search.problem for search in searches):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.errors import BadInput
-from badcjobs.model import ArrayShape
+from badcjobs.model import ArrayShape, not_none
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.verdict import news_words
 from badcjobs.report.words import count, index_ranges
@@ -79,7 +79,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
     missing = tuple(index for index in proof.missing_indices if index not in new)
     left, failed = left.difference(new), failed.difference(new)
     wanted = left or failed
-    indices = () if None in wanted else tuple(sorted(index for index in wanted if index is not None))
+    indices = () if None in wanted else tuple(sorted(not_none(wanted)))
     trace = find_trace(run.path, max(facts.tasks, key=lambda task: task.started_at_ms).job_id if facts.tasks else "")
     # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
     all_done = not missing and proof.done == (proof.listed if proof.expected is None else proof.expected)
@@ -91,7 +91,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda 
         missing_indices=missing,
         finish=finish,
         left_indices=indices if finish and frozen.array is not None else (),
-        missing_logs=tuple(log for log in map(trace.log_of, missing) if log is not None),
+        missing_logs=tuple(not_none(map(trace.log_of, missing))),
         missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in missing) if trace.emulated else (),
         unmerged_indices=unmerged,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import NamePattern
+from badcjobs.model import NamePattern, not_none
 from badcjobs.paths import shell_line
 from badcjobs.report.completeness import find_remarks
 from badcjobs.report.job import find_job_database
@@ -228,7 +228,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
             why="the pattern for the paths of the recordings is probably wrong",
             fix="badcjobs guide audio   (then: badcjobs export … --config FILE.toml)",
         )
-    names = area_names([None, *(area for area in areas if area is not None)], taken=ALL, nameless=NAMELESS)
+    names = area_names([None, *not_none(areas)], taken=ALL, nameless=NAMELESS)
     targets = {area: folder / f"{name}.{order.form}" for area, name in names.items()}
     make_folder(folder)
     all_of_them = folder / f"{ALL}.{order.form}"

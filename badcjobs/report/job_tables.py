@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
+from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word, not_none
 from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
 from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
@@ -102,8 +102,8 @@ def _duration(seconds: float) -> Cell:
 def state_table(states: Mapping[str, StateSummary]) -> Table:
     """Return the time and energy of all devices by state; if a part is missing, how much of the time was measured."""
     shown = [(words, states[state]) for state, words in STATE_WORDS.items() if state in states]
-    hours, busy = sum(s.gpu_hours for _, s in shown), [s.busy_hours for _, s in shown if s.busy_hours is not None]
-    known = [s.energy_wh for _, s in shown if s.energy_wh is not None]
+    hours, busy = sum(s.gpu_hours for _, s in shown), not_none(s.busy_hours for _, s in shown)
+    known = not_none(s.energy_wh for _, s in shown)
     measured = sum(s.gpu_hours * (s.measured_percent or 0.0) for _, s in shown) / hours if hours else None
     whole = StateSummary(
         hours, 100.0, sum(busy) if busy else None, sum(known) if known else None, 100.0 if known else None, measured
@@ -120,7 +120,7 @@ def state_table(states: Mapping[str, StateSummary]) -> Table:
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
     table = Table("state-table", "What the GPUs did with their time and energy", heads, rows[:-1], rows[-1])
-    least = min((s.measured_percent for s in states.values() if s.measured_percent is not None), default=100.0)
+    least = min(not_none(s.measured_percent for s in states.values()), default=100.0)
     partly = bool(known) and ((measured or 0.0) < NEARLY_ALL or least < _NEARLY_ALL_OF_A_STATE)
     return table if partly else table.without("measured")
 
@@ -210,7 +210,7 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
         middle, model = median(peer.rate for peer in peers), peers[0].rows[0].name or "same model"
         medians.append(f"{number(middle)} {peers[0].unit} on {model}")
         for peer in find_stragglers(peers):
-            degrees = [row.temperature_max_c for row in peer.rows if row.temperature_max_c is not None]
+            degrees = not_none(row.temperature_max_c for row in peer.rows)
             rows.append(
                 (peer.label, model, _percent(100 * peer.rate / middle), _with_unit(peer.rate, peer.unit, 1),
                  _with_unit(peer.chunk_p50_s, "s", 1),

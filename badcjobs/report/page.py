@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from badcjobs import __version__
-from badcjobs.model import CHARTED, ChartData
+from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
 from badcjobs.report.tables import table_html
@@ -69,7 +69,7 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
         except ImportError:  # Bokeh is not installed
             pass
     header = _header(summary, title)
-    sections = [section for section in _sections(summary, charts, drawn) if section is not None]
+    sections = not_none(_sections(summary, charts, drawn))
     footer = " from the job database. <code>badcjobs guide report</code> explains every number."
     skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
     parts = None if drawn is None or not drawn.places else (drawn.chart_code, drawn.script, drawn.data)

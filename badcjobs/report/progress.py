@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent
+from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent, not_none
 from badcjobs.report.words import moment
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
@@ -168,7 +168,7 @@ def estimate_rest(
 
 def with_start_and_longest(wall_s: float, tasks: Sequence[TaskFacts], *, starts: bool) -> float:
     """Return a time that is not shorter than the longest chunk so far; ``starts``: tasks must start up first."""
-    known = [task.startup_s for task in tasks if task.startup_s is not None]
+    known = not_none(task.startup_s for task in tasks)
     startup_s = sum(known) / len(known) if known and starts else 0.0
     return startup_s + max([wall_s, *(task.longest_s or 0.0 for task in tasks)])
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from badcjobs.model import not_none
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
 from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count, number
@@ -117,7 +118,7 @@ def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Itera
         "seen_s": seen_s,
         "clock": slowest if slowest is None else f"{slowest:,.0f}",
         "reached": f"{max((clock.maximum for clock in same), default=0.0):,.0f}",
-        "hottest": max((d.temperature_max_c for d in slowed if d.temperature_max_c is not None), default=None),
+        "hottest": max(not_none(d.temperature_max_c for d in slowed), default=None),
         "limit": min((round(d.power_limit_w) for d in slowed if d.power_limit_w), default=None),
         "subjects": labels(slowed),
         **node_figures((device.node for device in slowed), facts),
@@ -142,7 +143,7 @@ _FOREIGN_S = 10.0
 ))  # fmt: skip
 def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     others = [process for process in facts.foreign if process.seconds >= _FOREIGN_S]
-    held = max((p.memory_peak_bytes for p in others if p.memory_peak_bytes is not None), default=None)
+    held = max(not_none(p.memory_peak_bytes for p in others), default=None)
     if others:
         yield {
             "severity": WARNING if held is None or held >= 2**30 else NOTE,

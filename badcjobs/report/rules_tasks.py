@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model.arrays import TaskKey
+from badcjobs.model import TaskKey, not_none
 from badcjobs.report.progress import RUNNING, was_killed
 from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
 from badcjobs.report.rules_requests import needed_more
@@ -125,7 +125,7 @@ def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     gone = frozenset(summary.tasks_silent)
     silent = [task for task in facts.tasks if task.name in gone]
     if silent:
-        heard_ms = [task.heard_at_ms for task in silent if task.heard_at_ms is not None]
+        heard_ms = not_none(task.heard_at_ms for task in silent)
         first_ms, last_ms = min(heard_ms), max(heard_ms)
         yield {
             **_unended(silent, facts, summary),

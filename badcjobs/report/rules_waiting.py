@@ -10,6 +10,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
+from badcjobs.model import not_none
 from badcjobs.report.progress import is_running
 from badcjobs.report.rules import (
     LOW,
@@ -252,7 +253,7 @@ def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Gro
     if own_ms is not None and device.work.gave_up is not None:
         rests = [("failures", task.last_sign_ms - own_ms)]
     elif own_ms is not None:
-        last_ms = max(other.work.last_end_ms for other in devices if other.work.last_end_ms is not None)
+        last_ms = max(not_none(other.work.last_end_ms for other in devices))
         rests = [("tail", last_ms - own_ms), ("ending", task.last_sign_ms - last_ms)]
     found = {"start_up": seconds.get("start_up", 0.0)}
     for cause, rested_ms in rests:
@@ -263,7 +264,7 @@ def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Gro
 
 def cause_of_idle_work(task: TaskFacts, devices: Sequence[DeviceFacts], workers: float | None, facts: JobFacts) -> str:
     """Return what devices wait for while chunks are in progress: cores, another worker, or audio."""
-    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
+    p50_s = not_none(device.work.chunk_p50_s for device in devices)
     if task.engine == "command" and p50_s and min(p50_s) <= _PROGRAM_S:
         return "start_up"  # one program per chunk
     cpu = task.cpu_mean_cores
@@ -292,8 +293,8 @@ def _ramp_reasons(facts: JobFacts, pattern: re.Pattern[str]) -> list[str]:
 def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
-    p50_s = [device.work.chunk_p50_s for device in devices if device.work.chunk_p50_s is not None]
-    rates = [task.read_mean_bytes_per_s for task in tasks if task.read_mean_bytes_per_s is not None]
+    p50_s = not_none(device.work.chunk_p50_s for device in devices)
+    rates = not_none(task.read_mean_bytes_per_s for task in tasks)
     many = len({(task.job_id, task.array_index) for task in facts.tasks})
     wanted = max(1, min(many // 5, int(sum(task.wall_s for task in facts.tasks) // _GOOD_TASK_S)))
     return {
@@ -303,7 +304,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
         "wall_s": median(task.wall_s for task in tasks),
         "last_index": wanted - 1 if many >= 5 else None,
         "p50_s": median(p50_s) if p50_s else None,
-        "longest_s": max((d.work.chunk_max_s for d in devices if d.work.chunk_max_s is not None), default=None),
+        "longest_s": max(not_none(d.work.chunk_max_s for d in devices), default=None),
         "read_mb": median(rates) / 1e6 if rates else None,
     }
 
@@ -319,9 +320,9 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
     ]
     used, total = max(held, key=lambda pair: pair[0] / pair[1], default=(None, None))
     asked, short = max(task.memory_limit_bytes or 0 for task in tasks), _ramp_reasons(facts, _NO_MEMORY)
-    used_cores = [task.cpu_mean_cores for task in tasks if task.cpu_mean_cores is not None]
+    used_cores = not_none(task.cpu_mean_cores for task in tasks)
     all_cores = [task.cpus for task in tasks if task.cpus]
-    host = [task.host_cpu_mean_percent for task in tasks if task.host_cpu_mean_percent is not None]
+    host = not_none(task.host_cpu_mean_percent for task in tasks)
     return {
         "used_cores": median(used_cores) if used_cores else None,
         "of_cores": f" of {number(median(all_cores), 0)}" if all_cores else "",

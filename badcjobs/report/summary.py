@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from badcjobs.model import CutShort, Queue, load_word
+from badcjobs.model import CutShort, Queue, load_word, not_none
 from badcjobs.report.progress import OUTDATED, RUNNING, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.report.words import count
 from badcjobs.sources.mistakes import LEFT_OUT
@@ -215,7 +215,7 @@ def summarize(
     late = {name for name, state in task_states if state in (SILENT, OUTDATED)}
     over = Counter(alert.kind for task in job.tasks if task.name in late for alert in task.alerts if alert.is_open)
     job = mark_lost_work(job, silent)
-    energies = [device.energy_j for device in job.devices if device.energy_j is not None]
+    energies = not_none(device.energy_j for device in job.devices)
     gpu_s, wall_s = sum(task.gpu_s for task in job.tasks), running_s(job.tasks)
     all_said = len(energies) == len(job.devices)
     on_gpus_s = job.audio_done_s - job.cpu_audio_s
@@ -280,7 +280,7 @@ def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
     The joules of a try come from power readings; where the counter of the device is more exact, it corrects them.
     """
     measured = [device.states["working"].energy_j for device in job.devices if "working" in device.states]
-    measured_j = sum(joules for joules in measured if joules is not None)
+    measured_j = sum(not_none(measured))
     chosen_wh = states["working"].energy_wh if "working" in states else None
     if not measured_j or chosen_wh is None:
         return job.cost
@@ -342,7 +342,7 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
     for state in STATE_WORDS:
         times = [device.states[state] for device in devices if state in device.states]
         seconds = sum(time.total_s for time in times) + (missing_s if state == UNKNOWN_STATE else 0.0)
-        busy_s = [time.busy_s for time in times if time.busy_s is not None]
+        busy_s = not_none(time.busy_s for time in times)
         joules = [one[state] for one in energies if state in one]
         if seconds > 0 or joules:
             measured = ratio(sum(time.measured_s for time in times), seconds)

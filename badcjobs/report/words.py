@@ -75,7 +75,7 @@ def energy(watt_hours: float | None) -> str:
 
 def energies(many_wh: Sequence[float | None]) -> list[str]:
     """Return energies for one column, all in the unit of the largest."""
-    largest_wh = max((value for value in many_wh if value is not None), default=0.0)
+    largest_wh = max(filter(None, many_wh), default=0.0)
     per, unit, digits = (1000, "kWh", 2) if largest_wh >= 1000 else (1, "Wh", 1 if largest_wh >= 10 else 2)
     return [
         UNKNOWN if value is None
