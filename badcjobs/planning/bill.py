@@ -149,8 +149,9 @@ def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut
     measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
     per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
     mem_gb = 0 if wish.mem_gb == 0 else mem_gb  # Slurm: all memory of the node
-    made = gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, 1000 * hours
-    return Choice(*made, units, per_1000, joules, fits)
+    return Choice(
+        gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, 1000 * hours, units, per_1000, joules, fits
+    )
 
 
 def _is_alike(one_s: float | None, other_s: float | None) -> bool:

@@ -325,8 +325,11 @@ def _figures(planned: Planned) -> dict[str, Any]:
     time_why = "at most; the fullest task needs more" if is_short else "what the fullest task needs"
     alone_s = plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s
     prefer = "the fastest" if plan.wish.prefer == FASTEST else "the cheapest" if plan.site.billing else "least GPU time"
-    run = {"workers-per-gpu": plan.choice.workers if plan.speed.points or plan.wish.workers else AUTO}
-    run |= {"chunk-length": f"{planned.cutting.chunk_length_s or 0:g}", "overlap": f"{planned.cutting.overlap_s:g}"}
+    run = {
+        "workers-per-gpu": plan.choice.workers if plan.speed.points or plan.wish.workers else AUTO,
+        "chunk-length": f"{planned.cutting.chunk_length_s or 0:g}",
+        "overlap": f"{planned.cutting.overlap_s:g}",
+    }
     hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     return {
         **vars(plan),

@@ -175,9 +175,16 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
 def _about(summary: Summary, title: str) -> dict[str, Any]:
     models = sorted({device.name for device in summary.devices if device.name})
     engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
-    started = {"started_at_ms": summary.started_at_ms, "last_sign_ms": summary.last_sign_ms}
-    found = {"models": models, "engines": engines, "merged": summary.merged, "cut_short": summary.cut_short}
-    return {"title": title, "verdict": summary.verdict, **started, **found}
+    return {
+        "title": title,
+        "verdict": summary.verdict,
+        "started_at_ms": summary.started_at_ms,
+        "last_sign_ms": summary.last_sign_ms,
+        "models": models,
+        "engines": engines,
+        "merged": summary.merged,
+        "cut_short": summary.cut_short,
+    }
 
 
 def _differences(this: dict[str, Any], other: dict[str, Any]) -> str:

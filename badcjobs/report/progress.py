@@ -135,8 +135,9 @@ def estimate_rest(
         audio_s = job.audio_left_s * (1 + guessed / others)
 
     def at_the_same_speed(took_s: float) -> float | None:
-        known = audio_s is not None and job.audio_done_s > 0 and took_s > 0
-        return audio_s * took_s / job.audio_done_s if known and audio_s is not None else None
+        if audio_s is None or job.audio_done_s <= 0 or took_s <= 0:
+            return None
+        return audio_s * took_s / job.audio_done_s
 
     gpu_left_s = at_the_same_speed(gpu_s)
     running = [task for task in job.tasks if state_of(task, now_ms) == RUNNING]

@@ -61,9 +61,11 @@ def _left(summary: Summary, name: str) -> float | None:
 
 def _complete(summary: Summary) -> int | None:
     proof = summary.completeness
-    if proof is None or proof.expected is None:
-        return 0 if proof is not None and (proof.pending or proof.failed or proof.poison) else None
-    return int(proof.complete)
+    if proof is None:
+        return None
+    if proof.expected is not None:
+        return int(proof.complete)
+    return 0 if proof.pending or proof.failed or proof.poison else None
 
 
 def _outdated(summary: Summary) -> int | None:

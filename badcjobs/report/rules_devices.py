@@ -53,12 +53,22 @@ def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
             if alert.kind == "fault" and nodes and where["fault"] <= where["lost"] | where["ecc"]:
                 continue  # a lost GPU, or one with memory errors, reports them, too
             longest = say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else ""
-            found = {alert.kind: True, "alert": alert, "longest": longest, "subjects": nodes}
-            yield {**found, **node_figures(nodes, facts)}
+            yield {
+                alert.kind: True,
+                "alert": alert,
+                "longest": longest,
+                "subjects": nodes,
+                **node_figures(nodes, facts),
+            }
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
     if lost and all(alert.kind != "lost" for alert in facts.alerts):
-        cuda = {"cuda": True, "devices": count_devices(lost), "tries": sum(device.work.lost for device in lost)}
-        yield {**cuda, "subjects": labels(lost), **node_figures((device.node for device in lost), facts)}
+        yield {
+            "cuda": True,
+            "devices": count_devices(lost),
+            "tries": sum(device.work.lost for device in lost),
+            "subjects": labels(lost),
+            **node_figures((device.node for device in lost), facts),
+        }
 
 
 # --- lowered clocks ---------------------------------------------------------------------------------------------------

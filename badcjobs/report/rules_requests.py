@@ -351,8 +351,15 @@ def _cores(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     used = most.cpu_mean_cores or 0.0
     wanted = math.ceil(max(_CPU_MARGIN * used + 1, most.workers or 0))
     if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
-        found = {"asked": asked, "used": used, "of_asked": share(used, asked), "most": most, "known": len(known)}
-        yield {**found, "wanted": wanted, "subjects": [most.name]}
+        yield {
+            "asked": asked,
+            "used": used,
+            "of_asked": share(used, asked),
+            "most": most,
+            "known": len(known),
+            "wanted": wanted,
+            "subjects": [most.name],
+        }
 
 
 def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:

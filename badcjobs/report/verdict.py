@@ -124,7 +124,7 @@ def verdict_of(summary: Summary) -> Verdict:
         state, word = ("running", "running") if running else (summary.verdict, words.get(summary.verdict, "all done"))
     if state != "done" and (summary.merged.new or summary.merged.changed):
         word += " when it was merged"
-    figures = _figures(summary) | {"units": summary.bill and summary.bill.units}
+    figures = _figures(summary)
     return Verdict(
         state=state,
         word=word,
@@ -144,6 +144,7 @@ def _figures(summary: Summary) -> dict[str, object]:
     return {
         "s": summary,
         "gpu_time": gpu_time(gpu_s),
+        "units": summary.bill and summary.bill.units,
         "energy": f"energy {'not measured' if wh is None else energy(wh) + partly}" if gpu_s else None,
         "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
         "busy": None if busy is None else share_words(100 * busy),
@@ -259,12 +260,14 @@ HEADLINES = (
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
-    figures: dict[str, Any] = {"s": summary, "news": news_words(summary.merged) or None, "cut_short": summary.cut_short}
     missing, logs = summary.tasks_missing or None, summary.completeness.missing_logs if summary.completeness else ()
     silent, running = frozenset(summary.tasks_silent), summary.tasks_by_verdict.get(RUNNING)
     waits = summary.queue is not None and summary.queue.waiting
     heard_ms = [task.heard_at_ms or 0 for task in summary.facts.tasks if task.name in silent]
-    figures |= {
+    figures = {
+        "s": summary,
+        "news": news_words(summary.merged) or None,
+        "cut_short": summary.cut_short,
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "heard": max(heard_ms, default=None),
         "not_started": missing if running or waits else None,
@@ -274,8 +277,9 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
         "see": f" (see {logs[0]})" if logs else "",
         "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
         "more_labels": len(summary.facts.labels[_LABELS:]),
+        **_source_figures(summary),
+        **_device_figures(summary),
     }
-    figures |= _source_figures(summary) | _device_figures(summary)
     said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
     return [(name, words) for name, words in said if words]
 
