@@ -260,16 +260,18 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
 
 def test_what_every_line_of_a_worker_means(place, caplog, pages):
     batch = [Chunk("r", "a", "a.wav", "/a.wav", 0, 30_000), Chunk("r", "b", "b.wav", "/b.wav")]
-    start, said = EngineStart((), place.environ, place.launchers[""], HandClock(9000)), list[str]()
+    said = list[str]()
 
     def more(wanted, *, idle=0):
+        clock.sleep(1)
         said.append(f"    asks for {wanted}, idle {idle}")
         return ()
 
     caplog.set_level("INFO", logger="badcjobs")
     words, *scripts = (DATA / "worker_lines.txt").read_text().split("=== ")
     for one in scripts:
-        (name, _, script), limit = one.partition("\n"), HangTimeout(least_s=1)
+        (name, _, script), limit, clock = one.partition("\n"), HangTimeout(least_s=1), HandClock(9000)
+        start = EngineStart((), place.environ, place.launchers[""], clock)
         session = workers.StreamSession(
             start, ["sh", "-c", words + script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
             hang_timeout=limit, must_use_cuda=name.startswith("cuda"), pin="GPU-1",
