@@ -1,6 +1,7 @@
 """Settings: option, --config KEY=VALUE, badcjobs.toml, default; and run.toml, which freezes those of a run."""
 
 import json
+import os
 import re
 import shlex
 from dataclasses import fields, replace
@@ -137,6 +138,7 @@ def test_the_first_task_writes_run_toml_and_later_ones_must_agree_with_it(tmp_pa
     path, shape = tmp_path / "run.toml", ArrayShape(1, 4, 3)
     assert FrozenRun.read(path) is None
     first = frozen(ALL, shape)
+    path.with_name(f".run.toml.{os.uname().nodename}.{os.getpid()}.tmp").write_text("of a killed task with this number")
     assert freeze(path, first, "0.1.0") == freeze(path, frozen(), "0.2.0") == FrozenRun.read(path) == first
     said = {"run.toml": path.read_text()}
     (tmp_path / "plain").mkdir()
