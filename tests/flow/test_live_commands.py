@@ -279,6 +279,7 @@ def test_a_token_opens_the_page_for_people_and_is_never_written_down(run):
             said[host] = process.communicate(timeout=60)[1]
         assert [one.status_code for one in (opened, again, stranger)] == [200, 200, 401 if guarded else 200]
         assert ("live.js" in again.text, bool(cookie), process.returncode) == (True, guarded, 0)
+        assert "server" not in opened.headers, "nor which program answers"
         name, port = page.removeprefix("http://").rstrip("/").rsplit(":", 1)
         assert f"ssh -N -L {port}:{name}:{port} {'YOU@LOGIN_NODE' if guarded else ''}" in said[host]
     assert "0.0.0.0" not in address and TOKEN not in said["0.0.0.0"]

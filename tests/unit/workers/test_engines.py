@@ -314,7 +314,7 @@ def test_bad_audio_is_refused_with_the_reason(tmp_path, pages, monkeypatch):
         "zero bytes": b"", "text": b"this is not audio at all" * 9, "AVI": b"RIFF\x24\0\0\0AVI LIST" * 9,
         "cut in the header": good[:30], "cut in the audio": good[:-RATE], "cut in a sample": good[:-3],
         "floats of 16 bits": patched(20, 3), "64 bit": patched(34, 64), "no rate": patched(24, 0, 4),
-        "no channel": patched(22, 0), "FLAC without a decoder": b"fLaC",
+        "no channel": patched(22, 0), "FLAC without a decoder": b"fLaC", "extensible, but short": patched(20, 0xFFFE),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "soundfile", None)
     lines = []
