@@ -73,7 +73,7 @@ def test_an_engine_that_never_works_is_given_up_long_before_the_last_chunk(site)
     assert "no chunk was done" in done.json["note"] and "the model is missing" in done.json["note"]
     counts = dict(site.rows("SELECT status, count(*) FROM chunk GROUP BY status"))
     assert counts == {"failed": 25, "pending": 35}
-    assert site.rows("SELECT verdict, exit_code FROM task") == [("failed", 3)]
+    assert site.rows("SELECT verdict, exit_code FROM task JOIN decision ON kind = 'gave_up'") == [("failed", 3)]
 
 
 def test_an_engine_that_cannot_work_is_found_out_before_any_chunk(site):
