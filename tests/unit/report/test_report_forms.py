@@ -412,7 +412,12 @@ def test_promtool_is_content_with_every_metric_and_each_is_in_the_guide_and_said
 
 def test_energy_never_falls_when_the_better_of_two_measurements_changes():
     told = list[float]()
-    for counted_j, counted_s, integrated_j in ((None, None, 500.0), (470.0, 19.0, 510.0), (980.0, 19.9, 970.0)):
+    for counted_j, counted_s, integrated_j in (
+        (0.5, 0.1, None),
+        (None, None, 500.0),
+        (470.0, 19.0, 510.0),
+        (980.0, 19.9, 970.0),
+    ):
         energy = {
             "energy_counter_j": counted_j,
             "energy_counter_span_s": counted_s,
@@ -420,7 +425,7 @@ def test_energy_never_falls_when_the_better_of_two_measurements_changes():
         }
         job = summarize(replace(JOB, devices=(replace(device(), span_s=20.0, **energy),)))
         told += [value for name, value, _ in job_samples(job, "july") if name.endswith("energy_joules_total")]
-    assert told == [500, 500, 510, 510, 980, 980]
+    assert told == [0.5, 0.5, 500, 500, 510, 510, 980, 980]
 
 
 def test_a_page_shows_the_first_rows_of_a_large_job_and_how_to_get_all():
