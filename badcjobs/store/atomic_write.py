@@ -89,9 +89,11 @@ def read_stamp(page: bytes, number: int) -> bytes | None:
 
 
 def is_stamped(path: Path) -> bool:
-    """Say whether one of the first pages of a file has a correct stamp: it was published, and has had a seal."""
+    """Say whether a file was published: its first page has a stamp, right or wrong, or one of the next a right one."""
     with path.open("rb") as file:
-        return any(read_stamp(file.read(PAGE_BYTES), number) for number in range(1, 20))
+        first, *others = [file.read(PAGE_BYTES) for _ in range(19)]
+    has_space = first[20:21] == bytes([_STAMP_BYTES])
+    return (has_space and any(first[-_STAMP_BYTES:])) or any(map(read_stamp, others, range(2, 20)))
 
 
 def _page_crc(page: bytes, number: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.model import TaskKey
-from badcjobs.store.atomic_write import PAGE_BYTES, SEAL, empty_stamped_page, read_sealed_rows, read_stamp
+from badcjobs.store.atomic_write import PAGE_BYTES, SEAL, empty_stamped_page, is_stamped, read_sealed_rows, read_stamp
 from badcjobs.store.connect import TableEntry, create_tables, list_tables, read_only_uri
 from badcjobs.store.plausible import UNREADABLE, is_plausible, is_time
 from badcjobs.store.schema import DERIVED, TABLES, columns_of, insert_sql
@@ -67,13 +67,19 @@ def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] 
 
 def _copy_pages(damaged: Path, copy: Path) -> bool:
     """Copy the pages of one publication, with zeros in place of all others; return whether the pages have stamps."""
-    stamps = [read_stamp(page, number) for number, page in _pages(damaged)]
-    publications = Counter(stamp for stamp in stamps if stamp is not None).most_common(1)
+    stamps = read_stamps(damaged)
+    publications = dict(Counter(filter(None, stamps)).most_common(1))
+    has_stamps = bool(publications) or is_stamped(damaged)
     with copy.open("wb") as target:
         for number, page in _pages(damaged):
-            is_good = not publications or stamps[number - 1] == publications[0][0]
+            is_good = stamps[number - 1] in publications or not has_stamps
             target.write(page if is_good else bytes(PAGE_BYTES))
-    return bool(publications)
+    return has_stamps
+
+
+def read_stamps(path: Path) -> list[bytes | None]:
+    """Return the stamps of all pages; None: it is wrong."""
+    return [read_stamp(page, number) for number, page in _pages(path)]
 
 
 def _pages(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -33,7 +33,7 @@ from badcjobs.store.connect import (
     schema_problem,
 )
 from badcjobs.store.plausible import UNREADABLE, find_damage
-from badcjobs.store.salvage import salvage
+from badcjobs.store.salvage import read_stamps, salvage
 from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, insert_sql
 
 # merged: as it is. recovered: with the journal or WAL next to it; no row is lost. salvaged: damaged; the rows that
@@ -265,15 +265,20 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
         raise DatabaseProblem("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a file")
     if status.st_size == 0:
         raise DatabaseProblem("the file is empty")
-    damage = check_bytes(path, status.st_size)
+    besides = [(ending, path.with_name(path.name + ending)) for ending in LEFTOVERS]
+    leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
+    is_new = leftovers and status.st_size == PAGE_BYTES  # its header, too, is in its log
+    damage = None if is_new else check_bytes(path, status.st_size)
     stated, computed = read_checksum(path)
     if damage is None and stated == computed:
         return describe(replace(intake, status="merged", database=path, checksum=stated))
-    besides = [(ending, path.with_name(path.name + ending)) for ending in LEFTOVERS]
-    leftovers = [ending for ending, beside in besides if beside.exists() and beside.stat().st_size > 0]
     if leftovers:
+        copy = _recover(path, leftovers, intake.scratch)
         reason = f"completed on a copy with {path.name}{leftovers[0]}"
-        intake = replace(intake, status="recovered", reason=reason, database=_recover(path, leftovers, intake.scratch))
+        intake = replace(intake, status="recovered", reason=reason, database=copy)
+        before_and_after = [*zip(read_stamps(path), read_stamps(copy), strict=False)]
+        if is_stamped(path) and not all(map(any, before_and_after[1:])):  # SQLite itself may change the first page
+            return _salvage_rows(intake, "damaged: its checksum is wrong")
     elif damage is not None or stated is not None or is_stamped(path):
         return _salvage_rows(intake, damage or "damaged: its checksum is wrong")
     else:

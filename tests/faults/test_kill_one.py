@@ -95,6 +95,8 @@ def test_a_node_that_dies_loses_at_most_what_was_not_published_yet(site, mode):
         with suppress(psutil.NoSuchProcess):
             process.kill()
     wait_for(lambda: not site.processes(), "everybody is gone")
+    rescued = site.badcjobs("merge", *live_folders(site), "-o", site.folder / "rescued.sqlite")
+    assert rescued.exit_code == 0, rescued.stdout
     for folder in site.local.iterdir():
         shutil.rmtree(folder)
     assert len(live_folders(site)) == (mode == "shared")

@@ -53,9 +53,9 @@ def garbage_leaf_page(path: Path, number: int) -> None:
 
 
 def unstamp(path: Path) -> Path:
-    """Spoil the stamps of all pages: then only the values of a row tell whether it is right, as in a live file."""
+    """Remove the stamps of all pages: then only the values of a row tell whether it is right, as in a live file."""
     for end in range(PAGE, path.stat().st_size + 1, PAGE):
-        overwrite(path, end - 4, b"none")
+        overwrite(path, end - 12, bytes(12))
     return path
 
 

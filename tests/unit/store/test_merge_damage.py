@@ -111,6 +111,12 @@ HARMS = {
     "a stray journal": lambda path: path.with_name(f"{path.name}-journal").write_bytes(bytes(5000)),
     "a hot journal": damage.leave_hot_journal,
     "a hot journal that is gone": lambda path: damage.leave_hot_journal(path).unlink(),
+    "a flipped bit and a stray journal": lambda path: [
+        HARMS[f"a {kind}"](path) for kind in ("flipped bit", "stray journal")
+    ],
+    "a wrong byte on every page": lambda path: [
+        damage.overwrite(path, at, b"!") for at in range(4000, path.stat().st_size, 4096)
+    ],
     "a log with rows": damage.leave_wal,
 }
 
