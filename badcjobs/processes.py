@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ from badcjobs.paths import open_regular
 if TYPE_CHECKING:
     import psutil
 
+# Python 3.10 has no -P. Without it, a module in the working folder, perhaps of another user, would replace ours.
+PYTHON = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []))
 Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess | ForkedProcess"
 
 # Every process of a worker has this variable: the recorder finds them by it when the wrapper was killed.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from stat import S_IWGRP, S_IWOTH
+from stat import S_ISDIR, S_IWGRP, S_IWOTH
 
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
@@ -48,7 +48,9 @@ class Trust:
             return True
         # A link has an owner, too, and relative paths in the file start at the link.
         strangers = {opened.st_uid, path.lstat().st_uid} - {0, self.uid}
-        modes = opened.st_mode | path.parent.stat().st_mode | target.parent.stat().st_mode
+        modes = opened.st_mode
+        if not S_ISDIR(modes):
+            modes |= path.parent.stat().st_mode | target.parent.stat().st_mode
         is_trusted = not strangers and not modes & S_IWOTH
         folder = shell_line(self.list_file.parent)
         line = f"mkdir -p {folder} && echo {shell_line(path)} >> {folder}/{self.list_file.name}"

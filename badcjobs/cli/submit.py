@@ -98,7 +98,7 @@ def submit(
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
         own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
         return _submit_script(sources, flags, project, own, local, how)
-    check_run_folder(require_out(project.get("run", "out") if out is None else out, "submit"), project, "logs")
+    check_run_folder(require_out(project.get("run", "out") if out is None else out, "submit"), project, "", "logs")
     if options.cluster == "local":
         return _submit_here((flags, project), options, local, how, mistakes)
     return _submit_to_slurm((flags, project), options, how, mistakes)

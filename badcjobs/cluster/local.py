@@ -285,7 +285,6 @@ def lock_for_emulation(out: Path, command: Sequence[str], *, again: bool) -> Ite
             intent = records.read_intent(out)
             if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
                 # Slurm has just answered that it has no array of this interrupted submit.
-                intent[0].unlink(missing_ok=True)
                 records.forget_intent(out)
         yield lock.fileno()
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from badcjobs.processes import PYTHON
+
 MARK = "BADCJOBS_EMULATION"
 _POLL_S = 0.2
 _MOST_BYTES, _MOST_FILES = 65_536, 253  # Linux passes at most 253 files in one message
@@ -63,7 +65,7 @@ class Watcher:
         self._line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [*PYTHON, "-m", __name__],
                 stdin=its_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

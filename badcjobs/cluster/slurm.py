@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,12 +30,13 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder, open_regular
+from badcjobs.processes import PYTHON
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.store import submission_record as records
 
 log = logging.getLogger(__name__)
 
-PROGRAM = (sys.executable, "-m", "badcjobs")  # with its full path, as compute nodes start it
+PROGRAM = (*PYTHON, "-m", "badcjobs")  # with its full path, as compute nodes start it
 POLL_S = 30.0  # squeue loads the controller, which all users share
 _WORK = "array.pkl"  # a run folder has one array at a time
 _ENDLESS = 1_000_000  # submitit's own limit of requeues; ours is ArrayOrder.requeues
@@ -308,7 +308,7 @@ def array_script(order: ArrayOrder) -> str:
             why="Slurm replaces % in the names of logs",
             fix="badcjobs submit … --out DIR   (a name without %)",
         )
-    executor = ArrayExecutor(order.logs, python=shlex.quote(PROGRAM[0]))
+    executor = ArrayExecutor(order.logs, python=shlex.join(PYTHON))
     executor.update_parameters(**_parameters(order))
     return executor.text()
 
@@ -375,7 +375,7 @@ def _write(order: ArrayOrder, task: NewTask) -> Path:
     work.set_timeout(order.time_min, _ENDLESS)
     work.dump(draft)
     draft.replace(order.logs / _WORK)
-    script = order.logs / f".submission_file_{uuid.uuid4().hex}.sh"
+    script = order.logs / records.DRAFT.format(uuid.uuid4().hex)
     write_new_text(script, array_script(order))
     return script
 

@@ -386,9 +386,8 @@ def _find_interrupted_submit(out: Path) -> bool:
     script, intended = intent
     record = records.last_submission(out, slurm.find_array)
     if record is None or not record.is_of(intended):
-        script.unlink(missing_ok=True)
         records.forget_intent(out)
         return False
     records.write_record(out, record)
-    slurm.rename_script(script, record.job.job_id)
+    slurm.rename_script(out / "logs" / script.name, record.job.job_id)
     return True

@@ -18,7 +18,7 @@ from typing import Any
 from badcjobs.errors import BadInput
 from badcjobs.masking import HIDDEN, mask_words
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
-from badcjobs.paths import parse_fields, parse_json, read_optional, read_small, shell_line
+from badcjobs.paths import DamagedFile, parse_fields, parse_json, read_optional, read_small, shell_line
 from badcjobs.settings import value_text
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
@@ -32,6 +32,7 @@ _NOTES = {  # by state, and whether the emulation still runs; a killed emulation
     (RUNNING, False): "had started when the emulation was killed",
 }
 _OUT = "--out="
+DRAFT = ".submission_file_{}.sh"  # a script whose job has no number yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,9 @@ def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | N
 
 
 def forget_intent(out: Path) -> None:
-    """Remove the intent after the record is written or the submission is refused."""
+    """Remove the intent and its script after the record is written or the submission is refused."""
+    for script in (out / "logs").glob(DRAFT.format("*")):  # not the one it names, which may be any file
+        script.unlink()
     intent_in(out).unlink(missing_ok=True)
 
 
@@ -111,6 +114,9 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 def _record_of(values: dict[str, Any]) -> Record:
     record = parse_fields(Record, {**values, "job": parse_fields(Submitted, values["job"])})
+    for number in filter(None, (record.job.job_id, record.job.merge_job_id)):
+        if not number.isdecimal():  # it becomes a part of paths, and of lines to paste
+            raise DamagedFile(f"{number} is not the number of a job")
     if record.asked is not None:
         submit_command(record.cluster, record.run_arguments, record.asked)  # raises an error if it is incomplete
     return record

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from badcjobs.paths import file_version
+from badcjobs.processes import PYTHON
 from badcjobs.seams import Clock
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert
@@ -132,7 +133,7 @@ class Sidecar:
                 self._log_before = errors.tell()
                 self._answers = {}
                 self._process = subprocess.Popen(
-                    [sys.executable, *bytecode, "-m", protocol.MODULE, *options, str(self._order_file)],
+                    [*PYTHON, *bytecode, "-m", protocol.MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

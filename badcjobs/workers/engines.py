@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -25,7 +24,7 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere, SlowStart
 from badcjobs.model import WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
-from badcjobs.processes import ForkParent, Launcher, ParentGone, ParentLate, fingerprint_of, worker_environment
+from badcjobs.processes import PYTHON, ForkParent, Launcher, ParentGone, ParentLate, fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.workers.command import CommandEngine
@@ -114,7 +113,7 @@ class DemoEngine:
             place += [f"--device={plan.device.pin}", f"--device-bytes={plan.device.memory_total_bytes}"]
         return StreamSession(
             self.start,
-            [sys.executable, "-m", "badcjobs.workers.demo_worker", *self.start.args, *place],
+            [*PYTHON, "-m", "badcjobs.workers.demo_worker", *self.start.args, *place],
             env=worker_environment(self.start.environ, plan),
             cwd=None,
             log_file=scratch / "demo.log",
@@ -301,8 +300,8 @@ class HawkEars1Engine(CommandEngine):
         device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
         python = find_python(self._python, self.start)
         analyze = [str(self._root), python, "analyze.py", *merge, *sized_arguments(args, plan)]
-        quoted = [word.replace("{", "{{").replace("}", "}}") for word in (sys.executable, *analyze)]
-        return [quoted[0], "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *quoted[1:]]
+        own, theirs = ([word.replace("{", "{{").replace("}", "}}") for word in words] for words in (PYTHON, analyze))
+        return [*own, "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device, *theirs]
 
     def environment(self, plan: WorkerPlan, scratch: Path) -> dict[str, str]:
         """Return the environment of one worker's programs, with thread limits for its cores."""

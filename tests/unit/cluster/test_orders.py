@@ -201,7 +201,7 @@ def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_s
     assert complete(replace(wished, mem="9G", cpus=5), project, {}).mem == "9G"
     for same in (replace(wished, cluster="local", account=None), SubmitSettings(gpus_per_task=0)):
         assert complete(same, project, {}) == same
-    job = Submitted("4821", "slurm", (0,))
+    job = Submitted("4821", None, (0,))
     write_record(tmp_path, Record("slurm", job, (), 1, 2, {"--gpus-per-task": 1, "--cpus": 8, "--mem": "18G"}))
     kept = complete(wished, project, {}, place=tmp_path)
     assert (kept.cpus, kept.mem) == (8, "18G"), "although another request would be made now"
