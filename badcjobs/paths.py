@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.masking import mask_words
+from badcjobs.masking import mask_words, write_new_text
 from badcjobs.model import TaskKey
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ class RunFolder:
         """Write that tasks wait for devices, even before the first one has started."""
         with suppress(OSError):
             self.tasks.mkdir(parents=True, exist_ok=True)
-            self.waiting.write_text(why)
+            self.waiting.unlink(missing_ok=True)  # it may be a link, to any file
+            write_new_text(self.waiting, why)
 
     def stop_waiting(self) -> None:
         """Undo ``tell_waiting``."""

@@ -370,6 +370,7 @@ def _write(order: ArrayOrder, task: NewTask) -> Path:
 
     order.logs.mkdir(parents=True, exist_ok=True)
     draft = order.logs / f".{_WORK}"
+    draft.unlink(missing_ok=True)
     draft.touch(mode=0o600)  # its command may have a secret
     work = DelayedSubmission(task((*PROGRAM, *order.run_arguments), order.requeues))
     work.set_timeout(order.time_min, _ENDLESS)

@@ -69,7 +69,7 @@ def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     path = lock_file_in(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+")
+        opened = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+")
     except OSError as error:
         line = shlex.join(["ls", "-ld", str(path.parent)])
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error

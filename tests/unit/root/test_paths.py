@@ -84,6 +84,9 @@ def test_a_claim_is_of_a_name_that_nobody_used_and_leaves_nothing_when_it_is_giv
     assert names_in(run.path) == ["run.toml"]
     (run.path / "run.toml").unlink()
     run.create()
+    run.waiting.symlink_to(run.path / "other")
+    run.tell_waiting("for GPUs")
+    run.waiting.unlink()
     run.give_back(run.claim(KEY))
     assert not run.path.exists()
 
