@@ -94,9 +94,8 @@ def check_run_folder(out: Path, project: Project, *executed: str) -> None:
     trust = read_trust("--out", f"{out}-2")
     if project.file != run.run_toml:
         FrozenRun.read(run.run_toml, trust)
-    for folder in (run.path / name for name in executed):
-        if folder.is_dir():
-            trust.check(folder, folder.stat(), {folder.name: "the work of array tasks"})
+    for folder in filter(Path.is_dir, map(run.path.joinpath, executed)):
+        trust.check(folder, folder.stat(), {folder.name: "the work of array tasks"})
 
 
 def run_options(context: typer.Context, **own: object) -> dict[str, Any]:

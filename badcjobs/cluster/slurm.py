@@ -346,7 +346,6 @@ def submit_array(order: ArrayOrder, task: NewTask, about_to: Callable[[Path], No
     about_to(script)
     answer = _submit(script)
     if answer.job_id is None and answer.sure:
-        script.unlink()
         (order.logs / _WORK).unlink()
         fix = "the same command with --dry-run"
         if _TOO_MANY.search(answer.said):
