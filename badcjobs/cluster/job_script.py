@@ -29,7 +29,7 @@ CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shi
 SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
 # Tested: they end at USR1 without passing it on to the program that they started (conda: its issue 10351).
 KEEPING = {"timeout", "time", "setsid", "flock", "xargs", "strace", "conda", "mamba", "micromamba"}
-_PLAINLY = {"exec", "command", "nohup", "python", "-p", "-m"}
+_PLAINLY = {"exec", "command", "nohup", "python", "-m"}
 _LAUNCHING = CONTAINERS | SPREADING | KEEPING | _PLAINLY | {"env", "nice", "stdbuf", "uv", "pixi"}
 
 # Options that sbatch reads from its environment; they override the lines of the script.
