@@ -47,11 +47,12 @@ class Rule:
     wants: tuple[str, ...] = ()  # the direction of its advice: "+memory", "-workers"; see ``find`` in job.py
 
 
-Cases = Callable[[JobFacts, Summary], Iterable[Figures]]
-Topic = tuple[Cases, tuple[Rule, ...]]  # the first rule that holds for a case is used
+Cases = Iterable[Figures]
+FindCases = Callable[[JobFacts, Summary], Cases]
+Topic = tuple[FindCases, tuple[Rule, ...]]  # the first rule that holds for a case is used
 
 
-def topic(*rules: Rule) -> Callable[[Cases], Topic]:
+def topic(*rules: Rule) -> Callable[[FindCases], Topic]:
     """Make a topic of these rules and the decorated function, which yields the figures of each case."""
     return lambda cases: (cases, rules)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from badcjobs.model import not_none
-from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Figures, Rule, labels, node_figures, say, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, node_figures, say, share, topic
 from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.report.words import count, number
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -45,7 +45,7 @@ _LOST = Rule(
         evidence=("{tries:count try tries} lost", "{spread}"),
     ),
 )  # fmt: skip
-def _broken(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _broken(facts: JobFacts, summary: Summary) -> Cases:
     where = {kind: frozenset(facts.alert_nodes.get(kind, ())) for kind in ("lost", "ecc", "fault")}
     for alert in facts.alerts:
         if alert.kind in where:
@@ -88,7 +88,7 @@ _CLOCKS = (
     fix="Ask the site to check the cooling of {nodes:the node|these nodes}{avoid}.",
     lines=_EXCLUDE,
 ))  # fmt: skip
-def _overheated(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _overheated(facts: JobFacts, summary: Summary) -> Cases:
     reasons = ("sw_thermal_slowdown", "hw_thermal_slowdown")
     return _throttled(facts, lambda device: max(device.throttled.get(reason, 0) for reason in reasons))
 
@@ -100,7 +100,7 @@ def _overheated(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
     lines=_EXCLUDE,
 ))  # fmt: skip
-def _power_limited(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _power_limited(facts: JobFacts, summary: Summary) -> Cases:
     def samples(device: DeviceFacts) -> int:
         # hw_slowdown is set together with its reason; without heat it protects the power supply.
         alone = device.throttled.get("hw_slowdown", 0) - device.throttled.get("hw_thermal_slowdown", 0)
@@ -111,7 +111,7 @@ def _power_limited(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     return _throttled(facts, samples)
 
 
-def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Iterator[Figures]:
+def _throttled(facts: JobFacts, count_of: Callable[[DeviceFacts], int]) -> Cases:
     def slowed_s(device: DeviceFacts) -> float:
         return count_of(device) / device.samples * (device.span_s or 0.0) if device.samples else 0.0
 
@@ -151,7 +151,7 @@ _FOREIGN_S = 10.0
     fix="In Slurm this should not happen: report it to the site. On a shared machine, pick a free GPU: run --max-gpus"
         " N.",
 ))  # fmt: skip
-def _foreign(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _foreign(facts: JobFacts, summary: Summary) -> Cases:
     others = [process for process in facts.foreign if process.seconds >= _FOREIGN_S]
     held = max(not_none(p.memory_peak_bytes for p in others), default=None)
     if others:
@@ -256,7 +256,7 @@ _SLOW_DEVICE = Rule(
     ),
     _SLOW_DEVICE,
 )  # fmt: skip
-def _slow(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _slow(facts: JobFacts, summary: Summary) -> Cases:
     """Yield nodes whose devices are all slow, then single slow devices."""
     for peers in peer_groups(facts.tasks, facts.devices):
         stragglers, middle = find_stragglers(peers), median(peer.rate for peer in peers)
@@ -302,7 +302,7 @@ _ENERGY, _ENERGY_S = 0.05, 120.0
     fix="The numbers of these devices cover only the rest of the time.{library}",
     lines=("{gpus}",),
 ))  # fmt: skip
-def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _gaps(facts: JobFacts, summary: Summary) -> Cases:
     tasks = {task.name: task for task in facts.tasks}
     followed = [device for device in facts.devices if tasks[device.task].telemetry]
     gap_s = {device.device_id: min(device.gap_s, tasks[device.task].wall_s) for device in followed}
@@ -337,7 +337,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     ),
     fix="Treat the energy of this job as an estimate; on healthy GPUs both agree within 1 %.",
 ))  # fmt: skip
-def _energy(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _energy(facts: JobFacts, summary: Summary) -> Cases:
     odd = []
     for device in facts.devices:
         span_s, counter_j, added_j = device.energy_counter_span_s, device.energy_counter_j, device.energy_integrated_j

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
@@ -15,7 +15,7 @@ from badcjobs.report.rules import (
     PROBLEM,
     SERIOUS_S,
     WARNING,
-    Figures,
+    Cases,
     Rule,
     after_start_up,
     busy_share,
@@ -95,7 +95,7 @@ def never_worked(device: DeviceFacts) -> bool:
         lines=("#SBATCH --gpus-per-node=1",),
     ),
 )  # fmt: skip
-def _on_cpu(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _on_cpu(facts: JobFacts, summary: Summary) -> Cases:
     if idle := [device for device in facts.devices if never_worked(device)]:
         held = [device.metrics["memory_used_bytes"] for device in idle]
         yield {
@@ -144,7 +144,7 @@ _UNUSED = Rule(
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
 )  # fmt: skip
-def _unused(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _unused(facts: JobFacts, summary: Summary) -> Cases:
     devices, unused = by_task(facts.devices), list[DeviceFacts]()
     granted, silent = list[DeviceFacts](), frozenset(summary.tasks_silent)
     for task in facts.tasks:
@@ -227,7 +227,7 @@ _MORE_MEMORY = Rule(
             fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
             lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
 )  # fmt: skip
-def _memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _memory(facts: JobFacts, summary: Summary) -> Cases:
     known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
     if not known:
         return
@@ -284,7 +284,7 @@ _TIME_USED = Rule(
             says="The job requested much more time than it used.",
             fix="Request less: short tasks fit into gaps in the schedule and start earlier.", wants=("-time",)),
 )  # fmt: skip
-def _time(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _time(facts: JobFacts, summary: Summary) -> Cases:
     known = [t for t in facts.tasks if t.time_limit_s]
     if over := [t for t in known if _ran_out(t)]:
         needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
@@ -341,7 +341,7 @@ def _ran_out(task: TaskFacts) -> bool:
     lines=("#SBATCH --cpus-per-task={wanted}",),
     wants=("-cores",),
 ))  # fmt: skip
-def _cores(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _cores(facts: JobFacts, summary: Summary) -> Cases:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
     busy = busy_share(facts.devices)
     if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < LOW):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from badcjobs.model import TaskKey, not_none
 from badcjobs.report.progress import RUNNING, was_killed
-from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Figures, Rule, say, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, SERIOUS_S, WARNING, Cases, Rule, say, share, topic
 from badcjobs.report.rules_requests import needed_more
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count, indices, moment, number, period
@@ -41,7 +41,7 @@ def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
     evidence=("{statuses}",),
     fix="Rows of {s.facts.lossy_files:it|them} may be missing; the reason is at the name of the file. {todo}",
 ))  # fmt: skip
-def _damaged(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _damaged(facts: JobFacts, summary: Summary) -> Cases:
     if facts.lossy_files:
         lossy = [(path, remark.partition(":")[0]) for path, remark in facts.file_remarks if remark.startswith(_LOSSY)]
         more = f" and {facts.lossy_files - 1:,} more" if facts.lossy_files > 1 else ""
@@ -59,7 +59,7 @@ def _damaged(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     evidence=("{where}", "{s.tasks:count task} left a database"),
     fix="{missing:It|They} never started, or could not write. " + _THEN,
 ))  # fmt: skip
-def _missing(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _missing(facts: JobFacts, summary: Summary) -> Cases:
     damaged = [TaskKey.parse(Path(path).stem) for path, remark in facts.file_remarks if remark.startswith(_LOSSY)]
     known = {key.array_index for key in damaged if key is not None}
     missing, proof = [index for index in summary.tasks_missing if index not in known], summary.completeness
@@ -121,7 +121,7 @@ _SILENT = Rule(
 
 
 @topic(_SILENT, replace(_SILENT, severity=NOTE, when="", fix=f"{_SILENT_WHY} {{todo}}"))
-def _silent(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _silent(facts: JobFacts, summary: Summary) -> Cases:
     gone = frozenset(summary.tasks_silent)
     silent = [task for task in facts.tasks if task.name in gone]
     if silent:
@@ -153,7 +153,7 @@ _KILLED = Rule(
 
 
 @topic(_KILLED, replace(_KILLED, severity=NOTE, when="", fix="{why}. {todo}"))
-def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _killed(facts: JobFacts, summary: Summary) -> Cases:
     killed = [task for task in facts.tasks if was_killed(task) and not needed_more(task)]
     if not killed:
         return
@@ -181,7 +181,7 @@ def _killed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         " it can stop in order.",
     lines=("#SBATCH --signal=B:USR1@300",),
 ))  # fmt: skip
-def _lost(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _lost(facts: JobFacts, summary: Summary) -> Cases:
     """Yield lost work, unless another finding says why it was lost."""
     broken = any(device.work.gave_up == "gpu_lost" for device in facts.devices)
     if broken or summary.tasks_silent or facts.chunks.get("poison") or any(map(was_killed, facts.tasks)):
@@ -212,7 +212,7 @@ _DONE_AGAIN = Rule(
     fix="Nothing to correct: results that had not left the node when it failed are made again.",
     when="all_restarted",
 ), _DONE_AGAIN)  # fmt: skip
-def _again(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _again(facts: JobFacts, summary: Summary) -> Cases:
     """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
     gpu_s, many, all_s = facts.again_gpu_s, facts.conflicts, 3600 * summary.gpu_hours
     if many and (gpu_s >= max(_LOST_S, _LOST * all_s) or many >= _AGAIN * summary.done):
@@ -279,7 +279,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
     evidence=("{many:whole} of {s.chunks:count chunk}", "errors: {how}", "{some_named}"),
     fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
 ))  # fmt: skip
-def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _poison(facts: JobFacts, summary: Summary) -> Cases:
     if many := facts.chunks.get("poison", 0):
         chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
         classes = Counter(chunk.error_class for chunk in chunks)
@@ -298,7 +298,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     fix="Make the chunks {shorter}, use GPUs with more memory, or run fewer workers per GPU.",
     wants=("-workers", "-length"),
 ))  # fmt: skip
-def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
     for_good = _by_class(facts).get(_OOM, [])
     tries = next((error for error in facts.errors if error.error_class == _OOM), None)
     if tries is None and not for_good:
@@ -339,7 +339,7 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
         fix="{advice}",
     ),
 )  # fmt: skip
-def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _failed(facts: JobFacts, summary: Summary) -> Cases:
     by_class, gpu_s, all_s = _by_class(facts), facts.failed_gpu_s, 3600 * summary.gpu_hours
     read, total = sum(map(len, by_class.values())), facts.chunks.get("failed", 0)
     for known in (_OOM, "ran_on_cpu", *(("host_memory",) if any(t.memory_limit_bytes for t in facts.tasks) else ())):
@@ -376,7 +376,7 @@ def _failed(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     evidence=("{reasons}",),
     fix="Restore {many:the file|the files}, then run again: a changed file is analysed again.",
 ))  # fmt: skip
-def _short(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _short(facts: JobFacts, summary: Summary) -> Cases:
     if found := [one for one in facts.decisions if one.kind == "short_audio"]:
         yield {"many": len(found), "reasons": [one.reason for one in found], "subjects": [one.subject for one in found]}
 
@@ -387,7 +387,7 @@ def _short(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
     evidence=("{why.reason:last_line}",),
     fix="Correct this first: the same command may give up again.",
 ))  # fmt: skip
-def _gave_up(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _gave_up(facts: JobFacts, summary: Summary) -> Cases:
     if summary.verdict != "done":
         yield from ({"why": one} for one in facts.decisions if one.kind == "gave_up")
 

@@ -18,7 +18,7 @@ from badcjobs.report.rules import (
     PROBLEM,
     SERIOUS_S,
     WARNING,
-    Figures,
+    Cases,
     Rule,
     after_start_up,
     busy_share,
@@ -181,7 +181,7 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
             " list of manifests.",
     ),
 )  # fmt: skip
-def _waiting(facts: JobFacts, summary: Summary) -> Iterator[Figures]:
+def _waiting(facts: JobFacts, summary: Summary) -> Cases:
     """Yield the main cause of idle GPUs, then large losses in a busy job; if there are none, uneven tasks."""
     of_task, silent, groups = by_task(facts.devices), frozenset(summary.tasks_silent), list[_Group]()
     for task in facts.tasks:
@@ -380,7 +380,7 @@ _UNEVEN, _UNEVEN_S = 2.0, 600.0
 _LEAST_TASKS = 4
 
 
-def _uneven(facts: JobFacts) -> Iterator[Figures]:
+def _uneven(facts: JobFacts) -> Cases:
     """Yield a task that had much more to do than the others: no GPU is idle, but the job ends late."""
     done = [task for task in facts.tasks if task.verdict in ("done", "failed") and task.done]
     if len(done) < _LEAST_TASKS:
