@@ -240,7 +240,7 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: in
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     count = -(-tasks // most)
-    at_a_time = None if gpus is None else max(1, gpus // sizing.gpus)
+    at_a_time = gpus and max(1, gpus // sizing.gpus)
     waves, first = [], 0
     for number in range(1, count + 1):
         size = tasks // count + (number <= tasks % count)

@@ -72,7 +72,7 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
     marks_s = [] if result is None else sorted({s for s in (result.best_s, result.safe_s) if s is not None})
     read = [(t.length_s, t.peak_bytes / _GIB) for t in usual if t.peak_bytes is not None]
     timed = [(t.length_s, t.times_real_time) for t in usual if t.times_real_time is not None]
-    limit = None if total is None else total / _GIB
+    limit = total and total / _GIB
     for name, label, digits, points, most in (
         (_MEMORY, "GiB", "0.[00]", read, limit),
         (_SPEED, "× real time", "0,0.[0]", timed, None),
@@ -92,7 +92,7 @@ def _table(place: int, probed: Probed) -> Table:
         cells = (
             Cell(f"{trial.length_s:g} s", trial.length_s),
             Cell(memory(peak_bytes), peak_bytes),
-            Cell(percent(None if full is None else 100 * full), full),
+            Cell(percent(full and 100 * full), full),
             Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
             ", ".join(filter(None, words)) or "fits",
         )

@@ -150,7 +150,7 @@ def _rankings(devices: Sequence[DeviceFacts]) -> dict[str, list[int]]:
 
 def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm]:
     """Return how to draw each metric that any device has."""
-    memory_gib = _same(None if d.memory_total_bytes is None else d.memory_total_bytes / _GIB for d in devices)
+    memory_gib = _same(d.memory_total_bytes and d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)
     lows = {name: [value for value in series.metrics[name].low if value == value] for name in CHARTED}
     tops = {name: max((value for value in series.metrics[name].high if value == value), default=1.0) or 1.0

@@ -65,7 +65,7 @@ def _rate_measured(summary: Summary) -> float | None:
 
 def _percent(part: float, whole: float) -> float | None:
     share = ratio(part, whole)
-    return None if share is None else 100 * share
+    return share and 100 * share
 
 
 def _plain(digits: int, unit: str = "") -> Callable[[float], str]:

@@ -140,7 +140,7 @@ def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
     )  # fmt: skip
     rows: list[Row] = []
     for d in chosen:
-        load, energy_wh = d.metrics.get("utilization_percent"), None if d.energy_j is None else d.energy_j / 3600
+        load, energy_wh = d.metrics.get("utilization_percent"), d.energy_j and d.energy_j / 3600
         ranks = "/".join(fixed(one, 0) for one in (load.p50, load.p95, load.maximum)) if load else UNKNOWN
         gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
         times_s = [d.state_s.get(state, 0.0) for state in ("working", "start_up", "waiting")]

@@ -94,7 +94,7 @@ def _cut(device: DeviceFacts) -> DeviceFacts:
     measured_s = working.measured_s * spent.alone_s / working.total_s if working.total_s else 0.0
     # Time shared with a chunk that was done is not lost: successful work decides the state.
     alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
-    busy_s, energy_j = (None if value is None else value * alone for value in (spent.busy_s, spent.energy_j))
+    busy_s, energy_j = (value and value * alone for value in (spent.busy_s, spent.energy_j))
     moved = StateTime(spent.alone_s, measured_s, busy_s, energy_j)
     states = {**device.states, "working": working.plus(moved, -1), "lost": lost.plus(moved)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
@@ -160,8 +160,8 @@ def estimate_rest(
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
-        audio_hours=None if audio_s is None else audio_s / 3600,
-        gpu_hours=None if gpu_left_s is None else gpu_left_s / 3600,
+        audio_hours=audio_s and audio_s / 3600,
+        gpu_hours=gpu_left_s and gpu_left_s / 3600,
         wall_s=wall_left_s,
         end_at_ms=None if passed else end_at_ms,
     )

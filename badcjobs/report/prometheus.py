@@ -151,7 +151,7 @@ METRICS = (
     Metric("badcjobs_chunks", "chunks", RUN, "chunks that tasks have listed, by state: done, failed, pending, skipped",
            lambda s: {"done": s.done, "failed": s.failed, "pending": s.left, "skipped": s.skipped}, ("state",)),
     Metric("badcjobs_source_rows", "rows", RUN,
-           "rows of the source", lambda s: None if s.completeness is None else s.completeness.expected),
+           "rows of the source", lambda s: s.completeness and s.completeness.expected),
     Metric("badcjobs_complete", "0 or 1", RUN, "1 when every row of the source is done", _complete),
     Metric("badcjobs_tries_total", "tries", RUN, "tries of chunks", "facts.tries"),
     Metric("badcjobs_audio_seconds_total", "s of audio", RUN, "audio in the chunks that are done", "audio_hours",
@@ -174,7 +174,7 @@ METRICS = (
            "device time that is left (estimate)", lambda s: _left(s, "gpu_hours"), times=3600),
     Metric("badcjobs_predicted_end_timestamp_seconds", "s since 1970", RUN,
            "when the work will be done (estimate); only while tasks are running and until that time has passed",
-           lambda s: s.outlook.end_at_ms if s.outlook else None, times=1e-3),
+           lambda s: s.outlook and s.outlook.end_at_ms, times=1e-3),
     Metric("badcjobs_alerts_total", "alerts", ALERTS, "alerts of each kind",
            lambda s: {(alert.kind, alert.severity): alert.alerts for alert in s.alerts}, ("kind", "severity")),
     Metric("badcjobs_alerts_open", "alerts", ALERTS, "alerts that are still open",
@@ -204,7 +204,7 @@ def _samples(metric: Metric, thing: Any, run: str) -> Iterator[Sample]:
     found = attrgetter(metric.value)(thing) if isinstance(metric.value, str) else metric.value(thing)
     for key, value in found.items() if metric.by else [((), found)]:
         labels = zip(metric.labels, (*first, *((key,) if isinstance(key, str) else key)), strict=True)
-        yield metric.name, None if value is None else value * metric.times, dict(labels)
+        yield metric.name, value and value * metric.times, dict(labels)
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:

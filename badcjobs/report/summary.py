@@ -183,9 +183,9 @@ def _device(device: DeviceFacts) -> Any:
     """Return a device for the JSON document: DEVICE_KEYS."""
     work, load = device.work, device.metrics.get("utilization_percent")
     others = {
-        "utilization_p50_percent": None if load is None else int(load.p50),
-        "utilization_p95_percent": None if load is None else int(load.p95),
-        "utilization_max_percent": None if load is None else int(load.maximum),
+        "utilization_p50_percent": load and int(load.p50),
+        "utilization_p95_percent": load and int(load.p95),
+        "utilization_max_percent": load and int(load.maximum),
         "load": load_word(device.utilization_mean_percent),
         "metrics": {name: asdict(device.metrics[name]) for name in _METRICS if name in device.metrics},
         "state_busy_s": {state: time.busy_s for state, time in device.states.items() if time.busy_s is not None},
@@ -352,7 +352,7 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
                 busy_hours=sum(busy_s) / 3600 if busy_s else None,
                 energy_wh=sum(joules) / 3600 if joules else None,
                 energy_share_percent=100 * sum(joules) / total_j if joules and total_j else None,
-                measured_percent=None if measured is None else 100 * min(1.0, measured),
+                measured_percent=measured and 100 * min(1.0, measured),
             )
     return found
 

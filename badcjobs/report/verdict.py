@@ -331,7 +331,7 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
     return {
         "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
         "least": "at least " if missing else "",  # devices used energy before and after their readings
-        "joules": None if kwh is None else kwh * 3600,
+        "joules": kwh and kwh * 3600,
         "unbilled": bill and bill.why_unknown,
         "bill": bill if bill and bill.why_unknown is None else None,
         "cost": cost if cost.tries else None,
