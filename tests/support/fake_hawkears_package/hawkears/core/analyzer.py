@@ -120,8 +120,11 @@ class Analyzer:
 
     def run(self, output_path, recording_callback, cancelled, paths):
         self.recording_callback = recording_callback
-        if os.environ.get("FAKE_HAWKEARS_SHAPE") == "deaf":
+        shape = os.environ.get("FAKE_HAWKEARS_SHAPE")
+        if shape == "deaf":
             return
+        if shape == "stuck":
+            raise InferenceError("no such date")
         if self.cfg.hawkears.region or self.cfg.hawkears.latitude is not None:
             self.occur_mgr = OccurrenceManager(self.cfg, paths)
         lanes, work = max(1, min(self.cfg.infer.num_threads, len(paths))), self._process_recordings
