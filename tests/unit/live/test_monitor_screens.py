@@ -40,7 +40,7 @@ WAVES = tuple(range(0, 101, 4))
 RUNNING = (
     task(0, done=120, pending=200, audio_s=5970.0, working_on=("rec0/c120", "rec0/c121")),
     task(1, done=1, failed=2, before=3, pending=3000, audio_s=60.0, cpu_percent=41.4, memory_percent=12.6),
-    task(2, pending=50),
+    task(2, pending=50, working_on=("rec2/c0",), errors=(("not_audio", 1, "no audio: a.wav"),)),
     task(3, "silent", done=9, pending=1, audio_s=90.0, last_sign_ms=START_MS + 30_000, heard_at_ms=START_MS + 30_000),
 )
 ENDED = (
