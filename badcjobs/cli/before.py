@@ -16,6 +16,8 @@ from badcjobs.cli.options import (
     JsonWanted,
     Root,
     Sources,
+    flag,
+    option,
     read_project,
     read_trust,
     refuse_data,
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
     from badcjobs.planning.probe import ProbeEnd
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
-SiteRules = Annotated[
-    str | None, typer.Option("--site", metavar="NAME|FILE", help="Rules of the cluster: sockeye, or a TOML file.")
-]
+SiteRules = Annotated[str | None, option("NAME|FILE", "Rules of the cluster: sockeye, or a TOML file.", "--site")]
 
 
 @with_settings("submit", hidden=True)
@@ -45,7 +45,7 @@ def check(
     context: typer.Context,
     source: Sources = None,
     site: SiteRules = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Read SOURCE, but open no audio file.")] = False,
+    quick: Annotated[bool, flag("--quick", "Read SOURCE, but open no audio file.")] = False,
     json_wanted: JsonWanted = False,
     out: Annotated[str | None, typer.Option("--out", "-o", hidden=True)] = None,
     root: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -164,21 +164,13 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
 def plan(
     context: typer.Context,
     source: Sources = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write the shards and a job script per wave.")
-    ] = None,
-    speed_from: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Measured speed: a run or a probe result.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(metavar="X", help="Speed in audio-hours per GPU-hour.")] = None,
+    out: Annotated[Path | None, option("DIR", "Write the shards and a job script per wave.", "--out", "-o")] = None,
+    speed_from: Annotated[Path | None, option("RUN", "Measured speed: a run or a probe result.", "--from")] = None,
+    rate: Annotated[float | None, option("X", "Speed in audio-hours per GPU-hour.")] = None,
     site: SiteRules = None,
-    parallel: Annotated[
-        int | None, typer.Option(metavar="N", help="Tasks that run at a time [the site's limit].")
-    ] = None,
-    gpus_per_task: Annotated[
-        int | None, typer.Option(metavar="N", help="GPUs of each task [the cheapest, or 1].")
-    ] = None,
-    time: Annotated[str | None, typer.Option(metavar="TIME", help="Time limit of each task [what it needs].")] = None,
+    parallel: Annotated[int | None, option("N", "Tasks that run at a time [the site's limit].")] = None,
+    gpus_per_task: Annotated[int | None, option("N", "GPUs of each task [the cheapest, or 1].")] = None,
+    time: Annotated[str | None, option("TIME", "Time limit of each task [what it needs].")] = None,
     root: Root = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -239,12 +231,10 @@ def plan(
 def probe(
     context: typer.Context,
     audio: Annotated[list[str], typer.Argument(metavar="AUDIO")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Result file [probe.toml in the user's cache].")
-    ] = None,
-    time: Annotated[str, typer.Option(metavar="TIME", help="Stop after TIME; run it again to continue [10].")] = "10",
-    again: Annotated[bool, typer.Option("--again", help="Discard earlier results.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write memory and speed as a page.")] = None,
+    out: Annotated[Path | None, option("FILE", "Result file [probe.toml in the user's cache].", "--out", "-o")] = None,
+    time: Annotated[str, option("TIME", "Stop after TIME; run it again to continue [10].")] = "10",
+    again: Annotated[bool, flag("--again", "Discard earlier results.")] = False,
+    html: Annotated[Path | None, option("FILE", "Write memory and speed as a page.")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Find the longest chunk that fits each GPU model with this engine and its options, and the fastest length.

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, read_project
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, option, read_project
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say, shows_only_ascii
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
@@ -80,8 +80,8 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
 def monitor(
     context: typer.Context,
     target: Shown = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame as text and exit.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds between updates [2].")] = _INTERVAL_S,
+    once: Annotated[bool, flag("--once", "Print one frame as text and exit.")] = False,
+    interval: Annotated[float, option("S", "Seconds between updates [2].", min=0.1)] = _INTERVAL_S,
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -112,8 +112,8 @@ def monitor(
 def serve(
     context: typer.Context,
     target: Shown = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="P", help="Port; 0 picks a free one [8765].")] = _PORT,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Others need BADCJOBS_TOKEN [127.0.0.1].")] = _HOST,
+    port: Annotated[int, option("P", "Port; 0 picks a free one [8765].", min=0, max=65535)] = _PORT,
+    host: Annotated[str, option("ADDRESS", "Others need BADCJOBS_TOKEN [127.0.0.1].")] = _HOST,
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, is_stdout, read_project, refuse_data
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, is_stdout, option, read_project, refuse_data
 from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
 
 def gpus(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="List every GPU of the machine, with processes.")] = False,
-    free: Annotated[int | None, typer.Option(metavar="N", help="Pick the N most free GPUs.")] = None,
-    min_memory_mib: Annotated[
-        int | None, typer.Option(min=1, metavar="M", help="With --free: minimum free memory.")
-    ] = None,
-    max_utilization: Annotated[
-        float | None, typer.Option(metavar="P", help="With --free: maximum utilization in percent.")
-    ] = None,
-    wait: Annotated[float | None, typer.Option(metavar="S", help="With --free: wait up to S seconds [0].")] = None,
+    everything: Annotated[bool, flag("--all", "List every GPU of the machine, with processes.")] = False,
+    free: Annotated[int | None, option("N", "Pick the N most free GPUs.")] = None,
+    min_memory_mib: Annotated[int | None, option("M", "With --free: minimum free memory.", min=1)] = None,
+    max_utilization: Annotated[float | None, option("P", "With --free: maximum utilization in percent.")] = None,
+    wait: Annotated[float | None, option("S", "With --free: wait up to S seconds [0].")] = None,
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -95,15 +91,11 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
 
 def record(
     context: typer.Context,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="File: .sqlite, .csv or .jsonl; - is stdout.")
-    ],
+    out: Annotated[Path, option("FILE", "File: .sqlite, .csv or .jsonl; - is stdout.", "--out", "-o")],
     command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
-    interval: Annotated[
-        float | None, typer.Option(min=0.01, max=86_400, metavar="S", help="Seconds between samples [1].")
-    ] = None,
-    duration: Annotated[float | None, typer.Option(min=0.0, metavar="S", help="Stop after S seconds.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    interval: Annotated[float | None, option("S", "Seconds between samples [1].", min=0.01, max=86_400)] = None,
+    duration: Annotated[float | None, option("S", "Stop after S seconds.", min=0.0)] = None,
+    force: Annotated[bool, flag("--force", "Replace FILE if it exists.")] = False,
     simulate: Simulate = None,
 ) -> int:
     """Record every granted GPU: until Ctrl-C, for some time, or while a command runs, whose exit code is returned.
@@ -148,10 +140,8 @@ def record(
 
 def cluster(
     context: typer.Context,
-    gpus_per_task: Annotated[int | None, typer.Option(min=1, metavar="N", help="GPUs that one task needs [1].")] = None,
-    constraint: Annotated[
-        str | None, typer.Option(metavar="FEATURE", help="Only nodes with this feature or GPU type.")
-    ] = None,
+    gpus_per_task: Annotated[int | None, option("N", "GPUs that one task needs [1].", min=1)] = None,
+    constraint: Annotated[str | None, option("FEATURE", "Only nodes with this feature or GPU type.")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Show free and used GPUs per partition and node, and where a task would start.

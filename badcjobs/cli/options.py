@@ -20,10 +20,21 @@ from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import SETTINGS, stand_in, to_toml
 from badcjobs.trust import Trust
 
-JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+def option(metavar: str, text: str, *names: str, **limits: Any) -> Any:
+    """Return an option that takes a value; ``names``: if they are not made from the name of the parameter."""
+    return typer.Option(*names, metavar=metavar, help=text, **limits)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option that takes no value."""
+    return typer.Option(name, help=text)
+
+
+JsonWanted = Annotated[bool, flag("--json", "Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
-Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")]
-Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
+Root = Annotated[str | None, option("DIR", "Folder that relative source_paths start from.")]
+Simulate = Annotated[str | None, option("N|FILE", "Use simulated GPUs: N, or as FILE describes.")]
 
 CONFIG, RUN_OPTIONS = "badcjobs.config", "badcjobs.run_options"  # keys of the context of a call
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config", "--wait", "--again", "--dry-run", "--cluster")

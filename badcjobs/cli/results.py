@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, find_run, is_stdout, read_project, refuse_data, sources_of
+from badcjobs.cli.options import JsonWanted, find_run, flag, is_stdout, option, read_project, refuse_data, sources_of
 from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
@@ -27,13 +27,9 @@ Forms = Literal["csv", "json", "parquet", "badc"]
 def merge(
     context: typer.Context,
     inputs: Annotated[list[Path] | None, typer.Argument(metavar="DIR|FILE")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Job database [job.sqlite in DIR].")
-    ] = None,
-    mix: Annotated[bool, typer.Option("--mix", help="Allow files of different runs.")] = False,
-    remove_merged: Annotated[
-        bool, typer.Option("--remove-merged", help="Delete task databases that are fully merged.")
-    ] = False,
+    out: Annotated[Path | None, option("FILE", "Job database [job.sqlite in DIR].", "--out", "-o")] = None,
+    mix: Annotated[bool, flag("--mix", "Allow files of different runs.")] = False,
+    remove_merged: Annotated[bool, flag("--remove-merged", "Delete task databases that are fully merged.")] = False,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Join all task databases of a run into job.sqlite and print the summary.
@@ -80,12 +76,10 @@ def files_text(job: FinishedJob) -> str:
 def report(
     context: typer.Context,
     job: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")] = None,
-    prometheus: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write metrics for the textfile collector.")
-    ] = None,
-    compare: Annotated[Path | None, typer.Option(metavar="DIR|FILE", help="Compare with another job.")] = None,
+    html: Annotated[Path | None, option("FILE", "Write a page with charts.")] = None,
+    markdown: Annotated[Path | None, option("FILE", "Write Markdown.")] = None,
+    prometheus: Annotated[Path | None, option("FILE", "Write metrics for the textfile collector.")] = None,
+    compare: Annotated[Path | None, option("DIR|FILE", "Compare with another job.")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Print the summary of a merged job, of a task database or of a recording, or write it to files (- is stdout).
@@ -146,21 +140,13 @@ def _write(path: Path, text: str | Iterable[str]) -> None:
 
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="File, folder, or - for stdout.")],
+    out: Annotated[Path, option("PATH", "File, folder, or - for stdout.", "--out", "-o")],
     source: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
-    form: Annotated[
-        Forms | None, typer.Option("--format", metavar="NAME", help="csv, json, parquet, badc [from -o, else csv].")
-    ] = None,
-    table: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|all", help="Another table or view; repeatable.")
-    ] = None,
-    species: Annotated[str | None, typer.Option(metavar="LIST", help="Only these species: ROPT,RUGR.")] = None,
-    min_score: Annotated[
-        float | None, typer.Option(metavar="X", help="Only detections with this score or more.")
-    ] = None,
-    by_study_area: Annotated[
-        bool, typer.Option("--by-study-area", help="One file per study area, in folder -o.")
-    ] = False,
+    form: Annotated[Forms | None, option("NAME", "csv, json, parquet, badc [from -o, else csv].", "--format")] = None,
+    table: Annotated[list[str] | None, option("NAME|all", "Another table or view; repeatable.")] = None,
+    species: Annotated[str | None, option("LIST", "Only these species: ROPT,RUGR.")] = None,
+    min_score: Annotated[float | None, option("X", "Only detections with this score or more.")] = None,
+    by_study_area: Annotated[bool, flag("--by-study-area", "One file per study area, in folder -o.")] = False,
 ) -> int:
     """Write the detections of a job for other programs.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from badcjobs.cli import output
-from badcjobs.cli.options import JsonWanted, read_project, refuse_data
+from badcjobs.cli.options import JsonWanted, option, read_project, refuse_data
 from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.paths import shell_line
@@ -43,9 +43,7 @@ _HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "ove
 
 
 def demo(
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for everything [badcjobs-demo].")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Folder for everything [badcjobs-demo].", "--out", "-o")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Run a small array on simulated GPUs, on audio that it makes itself, and print the merged summary.
@@ -248,7 +246,7 @@ def metrics_text() -> str:
 
 def init(
     context: typer.Context,
-    site: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Start from the rules of this cluster.")] = None,
+    site: Annotated[str | None, option("NAME|FILE", "Start from the rules of this cluster.")] = None,
 ) -> int:
     """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site.
 
@@ -271,12 +269,8 @@ def init(
 def template(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to FILE; never replaces a file.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fill in a value; repeatable.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Write to FILE; never replaces a file.", "--out", "-o")] = None,
+    settings: Annotated[list[str] | None, option("KEY=VALUE", "Fill in a value; repeatable.", "--set")] = None,
     json_wanted: JsonWanted = False,
 ) -> int:
     """Print a job script for sbatch, filled in from badcjobs.toml and --set; without NAME, list the templates.
