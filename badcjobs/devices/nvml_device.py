@@ -92,6 +92,15 @@ _BOARD_WIDE = (
 )
 
 
+def _call(function: str, *constants: str) -> Call:
+    """Return a call of NVML with the handle of a device and these constants."""
+
+    def call(nvml: Any, handle: Any) -> Any:
+        return getattr(nvml, function)(handle, *(getattr(nvml, name) for name in constants))
+
+    return call
+
+
 def _utilization(nvml: Any, handle: Any) -> tuple[int, int]:
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     return rates.gpu, rates.memory
@@ -108,33 +117,31 @@ _HOT: tuple[tuple[Any, ...], ...] = (
     ),
     (
         ("temperature_c",),
-        lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        _call("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
         # According to the binding CUDA 14 drops the call above; older drivers and bindings do not have this one.
-        lambda nvml, handle: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
+        _call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
     ),
     (("power_w",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
-    (("sm_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-    (("memory_clock_mhz",), lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+    (("sm_clock_mhz",), _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")),
+    (("memory_clock_mhz",), _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
     (
         ("throttle_reasons",),
-        lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-        lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # drivers before 535
+        _call("nvmlDeviceGetCurrentClocksEventReasons"),
+        _call("nvmlDeviceGetCurrentClocksThrottleReasons"),  # drivers before 535
     ),
 )
 _EXPENSIVE = (  # 4 ms of CPU time on an H200, a hundred times all hot questions together
     (("energy_j",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
 )
 _WARM = (
-    (("fan_percent",), lambda nvml, handle: nvml.nvmlDeviceGetFanSpeed(handle)),
+    (("fan_percent",), _call("nvmlDeviceGetFanSpeed")),
     (("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
     (("decoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0]),
 )
 _COLD = (
     (
         ("ecc_errors",),
-        lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(
-            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        ),
+        _call("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
     ),
 )
 
@@ -206,18 +213,10 @@ class GpmWindows:
                 self._nvml.nvmlGpmSampleFree(sample)
 
 
-_COMPUTE: tuple[Call, ...] = (
-    lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
-    lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),  # drivers before 510
-)
-_GRAPHICS: tuple[Call, ...] = (
-    lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle),
-    lambda nvml, handle: nvml.nvmlDeviceGetGraphicsRunningProcesses_v2(handle),
-)
-_MPS: tuple[Call, ...] = (  # the clients of an MPS server; it is a compute process itself
-    lambda nvml, handle: nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle),
-    lambda nvml, handle: nvml.nvmlDeviceGetMPSComputeRunningProcesses_v2(handle),
-)
+def _calls_for_processes(kind: str) -> tuple[Call, Call]:
+    """Return the calls that list the processes of a kind; drivers before 510 have only the second."""
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+    return _call(f"{name}_v3"), _call(f"{name}_v2")
 
 
 class NvmlDevice:
@@ -245,7 +244,8 @@ class NvmlDevice:
         self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
         self._counted: tuple[float, list[int]] | None = None  # time, and the counters at that time
         self._compute, *self._others = (
-            Question((), *calls, is_refusal=refusal) for calls in (_COMPUTE, _GRAPHICS, _MPS)
+            Question((), *_calls_for_processes(kind), is_refusal=refusal)
+            for kind in ("Compute", "Graphics", "MPSCompute")  # an MPS server is a compute process, with its clients
         )
         self._shares = Question((), self._samples_of_processes, is_refusal=refusal)
         self._seen_until_us: int | None = None  # last sample of processes, by the driver's clock; None: not read yet
