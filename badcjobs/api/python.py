@@ -329,9 +329,7 @@ class Recorder:
 class RecordingSession:
     """One recording, from the first sample to the published file; forked child processes do not write to it."""
 
-    def __init__(
-        self, path: Path, options: RecordingOptions, on_alert: Callable[[Alert], object] | None = None
-    ) -> None:
+    def __init__(self, path: Path, options: RecordingOptions, on_alert: Callable[[Alert], object] | None) -> None:
         clock = SystemClock()
         world = World.here(dict(os.environ), clock, StopRequest(clock.monotonic_s))  # the program handles its signals
         self._path = path.absolute()

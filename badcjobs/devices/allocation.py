@@ -15,15 +15,16 @@ from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
 log = logging.getLogger(__name__)
 
 CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+Variables = Mapping[str, str]  # of the environment
 ALLOCATED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
 
 
-def is_in_slurm(environ: Mapping[str, str]) -> bool:
+def is_in_slurm(environ: Variables) -> bool:
     """Return whether this process runs inside a Slurm job."""
     return bool(environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID"))
 
 
-def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
+def parse_allocation(environ: Variables, *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
     """Return the allocation of this process, from its environment variables."""
     # SLURM_JOB_ID differs between the tasks of an array; SLURM_ARRAY_JOB_ID is the number that sbatch printed.
     job_id = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
@@ -55,7 +56,7 @@ def parse_allocation(environ: Mapping[str, str], *, hostname: str, pid: int, sta
     )
 
 
-def _number(environ: Mapping[str, str], name: str) -> int | None:
+def _number(environ: Variables, name: str) -> int | None:
     text = environ.get(name, "").strip()
     number = _whole_number(text)
     if text and number is None:
@@ -140,7 +141,7 @@ _REQUESTS = (
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # 2(x3),1: two tasks on each of three nodes, one on the fourth
 
 
-def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
+def requested_memory_bytes(facts: Variables) -> int | None:
     """Return the memory that the job requested; None: not known, or all of the node (--mem=0)."""
     for size_name, count_name in _REQUESTS:
         size_mib = _whole_number(facts.get(size_name, ""))
@@ -150,7 +151,7 @@ def requested_memory_bytes(facts: Mapping[str, str]) -> int | None:
     return None
 
 
-def own_memory_bytes(facts: Mapping[str, str]) -> int | None:
+def own_memory_bytes(facts: Variables) -> int | None:
     """Return this task's part of the requested memory: the tasks of a step share it on each node."""
     requested_bytes = requested_memory_bytes(facts)
     for name, _ in _REQUESTS:
@@ -237,9 +238,7 @@ def as_device(token: str, found: InventoryDevice, why: str) -> Device:
     return Device(token, why, **facts)
 
 
-def resolve_devices(
-    environ: Mapping[str, str], inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool
-) -> Grant:
+def resolve_devices(environ: Variables, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
     """Map the visible tokens to devices; ``inventory`` is None if no reader works."""
     # If Slurm does not know the vendor of its GPUs, it sets the lists of all vendors: CUDA is the most likely one.
     only_rocm = CUDA not in environ and (ROCR in environ or HIP in environ)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from badcjobs.devices.allocation import VISIBLE, Grant, as_device, is_in_slurm, resolve_devices
+from badcjobs.devices.allocation import VISIBLE, Grant, Variables, as_device, is_in_slurm, resolve_devices
 from badcjobs.devices.choose import NoReader, open_reader
 from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn, load_word
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -43,12 +43,12 @@ class DeviceNow:
     backend: str
     granted: bool
     why: str
-    pin: str | None = None  # its name for CUDA_VISIBLE_DEVICES (AMD: ROCR_…); None: not granted
-    vendor: str = "nvidia"
-    parent_uuid: str | None = None  # the card of a MIG slice
-    trouble: str | None = None  # why it cannot be read
-    missing: Mapping[str, str] = field(default_factory=dict)  # metric → why it has no value
-    processes: tuple[ProcessFacts, ...] | None = None  # None: not requested, or not available
+    pin: str | None  # its name for CUDA_VISIBLE_DEVICES (AMD: ROCR_…); None: not granted
+    vendor: str
+    parent_uuid: str | None  # the card of a MIG slice
+    trouble: str | None  # why it cannot be read
+    missing: Mapping[str, str]  # metric → why it has no value
+    processes: tuple[ProcessFacts, ...] | None  # None: not requested, or not available
 
     @property
     def load(self) -> str | None:
@@ -102,7 +102,7 @@ class OpenedDevices:
 
 
 @contextmanager
-def open_devices(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
+def open_devices(environ: Variables, clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
     """Open a reader and find the granted devices; a simulation starts now."""
     reader = open_reader(stand_in, clock, clock.now_ms(), environ.get("PATH"), environ.get("SYSFS_PATH"))
     inventory: tuple[InventoryDevice, ...] | None = None
@@ -117,7 +117,7 @@ def open_devices(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
 
 
 def list_granted(
-    environ: Mapping[str, str], clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
+    environ: Variables, clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
     """Return the devices granted to this process, or (``everything``) all devices, with their processes."""
     with open_devices(environ, clock, stand_in or StandIn()) as opened:

@@ -66,12 +66,12 @@ class Query:
 
     def arguments(self) -> list[str]:
         """Return the command-line arguments; the UUID is the first field."""
-        names = [name for *_, name in self._fields_in_use() if name is not None]
+        names = [name for _, name in self._fields_in_use() if name is not None]
         return [f"--query-gpu={','.join(['uuid', *names])}", "--format=csv,noheader,nounits"]
 
     def drop_unknown(self, message: str) -> bool:
         """Drop the fields that an error message of nvidia-smi names; return whether there are any."""
-        asked = {name for *_, name in self._fields_in_use()}
+        asked = {name for _, name in self._fields_in_use()}
         unknown = asked.intersection(_UNKNOWN_FIELD.findall(message))
         self._unknown |= {name for name in unknown if name is not None}
         return bool(unknown)
@@ -79,13 +79,13 @@ class Query:
     def parse(self, line: str) -> tuple[str, dict[str, Any], dict[str, str]] | None:
         """Return (uuid, values, metric → reason for no value); None if this is not a line of the query."""
         fields = self._fields_in_use()
-        known = sum(name is not None for *_, name in fields)
+        known = sum(name is not None for _, name in fields)
         uuid, *texts = (text.strip() for text in line.split(",", known))
         if len(texts) != known or not _UUID.fullmatch(uuid):
             return None
         values: dict[str, Any] = {}
         missing: dict[str, str] = {}
-        for metric, names, parse_text, name in fields:
+        for (metric, names, parse_text), name in fields:
             if name is None:
                 missing[metric] = f"this version of nvidia-smi does not have {' or '.join(names)}"
                 continue
@@ -100,10 +100,10 @@ class Query:
                 missing[metric] = one_line(text.strip("[]")) or "no value"
         return uuid, values, missing
 
-    def _fields_in_use(self) -> list[tuple[str, tuple[str, ...], Callable[[str], int | float | str], str | None]]:
+    def _fields_in_use(self) -> list[tuple[Field, str | None]]:
         """Return the fields, each with the name to query; None: this version of nvidia-smi has none of its names."""
         unknown = self._unknown
-        return [(*field, next((name for name in field[1] if name not in unknown), None)) for field in self._fields]
+        return [(field, next((name for name in field[1] if name not in unknown), None)) for field in self._fields]
 
 
 def make_reading(values: Mapping[str, Any], missing: Mapping[str, str]) -> Reading:

@@ -20,20 +20,23 @@ from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
+Course = tuple[tuple[float, float], ...]  # (from_s, value), in order
+Check = Callable[[Any], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
     """One simulated device; its fields are the keys of the script."""
 
     index: int
-    load: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: a sine wave
+    load: Course | None = None  # percent; None: a sine wave
     lost_at_s: float | None = None
     back_at_s: float | None = None
     unsupported: tuple[str, ...] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
-    temperature_c: tuple[tuple[float, float], ...] | None = None  # (from_s, °C), in order; None: follows the load
-    fan_percent: tuple[tuple[float, float], ...] | None = None  # (from_s, percent), in order; None: no fan
+    temperature_c: Course | None = None  # °C; None: follows the load
+    fan_percent: Course | None = None  # percent; None: no fan
     slowdown_c: int | None = None
     processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: not listed
     fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
@@ -97,12 +100,12 @@ def _is_count(value: Any, low: int = 0) -> bool:
     return isinstance(value, int) and _is_number(value, low)
 
 
-def _are_pairs(value: Any, first: Callable[[Any], bool], second: Callable[[Any], bool]) -> bool:
+def _are_pairs(value: Any, first: Check, second: Check) -> bool:
     pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
     return pairs and all(first(one) and second(other) for one, other in value)
 
 
-def _course(unit: str, low: float, high: float) -> tuple[Callable[[Any], bool], str]:
+def _course(unit: str, low: float, high: float) -> tuple[Check, str]:
     """Return the check of a list of steps, and its description."""
 
     def is_course(value: Any) -> bool:
@@ -112,7 +115,7 @@ def _course(unit: str, low: float, high: float) -> tuple[Callable[[Any], bool], 
     return is_course, f"a list of [from_s, {unit}] in order of time, with {unit} from {low:g} to {high:g}"
 
 
-_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_EXPECTED: Mapping[str, tuple[Check, str]] = {
     "index": (_is_count, "a whole number from 0"),
     "load": _course("percent", 0, 100),
     "temperature_c": _course("°C", 0, 150),
@@ -265,7 +268,7 @@ def load_at(device: SimulatedDevice, at_s: float) -> float:
     return step_at(device.load, at_s) or 0.0
 
 
-def step_at(course: Sequence[tuple[float, float]], at_s: float) -> float | None:
+def step_at(course: Course, at_s: float) -> float | None:
     """Return the value of the last step that has begun; None: none has."""
     return next((value for from_s, value in reversed(course) if from_s <= at_s), None)
 
