@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from badcjobs import __version__
-from badcjobs.live.hub import EVENTS, HEADERS, Document, Documents, Hub, LiveSource, json_text
-from badcjobs.live.snapshot import STATES, mean_of_known, sum_of_known
+from badcjobs.live.hub import EVENTS, HEADERS, Documents, Hub, LiveSource, json_text
+from badcjobs.live.snapshot import STATES, Document, mean_of_known, sum_of_known
 from badcjobs.model import load_word
 
 _LOG = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def _handle_http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
-    handler: Callable[[Request, Mapping[str, Any]], Awaitable[Any]] | None = getattr(handlers, endpoint.name, None)
+    handler: Callable[[Request, Values], Awaitable[Any]] | None = getattr(handlers, endpoint.name, None)
     file = None if handler else (_ASSETS / endpoint.name).read_text(encoding="utf-8")
 
     async def respond(request: Request) -> Response:
@@ -248,6 +248,9 @@ def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
     return Route(endpoint.path, respond, methods=["GET"], name=endpoint.name)
 
 
+Values = Mapping[str, Any]  # of the parameters of a request
+
+
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """One method for each endpoint that is not a file; ``wanted`` holds the values of its parameters."""
@@ -256,7 +259,7 @@ class Handlers:
     source: LiveSource
     guard: Guard
 
-    async def page(self, request: Request, wanted: Mapping[str, Any]) -> str | Response:
+    async def page(self, request: Request, wanted: Values) -> str | Response:
         """Return the live page; a token in the URL becomes a cookie."""
         if wanted["token"] is None or self.guard.token is None:
             return (_ASSETS / "live.html").read_text(encoding="utf-8")
@@ -264,7 +267,7 @@ class Handlers:
             raise HTTPException(401, "the token is wrong")
         return _response(_TOKEN_PAGE, HTML, headers={"set-cookie": self.guard.cookie})
 
-    async def health(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def health(self, request: Request, wanted: Values) -> Document:
         """Return the state of the server, without waiting for new data."""
         hub = self.hub
         last = None if hub.last is None else hub.last.snapshot
@@ -284,7 +287,7 @@ class Handlers:
             "trouble": hub.trouble,
         }
 
-    async def summary(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def summary(self, request: Request, wanted: Values) -> Document:
         """Return the totals of all devices, and by model."""
         documents = await self.hub.latest()
         every = [item.document for item in documents.devices.values()]
@@ -302,7 +305,7 @@ class Handlers:
             "models": [{"name": name or None, **_device_totals(devices)} for name, devices in sorted(models.items())],
         }
 
-    async def metrics(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def metrics(self, request: Request, wanted: Values) -> Document:
         """Return each device with its processes."""
         documents = await self.hub.latest()
         processes = await self.hub.read(lambda: self.source.processes(documents))
@@ -321,7 +324,7 @@ class Handlers:
             raise HTTPException(404, f"device {device} does not exist")
         return {"at_ms": documents.snapshot.at_ms, "devices": found}
 
-    async def tasks(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def tasks(self, request: Request, wanted: Values) -> Document:
         """Return the matching tasks, page by page, and the totals of all tasks."""
         documents = await self.hub.latest()
         every = (item.document for item in documents.tasks.values())
@@ -338,7 +341,7 @@ class Handlers:
             "remarks": list(documents.snapshot.remarks),
         }
 
-    async def one_task(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def one_task(self, request: Request, wanted: Values) -> Document:
         """Return a task with its devices and alerts."""
         documents, name = await self.hub.latest(), request.path_params["name"]
         return {
@@ -348,7 +351,7 @@ class Handlers:
             "alerts": [alert for alert in documents.alerts if alert["task"] == name],
         }
 
-    async def log(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def log(self, request: Request, wanted: Values) -> Document:
         """Return the end of a task's log."""
         name = request.path_params["name"]
         _task(await self.hub.latest(), name)
@@ -357,23 +360,23 @@ class Handlers:
             raise HTTPException(404, f"{name} has no readable log")
         return {"task": name, "lines": list(found[0]), "whole": found[1]}
 
-    async def alerts(self, request: Request, wanted: Mapping[str, Any]) -> Document:
+    async def alerts(self, request: Request, wanted: Values) -> Document:
         """Return the open alerts."""
         documents = await self.hub.latest()
         return {"at_ms": documents.snapshot.at_ms, "alerts": list(documents.alerts)}
 
-    async def events(self, request: Request, wanted: Mapping[str, Any]) -> Response:
+    async def events(self, request: Request, wanted: Values) -> Response:
         """Return a stream of changes."""
         if request.method == "HEAD":
             return _response("", EVENTS)
         return self.hub.join(request.headers.get("last-event-id"))
 
-    async def ws(self, request: Request, wanted: Mapping[str, Any]) -> Response:
+    async def ws(self, request: Request, wanted: Values) -> Response:
         """Refuse a plain HTTP request."""
         words = "/ws is a WebSocket; /api/events sends the same messages over HTTP"
         return error_response(426, words, {"upgrade": "websocket", "connection": "upgrade"})
 
-    async def prometheus(self, request: Request, wanted: Mapping[str, Any]) -> str:
+    async def prometheus(self, request: Request, wanted: Values) -> str:
         """Return the metrics for Prometheus."""
         documents = await self.hub.latest()
         return await self.hub.read(lambda: self.source.prometheus(documents))

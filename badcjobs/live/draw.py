@@ -8,15 +8,39 @@ import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from badcjobs.live import text_fit as fitting
 from badcjobs.live.snapshot import STATES, Snapshot, mean_of_known, mean_utilization, total_power_w
-from badcjobs.live.text_fit import GAP, Column, Line, Part, rate, rounded, span, sparkline
+from badcjobs.live.text_fit import (
+    GAP,
+    NAMES,
+    Column,
+    Line,
+    Lines,
+    Part,
+    bar,
+    bar_line,
+    downsample,
+    fit,
+    joined,
+    labelled,
+    rate,
+    rounded,
+    shorten,
+    span,
+    sparkline,
+    styled,
+    table_rows,
+    to_text,
+    width_of,
+    wrap,
+    wrap_command,
+    wrap_parts,
+)
 from badcjobs.live.ui_state import DEVICES, HELP, TASK, DevicesOf, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import AUDIO_FAULTS, load_word
 from badcjobs.paths import shell_line
@@ -39,7 +63,7 @@ _LOW = 16  # lines; a lower terminal shows only the most important facts
 _MAX_ALERT_LINES = 4
 _DOT = " · "
 _MAX_NAME = 18
-_NAMES, _VALUES = 10, 15  # column widths on the page of a task
+_VALUES = 15  # the width of values on the page of a task
 _HELP_INDENT = 16
 _HELP = (
     ("up down j k", "move between lines; also page up, page down, home, end"),
@@ -77,11 +101,11 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
     top = [] if ui.page == HELP else _head(snapshot, width, height, full=ui.page != TASK)
     room = None if height is None else max(1, height - len(top) - 1)
     body, names, rows = _body(snapshot, ui, width, room)
-    lines: list[Line] = [*top, *body]
+    lines: Lines = [*top, *body]
     if height is not None:
-        empty: list[Line] = [[]] * (height - len(lines) - 1)
+        empty: Lines = [[]] * (height - len(lines) - 1)
         lines = [*[*lines, *empty][: height - 1], _foot(ui, width, more=len(names) > 1)]
-    return Page(tuple(fitting.to_text(line, width, ascii_only=ascii_only) for line in lines), tuple(names), rows)
+    return Page(tuple(to_text(line, width, ascii_only=ascii_only) for line in lines), tuple(names), rows)
 
 
 def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int = 100, ascii_only: bool = False) -> str:
@@ -90,12 +114,12 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
-def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[list[Line], list[str | None], int]:
+def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tuple[Lines, list[str | None], int]:
     """Return the lines below the head, the task of each line that can be selected, and how many such lines fit."""
     if ui.page in (HELP, TASK):
         lines = _task_page(snapshot, ui.opened or "", width) if ui.page == TASK else []
         for name, meaning in _HELP if ui.page == HELP else ():
-            lines += fitting.labelled(name, meaning, _HELP_INDENT, width, "bold")
+            lines += labelled(name, meaning, width, indent=_HELP_INDENT, style="bold")
         hidden = 0 if room is None else max(0, len(lines) - room)
         return lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines)
     by_task: dict[str, list[DeviceFacts]] = {}
@@ -110,7 +134,7 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
     first = 0 if chosen is None else max(0, min(chosen - rows // 2, len(names) - rows))
     devices, tasks = devices[first : first + rows], tasks[first : first + rows]
     columns = _device_columns(snapshot, devices) if ui.page == DEVICES else _task_columns(snapshot, tasks, by_task)
-    lines = fitting.table_rows([*devices, *tasks], columns, chosen, first, width)
+    lines = table_rows([*devices, *tasks], columns, chosen, first, width)
     if room is None:  # a text has room for the name of each file without audio
         faults = [error for task in tasks for error in task.errors if error[0] in AUDIO_FAULTS]
         lines += [[], *_failures(faults, width)] if faults else []
@@ -122,7 +146,7 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> tupl
 # --- the head ---------------------------------------------------------------------------------------------------------
 
 
-def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> list[Line]:
+def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> Lines:
     """Return the head of a page; ``height`` None: no limit. Not ``full``: without alerts and remarks."""
     low, total = height is not None and height < _LOW, snapshot.total
     lines = _title(snapshot, width)
@@ -133,31 +157,29 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
         lines.append([Part(snapshot.reading, "bold yellow")])
     if found is not None:
         words = found.outcome if low or not found.cost else f"{found.outcome}{_DOT}{found.cost}"
-        lines += [[Part(line, "bold")] for line in ([words] if low else fitting.wrap(words, width))]
+        lines += styled([words] if low else wrap(words, width), "bold")
     if total.chunks is not None:
-        parts, failed = fitting.fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1), 0.0
+        parts, failed = fit(_progress(snapshot), width - _MIN_BAR, GAP, keep=1), 0.0
         if total.share is not None and total.settled:
             failed = total.share * total.failed / total.settled
         style, most = "yellow" if failed else "green", _MAX_BAR
-        lines.append(
-            fitting.bar_line(total.share, parts, width, max_width=most, style=style, text_style="bold", failed=failed)
-        )
+        lines.append(bar_line(total.share, parts, width, max_width=most, style=style, text_style="bold", failed=failed))
     if not low:
-        lines += fitting.wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
+        lines += wrap_parts(_total_parts(snapshot), _DOT, width, "dim")
     if full and total.standstill is not None:
-        lines += [[Part(line, "yellow")] for line in fitting.wrap(f"! {total.standstill}", width)]
+        lines += styled(wrap(f"! {total.standstill}", width), "yellow")
     steps = found.next if found and total.standstill is None else [("", command) for command in total.go_on]
     for words, command in steps[:1] if full else ():
-        wrapped = fitting.wrap_command(command, width - 2)
+        wrapped = wrap_command(command, width - 2)
         if wrapped is None or (height is not None and len(wrapped) > max(1, height // 6)):
             wrapped = [shell_line("badcjobs", "merge", Path(snapshot.title))]  # it prints the same command
         alone = total.standstill is None and not words and len(wrapped) == 1
         lead = [] if total.standstill is not None else [f"next: {words}:" if words else "next:"]
         said = [f"next: {wrapped[0]}"] if alone else [*lead, *(f"  {line}" for line in wrapped)]
-        lines += [[Part(line)] for line in said]
+        lines += styled(said)
     if full:
         remarks = snapshot.remarks[: 1 if low else 3]
-        lines += [[Part(fitting.shorten(f"! {remark}", width).rstrip(), "yellow")] for remark in remarks]
+        lines += styled((shorten(f"! {remark}", width).rstrip() for remark in remarks), "yellow")
     lines += [] if low else [[]]
     if not full or not snapshot.alerts:
         return lines
@@ -170,20 +192,20 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
     return lines if low else [*lines, []]
 
 
-def _title(snapshot: Snapshot, width: int) -> list[Line]:
+def _title(snapshot: Snapshot, width: int) -> Lines:
     """Return the title line with the task states on it, or below it if there is no room."""
     states = snapshot.total.states
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at_ms / 1000))
     order = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
     parts = [Part(f"{states[state]:,} {state}", STYLES[state]) for state in order if states.get(state)]
     name, room = snapshot.title, width - len(clock) - 2
-    beside = fitting.width_of(parts, _DOT)
+    beside = width_of(parts, _DOT)
     together = beside > 0 and room - beside - 2 >= min(12, cell_len(name))
     room -= beside + 2 if together else 0
     name = f"badcjobs  {name}" if cell_len(name) + 10 <= room else name
-    beside_it = [*fitting.joined(parts, _DOT), Part(GAP)] if together else []
+    beside_it = [*joined(parts, _DOT), Part(GAP)] if together else []
     first = [Part(set_cell_size(ending(name, room), room), "bold"), Part(GAP), *beside_it, Part(clock, "dim")]
-    return [first, *([] if together else fitting.wrap_parts(parts, _DOT, width))]
+    return [first, *([] if together else wrap_parts(parts, _DOT, width))]
 
 
 def _progress(snapshot: Snapshot) -> list[Part]:
@@ -215,27 +237,27 @@ def _total_parts(snapshot: Snapshot) -> list[Part]:
     return [Part(fact) for fact in facts]
 
 
-def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) -> list[Line]:
+def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int, most: int) -> Lines:
     """Return an alert: its severity, where, its message, its duration so far, and what to do if there is room."""
     # The words of the report.
     style, severity = ("bold red", "problem") if alert.severity == "critical" else ("yellow", alert.severity)
     if snapshot.of_run and alert.node is None:
         words = f"! {severity} {alert.message}"
-        wrapped = [fitting.shorten(words, width).rstrip()] if most == 1 else fitting.wrap(words, width)
-        return [*([Part(line, style)] for line in wrapped[:most]), *_fix_lines(alert, width, most)]
+        wrapped = [shorten(words, width).rstrip()] if most == 1 else wrap(words, width)
+        return [*styled(wrapped[:most], style), *_fix_lines(alert, width, most)]
     lasted = span(max(0, snapshot.at_ms - alert.started_at_ms) / 1000)
     names_itself = alert.device_index is None or alert.message.startswith(f"device {alert.device_index} ")
     where = alert.node if names_itself else f"{alert.node} GPU {alert.device_index}"
     of = f"{alert.task.partition('.')[0]} " if alert.task else ""
     place = f"{of}{where or ''}".strip()
     words = f"! {severity} {place}{': ' if place else ''}{alert.message}"
-    text = fitting.shorten(words, width - len(lasted) - 1)
+    text = shorten(words, width - len(lasted) - 1)
     return [[Part(f"{text} {lasted}", style)], *_fix_lines(alert, width, most)]
 
 
-def _fix_lines(alert: TaskAlert, width: int, most: int) -> list[Line]:
-    wrapped = fitting.wrap(f"→ {alert.fix}", width - 2) if alert.fix and most > 1 else []
-    return [[Part(f"  {line}")] for line in wrapped]
+def _fix_lines(alert: TaskAlert, width: int, most: int) -> Lines:
+    wrapped = wrap(f"→ {alert.fix}", width - 2) if alert.fix and most > 1 else []
+    return styled(f"  {line}" for line in wrapped)
 
 
 # --- the foot ---------------------------------------------------------------------------------------------------------
@@ -256,11 +278,13 @@ def _foot(ui: UiState, width: int, *, more: bool) -> Line:
         keys += [Part("r reverse", rank=5), Part("/ filter", rank=3)]
         keys += [Part("enter open", rank=2), Part(f"d {other}", rank=4)] if ui.of_run else []
         keys.append(Part("? help"))
-    text = GAP.join(part.text for part in fitting.fit(keys, width, GAP, keep=0))
-    return [Part(fitting.shorten(text, width), "reverse")]
+    text = GAP.join(part.text for part in fit(keys, width, GAP, keep=0))
+    return [Part(shorten(text, width), "reverse")]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
+
+_number_column = partial(Column, right=True)
 
 
 def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: DevicesOf) -> list[Column]:
@@ -293,23 +317,23 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
         Column("state", 7, 0, cell=lambda t, _: Part(t.state, STYLES[t.state])),
         Column(
             "progress", 8, 2, max_width=30,
-            cell=lambda t, w: Part(fitting.bar(_share(t), w, _failed_share(t)), STYLES[t.state]),
+            cell=lambda t, w: Part(bar(_share(t), w, _failed_share(t)), STYLES[t.state]),
         ),
-        Column(
-            "chunks", max(6, chunks), 1, right=True,
+        _number_column(
+            "chunks", max(6, chunks), 1,
             cell=lambda t, _: Part(f"{t.settled:,}/{t.chunks:,}" if t.chunks else UNKNOWN),
         ),
-        Column("rate", 7, 1, right=True, cell=lambda t, _: Part(rate(t.rate))),
-        Column(
-            "ETA", 8 if any(task.alive for task in every) else 0, 1, right=True,
+        _number_column("rate", 7, 1, cell=lambda t, _: Part(rate(t.rate))),
+        _number_column(
+            "ETA", 8 if any(task.alive for task in every) else 0, 1,
             cell=lambda t, _: Part(span(snapshot.eta_s(t.ends_at_ms)) if t.alive else ""),
         ),
-        Column("GPU", 4, 1, right=True, cell=busy),
+        _number_column("GPU", 4, 1, cell=busy),
         Column("load", 8, 3, cell=lambda t, _: measured(t, load_word(mean_utilization(of(t))) or "")),
         Column("history", 8, 4, max_width=60, cell=history),
-        Column("mem", 4, 7, right=True, cell=lambda t, _: highest(t, (d.memory_percent for d in of(t)), "%")),
-        Column("temp", 6, 5, right=True, cell=lambda t, _: highest(t, (d.shown.temperature_c for d in of(t)), " °C")),
-        Column("power", 7, 8, right=True, cell=lambda t, _: measured(t, rounded(total_power_w(of(t)), " W"))),
+        _number_column("mem", 4, 7, cell=lambda t, _: highest(t, (d.memory_percent for d in of(t)), "%")),
+        _number_column("temp", 6, 5, cell=lambda t, _: highest(t, (d.shown.temperature_c for d in of(t)), " °C")),
+        _number_column("power", 7, 8, cell=lambda t, _: measured(t, rounded(total_power_w(of(t)), " W"))),
         Column(
             "working on", 18 if any(task.working_on for task in tasks) else 0, 6, max_width=44,
             cell=lambda t, _: Part(", ".join(t.working_on), "dim"),
@@ -320,7 +344,7 @@ def _task_columns(snapshot: Snapshot, tasks: Sequence[TaskFacts], devices: Devic
 @lru_cache(maxsize=1024)  # most charts have not changed since the last screen
 def _task_history(series: tuple[Sequence[int | None], ...], width: int, over: bool) -> str:
     """Return a chart of the mean utilization of a task's devices."""
-    sampled = (fitting.downsample(values, width) for values in series)
+    sampled = (downsample(values, width) for values in series)
     return sparkline([mean_of_known(values) for values in zip(*sampled, strict=False)], width, 100, over=over)
 
 
@@ -344,7 +368,7 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     def more(title: str, metric: str) -> Column:
         known = any(getattr(device.reading, metric) is not None for device in devices)
         cell = lambda d, _: Part(rounded(getattr(d.reading, metric), "%"))  # noqa: E731
-        return Column(title, 7 if known else 0, 8, right=True, cell=cell)
+        return _number_column(title, 7 if known else 0, 8, cell=cell)
 
     def task_of(device: DeviceFacts) -> str:
         return device.task.partition(".")[0]
@@ -357,21 +381,21 @@ def _device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts]) -> list[
     return [
         Column("task", _name_width(map(task_of, every), 0), 0, cell=lambda d, w: Part(ending(task_of(d), w))),
         Column("node", node, 5, cell=lambda d, _: Part(d.node)),
-        Column("GPU", 3, 0, right=True, cell=lambda d, _: Part(_device_number(d))),
+        _number_column("GPU", 3, 0, cell=lambda d, _: Part(_device_number(d))),
         Column(
             "model", min(22, max(5, model)) if model else 0, 6 if of_run else 3,
             cell=lambda d, _: Part(d.name or UNKNOWN),
         ),
-        Column("busy", 4, 0, right=True, cell=busy),
+        _number_column("busy", 4, 0, cell=busy),
         Column("load", 8, 1, cell=lambda d, _: Part(load_word(d.shown.utilization_percent) or "", "dim")),
         Column("history", 8, 2, max_width=60, cell=history),
-        Column("memory GiB", max(10, memory), 1, right=True, cell=lambda d, _: Part(_memory(d))),
-        Column("temp", 6, 1, right=True, cell=lambda d, _: Part(rounded(d.shown.temperature_c, " °C"))),
-        Column("power", power, 1, right=True, cell=lambda d, _: Part(_power(d))),
-        Column("rate", 7 if of_run else 0, 4, right=True, cell=lambda d, _: Part(rate(d.rate))),
+        _number_column("memory GiB", max(10, memory), 1, cell=lambda d, _: Part(_memory(d))),
+        _number_column("temp", 6, 1, cell=lambda d, _: Part(rounded(d.shown.temperature_c, " °C"))),
+        _number_column("power", power, 1, cell=lambda d, _: Part(_power(d))),
+        _number_column("rate", 7 if of_run else 0, 4, cell=lambda d, _: Part(rate(d.rate))),
         *(more(title, metric) for metric, title in _MORE.items()),
-        Column(
-            "age", 8 if of_run else 0, 7, right=True,
+        _number_column(
+            "age", 8 if of_run else 0, 7,
             cell=lambda d, _: Part(_age(snapshot, d) if d.alive else "", "dim"),
         ),
         Column("working on" if of_run else "processes", 14 if something else 0, 3, max_width=50, cell=doing),
@@ -418,7 +442,7 @@ def _style_of_busy(percent: float | None, active: bool) -> str:
 # --- the page of a task -----------------------------------------------------------------------------------------------
 
 
-def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
+def _task_page(snapshot: Snapshot, name: str, width: int) -> Lines:
     task = next((task for task in snapshot.tasks if task.name == name), None)
     if task is None:
         return [[Part(f"{name} is no longer the newest attempt of its array task", "yellow")]]
@@ -432,32 +456,32 @@ def _task_page(snapshot: Snapshot, name: str, width: int) -> list[Line]:
         None if task.exit_code is None else f"exit code {task.exit_code}",
     ]
     parts = [Part(task.label, "bold"), Part(task.state, STYLES[task.state]), *[Part(fact) for fact in facts if fact]]
-    lines = [*fitting.wrap_parts(parts, _DOT, width), *_task_progress(snapshot, task, width)]
+    lines = [*wrap_parts(parts, _DOT, width), *_task_progress(snapshot, task, width)]
     for alert in (alert for alert in snapshot.alerts if alert.task == name):
         lines += _alert_lines(snapshot, alert, width, _MAX_ALERT_LINES)
     lines += [*_failures(task.errors, width), []]
     for device in devices:
         lines += _device_lines(snapshot, device, width)
     if task.working_on and not any(device.chunks for device in devices):
-        lines += fitting.labelled("on", ", ".join(task.working_on), _NAMES, width, "dim")
+        lines += labelled("on", ", ".join(task.working_on), width)
     if not snapshot.title.endswith(".sqlite") and task.node:
         log = shell_line("tail", "-f", Path(snapshot.title, "tasks", f"{task.name}.log"))
-        lines += [[], *fitting.labelled("log", log, _NAMES, width, "dim")]
+        lines += [[], *labelled("log", log, width)]
     return lines
 
 
-def _failures(errors: Sequence[tuple[str, int, str | None]], width: int) -> list[Line]:
+def _failures(errors: Sequence[tuple[str, int, str | None]], width: int) -> Lines:
     """Return what failed: each file without audio, and one example of each other error."""
-    lines: list[Line] = []
+    lines: Lines = []
     for error_class, chunks, example in errors:
         many = f" ({count(chunks, 'chunk')})" if chunks > 1 else ""
         words = f"{error_class.replace('_', ' ')}{many}: {''.join((example or '').strip().splitlines()[-1:])}"
-        wrapped = textwrap.wrap(f"  failed  {words}", width, subsequent_indent=" " * _NAMES)  # uncut, also a long path
-        lines += [[Part(line, "red")] for line in wrapped]
+        wrapped = textwrap.wrap(f"  failed  {words}", width, subsequent_indent=" " * NAMES)  # uncut, also a long path
+        lines += styled(wrapped, "red")
     return lines
 
 
-def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line]:
+def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> Lines:
     parts = [Part(f"{task.settled:,}/{task.chunks:,} chunks")]
     parts += [Part(f"{task.failed_for_good:,} failed", rank=2)] if task.failed_for_good else []
     parts += [Part(f"{task.before:,} done before", rank=4)] if task.before else []
@@ -474,21 +498,19 @@ def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> list[Line
     when = "" if task.alive else ", at its last reading"
     machine = f"CPU {rounded(task.cpu_percent, '%')}, memory {rounded(task.memory_percent, '%')}{when}"
     return [
-        fitting.bar_line(
-            _share(task), parts, width, max_width=40, style=STYLES[task.state], failed=_failed_share(task)
-        ),
-        *fitting.labelled("started", started, _NAMES, width, "dim"),
-        *fitting.labelled("machine", machine, _NAMES, width, "dim"),
+        bar_line(_share(task), parts, width, max_width=40, style=STYLES[task.state], failed=_failed_share(task)),
+        *labelled("started", started, width),
+        *labelled("machine", machine, width),
     ]
 
 
-def _device_lines(snapshot: Snapshot, device: DeviceFacts, width: int) -> list[Line]:
+def _device_lines(snapshot: Snapshot, device: DeviceFacts, width: int) -> Lines:
     """Return a device on the page of its task: each metric with its value (now, or the mean) and its chart."""
     parts = [Part(f"GPU {_device_number(device)}", "bold"), *([Part(device.name, "bold")] if device.name else [])]
     parts.append(Part(f"{count(device.work.done, 'chunk')}, {rate(device.rate)}", "dim"))
     parts.append(Part(f"read {_age(snapshot, device)} ago" if device.alive else "means", "dim"))
-    lines = fitting.wrap_parts(parts, GAP, width)
-    trail, room = device.trail, min(120, max(0, width - _NAMES - _VALUES - 2))
+    lines = wrap_parts(parts, GAP, width)
+    trail, room = device.trail, min(120, max(0, width - NAMES - _VALUES - 2))
     metrics: list[tuple[str, str, Sequence[float | None], float | None]] = [
         ("busy", rounded(device.shown.utilization_percent, "%"), trail.utilization_percent, 100),
         ("memory", f"{_memory(device)} GiB", trail.memory_used_bytes, device.memory_total_bytes),
@@ -499,9 +521,9 @@ def _device_lines(snapshot: Snapshot, device: DeviceFacts, width: int) -> list[L
         top = top or max((value for value in values if value is not None), default=1)
         bars = sparkline(values, room, top, over=not device.alive)
         style = "green" if device.alive else "dim"
-        lines.append([Part(f"  {name:<{_NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
+        lines.append([Part(f"  {name:<{NAMES - 2}}", "dim"), Part(f"{value:>{_VALUES}}  "), Part(bars, style)])
     known = {title: getattr(device.reading, metric) for metric, title in _MORE.items()}
     others = [f"{word} load"] if (word := load_word(device.shown.utilization_percent)) else []
     others += [f"{title} {value:.0f}%" for title, value in known.items() if value is not None and device.alive]
-    lines += fitting.labelled("more", ", ".join(others), _NAMES, width, "dim") if others else []
-    return lines + (fitting.labelled("on", ", ".join(device.chunks), _NAMES, width, "dim") if device.chunks else [])
+    lines += labelled("more", ", ".join(others), width) if others else []
+    return lines + (labelled("on", ", ".join(device.chunks), width) if device.chunks else [])

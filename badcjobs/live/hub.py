@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.run_files import resolves_outside
-from badcjobs.live.snapshot import Snapshot, alert_document, device_document, task_document
+from badcjobs.live.snapshot import Document, Snapshot, alert_document, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import AskQueue, ProcessFacts, not_asked
 from badcjobs.paths import FileVersion, file_version
@@ -32,7 +32,6 @@ from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.store.read_tasks import read_processes
 
-Document = Mapping[str, Any]
 _OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token
 _LOOK_S = 1.0  # the first screen of a large run does not wait for all of its files
 _LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser

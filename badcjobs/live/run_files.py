@@ -69,7 +69,7 @@ class RunFiles:
     folder: RunFolder
     only: Path | None
     clock: Clock
-    confined: bool = False
+    confined: bool
     _seen: dict[str, _FileState] = field(default_factory=dict)
     # name → the tasks as they were read, and with their accounts; the one read longest ago is first
     _accounts: dict[str, tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]] = field(default_factory=dict)

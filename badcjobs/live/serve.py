@@ -89,7 +89,7 @@ def bind(
     return listening, ServerAddress(urls, host, port, address.is_loopback)
 
 
-def reachable_hosts(*, also_ipv6: bool = False) -> list[str]:
+def reachable_hosts(*, also_ipv6: bool) -> list[str]:
     """Return the name of this machine if others can resolve it, then its addresses; at least one item."""
     name, found = socket.getfqdn(), list[str]()
     with suppress(OSError, UnicodeError):

@@ -18,6 +18,8 @@ from badcjobs.report.words import count, duration
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 
+Document = dict[str, Any]
+Tasks = Sequence[TaskFacts]
 # The states that need attention come first.
 STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
 _OF_A_TASK = (
@@ -35,13 +37,13 @@ _OF_A_TRAIL = ("from_ms", "step_ms", *CHARTED)
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
-def task_document(task: TaskFacts) -> dict[str, Any]:
+def task_document(task: TaskFacts) -> Document:
     """Return the JSON document of a task."""
     values = {name: getattr(task, _READ_MODEL_NAMES.get(name, name)) for name in _OF_A_TASK}
     return values | {name: values[name] or None for name in ("node", "started_at_ms")}  # empty before it starts
 
 
-def device_document(device: DeviceFacts) -> dict[str, Any]:
+def device_document(device: DeviceFacts) -> Document:
     """Return the JSON document of a device; unknown metrics are null."""
     of_run, means, processes = bool(device.task), device.means, device.processes
     others = {
@@ -58,7 +60,7 @@ def device_document(device: DeviceFacts) -> dict[str, Any]:
     return {name: others[name] if name in others else getattr(device, name) for name in _OF_A_DEVICE}
 
 
-def alert_document(alert: TaskAlert) -> dict[str, Any]:
+def alert_document(alert: TaskAlert) -> Document:
     """Return the JSON document of an alert."""
     values = asdict(alert)
     del values["is_open"]
@@ -111,7 +113,7 @@ class Total:
         share = self.settled / self.chunks
         return share if self.chunks_known or not self.parts else share * self.parts_listed / self.parts
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """Return the JSON document."""
         others = {"source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
         return {**asdict(self), **others, "load": load_word(self.utilization_percent)}
@@ -174,7 +176,7 @@ class Snapshot:
         return Verdict(state, word, counts, (total.done, total.failed, left), cost, "", steps)
 
     @property
-    def verdict_document(self) -> dict[str, Any] | None:
+    def verdict_document(self) -> Document | None:
         """The verdict for scripts; None: there is none."""
         found = self.verdict
         return None if found is None else {**found.to_dict(), "word": found.word, "counts": found.counts}
@@ -183,7 +185,7 @@ class Snapshot:
         """Return the seconds from this snapshot until a time."""
         return None if ends_at_ms is None else max(0.0, (ends_at_ms - self.at_ms) / 1000)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """Return the JSON document of ``badcjobs monitor --once --json``."""
         total = {**self.total.to_dict(), "eta_s": self.eta_s(self.total.ends_at_ms)}
         return {
@@ -193,9 +195,9 @@ class Snapshot:
             "of_run": self.of_run,
             "total": total,
             "tasks": [{**task_document(task), "eta_s": self.eta_s(task.ends_at_ms)} for task in self.tasks],
-            "devices": [device_document(device) for device in self.devices],
-            "alerts": [alert_document(alert) for alert in self.alerts],
-            "findings": [alert_document(alert) for alert in self.findings],
+            "devices": list(map(device_document, self.devices)),
+            "alerts": list(map(alert_document, self.alerts)),
+            "findings": list(map(alert_document, self.findings)),
             "remarks": list(self.remarks),
             "unread": self.unread,
             "verdict": self.verdict_document,
@@ -234,7 +236,7 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def run_alerts(tasks: Sequence[TaskFacts]) -> list[TaskAlert]:
+def run_alerts(tasks: Tasks) -> list[TaskAlert]:
     """Return what is wrong with a run: failing chunks, and tasks that failed, were killed or are silent."""
     found = []
     failing = [task for task in tasks if task.errors or task.failed_for_good]
@@ -270,7 +272,7 @@ _TROUBLE_WORDS = {
 }
 
 
-def _run_alert(kind: str, message: str, tasks: Sequence[TaskFacts]) -> TaskAlert:
+def _run_alert(kind: str, message: str, tasks: Tasks) -> TaskAlert:
     since_ms = min(task.ended_at_ms or task.heard_at_ms or task.started_at_ms for task in tasks)
     return TaskAlert(kind, "critical", message, None, since_ms)
 
@@ -279,9 +281,9 @@ def _run_alert(kind: str, message: str, tasks: Sequence[TaskFacts]) -> TaskAlert
 
 
 def add_up(
-    tasks: Sequence[TaskFacts],
+    tasks: Tasks,
     devices: Sequence[DeviceFacts],
-    every: Sequence[TaskFacts] = (),
+    every: Tasks = (),
     *,
     source_chunks: int | None = None,
     array_count: int = 0,
@@ -332,7 +334,7 @@ def add_up(
     return replace(total, ends_at_ms=end_ms)
 
 
-def _done_of_part(attempts: Sequence[TaskFacts]) -> int:
+def _done_of_part(attempts: Tasks) -> int:
     """Return the chunks done by all attempts at a part; of those done twice, the last attempt found only some done."""
     last, done = max(attempts, key=lambda task: task.age), sum(task.done for task in attempts)
     return min(done, last.done + last.before) if last.chunks else done
@@ -343,7 +345,7 @@ def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
     return Total(devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices))
 
 
-def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:
+def _cut_to_count(tasks: Tasks) -> Tasks:
     """Return the tasks of the latest division of the source, or of the one that lists more chunks so far."""
     cuts: dict[int | None, list[TaskFacts]] = {}
     for task in tasks:
@@ -353,7 +355,7 @@ def _cut_to_count(tasks: Sequence[TaskFacts]) -> Sequence[TaskFacts]:
     return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equal ones the latest
 
 
-def _parts(cut: Sequence[TaskFacts], array_count: int) -> tuple[int | None, int]:
+def _parts(cut: Tasks, array_count: int) -> tuple[int | None, int]:
     """Return into how many parts the source is divided (None: unknown), and how many of them these tasks have.
 
     If the source lists manifests, each array task has its own manifest, and ``shard_count`` refers to that manifest.

@@ -5,7 +5,7 @@ A line is a list of parts. Widths are terminal cells; ``to_text`` converts a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ GAP = "  "
 _CONTINUED = " \\\n    "  # between the lines of a wrapped command
 _SHELL_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"])+""")
 _MIN_BAR = 4
+NAMES = 10  # the width of labels
 _ASCII = dict(zip("–×·°…→▸↑↓━╸─▁▂▃▄▅▆▇█", "-x| ~>>^v=>-_.:-=+*#", strict=True))
 
 
@@ -30,7 +31,9 @@ class Part(NamedTuple):
     rank: int = 0
 
 
+Parts = Sequence[Part]
 Line = list[Part]
+Lines = list[Line]
 
 
 def to_text(line: Line, width: int, *, ascii_only: bool) -> Text:
@@ -108,9 +111,7 @@ def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
     return kept
 
 
-def table_rows(
-    lines: Sequence[object], columns: Sequence[Column], chosen: int | None, first: int, width: int
-) -> list[Line]:
+def table_rows(lines: Sequence[object], columns: Sequence[Column], chosen: int | None, first: int, width: int) -> Lines:
     """Return the title row and one row per line; ``first`` is the number of the first line."""
     columns = choose_columns([Column(" ", 1), *columns], width)
     rows = [
@@ -132,7 +133,7 @@ def _pad(column: Column, cell: Part) -> Part:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def fit(parts: Sequence[Part], width: int, gap: str, *, keep: int = -1) -> list[Part]:
+def fit(parts: Parts, width: int, gap: str, *, keep: int = -1) -> list[Part]:
     """Return the parts that fit on one line; parts of rank ``keep`` and below are never dropped."""
     kept = list(parts)
     while kept and width_of(kept, gap) > width and (worst := max(part.rank for part in kept)) > keep:
@@ -140,7 +141,7 @@ def fit(parts: Sequence[Part], width: int, gap: str, *, keep: int = -1) -> list[
     return kept
 
 
-def flow(parts: Sequence[Part], width: int, gap: str) -> list[list[Part]]:
+def flow(parts: Parts, width: int, gap: str) -> list[list[Part]]:
     """Return the parts in lines, as many on each line as fit."""
     lines: list[list[Part]] = []
     for part in parts:
@@ -151,12 +152,12 @@ def flow(parts: Sequence[Part], width: int, gap: str) -> list[list[Part]]:
     return lines
 
 
-def width_of(parts: Sequence[Part], gap: str) -> int:
+def width_of(parts: Parts, gap: str) -> int:
     """Return the width of the parts on one line."""
     return sum(cell_len(part.text) for part in parts) + len(gap) * max(0, len(parts) - 1)
 
 
-def joined(parts: Sequence[Part], gap: str, style: str = "") -> Line:
+def joined(parts: Parts, gap: str, style: str = "") -> Line:
     """Return the parts as one line, with ``gap`` between them."""
     line: Line = []
     for part in parts:
@@ -164,12 +165,12 @@ def joined(parts: Sequence[Part], gap: str, style: str = "") -> Line:
     return line
 
 
-def wrap_parts(parts: Sequence[Part], gap: str, width: int, style: str = "") -> list[Line]:
+def wrap_parts(parts: Parts, gap: str, width: int, style: str = "") -> Lines:
     """Return the parts as lines, as many as needed."""
     return [joined(line, gap, style) for line in flow(parts, width, gap)]
 
 
-def labelled(name: str, words: str, indent: int, width: int, style: str) -> list[Line]:
+def labelled(name: str, words: str, width: int, *, indent: int = NAMES, style: str = "dim") -> Lines:
     """Return a label and its text, wrapped to the width."""
     said = wrap(words, width - indent) or [""]
     names = [f"  {name}", *[""] * len(said)]
@@ -177,6 +178,11 @@ def labelled(name: str, words: str, indent: int, width: int, style: str) -> list
         [Part(first.ljust(indent), style), Part(shorten(text, width - indent).rstrip())]
         for first, text in zip(names, said, strict=False)
     ]
+
+
+def styled(texts: Iterable[str], style: str = "") -> Lines:
+    """Return each text as a line."""
+    return [[Part(text, style)] for text in texts]
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -211,13 +217,13 @@ def bar(share: float | None, width: int, failed: float = 0.0) -> str:
 
 def bar_line(
     share: float | None,
-    parts: Sequence[Part],
+    parts: Parts,
     width: int,
     *,
     max_width: int,
     style: str,
     text_style: str = "",
-    failed: float = 0.0,
+    failed: float,
 ) -> Line:
     """Return a progress bar, if there is room for it, and the parts after it, in the style ``text_style``."""
     parts = fit(parts, width, GAP)
@@ -234,7 +240,7 @@ def downsample(values: Sequence[float | None], width: int) -> list[float | None]
     return [mean_of_known(part) for part in parts]
 
 
-def sparkline(values: Sequence[float | None], width: int, top: float, *, over: bool = False) -> str:
+def sparkline(values: Sequence[float | None], width: int, top: float, *, over: bool) -> str:
     """Return values from 0 to ``top`` as a chart, right-aligned; a blank is a step without a reading.
 
     With ``over`` (the task has ended, no values follow) the chart is left-aligned.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.run_files import ArrayOfRun, RunFiles, is_abandoned, last_job_of, read_array
-from badcjobs.live.snapshot import Snapshot, Total, add_up, is_done, run_alerts, standstill, total_of_devices
+from badcjobs.live.snapshot import Snapshot, Tasks, Total, add_up, is_done, run_alerts, standstill, total_of_devices
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.completeness import finish_lines
@@ -127,9 +127,7 @@ class RunView:
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
-    def _with_resume_commands(
-        self, total: Total, array: ArrayOfRun, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]
-    ) -> Total:
+    def _with_resume_commands(self, total: Total, array: ArrayOfRun, tasks: Tasks, every: Tasks) -> Total:
         """Add why no task is running, and the commands that resume the run, if chunks are left."""
         reason, run, cut_short = standstill(total), self.files.folder.path, array.cut_short
         if cut_short is not None and not total.states.get("running") and not is_done(total):
@@ -156,7 +154,7 @@ class RunView:
         go_on = self._resume_commands(last_job_of(tasks) or array.job_id, tasks, every)
         return replace(total, standstill=f"{reason}{unsure}", go_on=go_on)
 
-    def _resume_commands(self, job_id: str, tasks: Sequence[TaskFacts], every: Sequence[TaskFacts]) -> tuple[str, ...]:
+    def _resume_commands(self, job_id: str, tasks: Tasks, every: Tasks) -> tuple[str, ...]:
         """Return commands that resume the run, the last one without Slurm; empty without a run.toml."""
         run = RunFolder(self.files.folder.path.absolute())
         logs = run.path / "logs"
