@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,6 +93,9 @@ class ParsedWords:
     wrong: tuple[str, str, str] | None = None  # the message, the wrong word, the right one (empty: not known)
 
 
+Parser = Callable[[Sequence[str]], ParsedWords]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A line of a script that calls badcjobs."""
@@ -144,7 +146,7 @@ class BatchScript:
     """A parsed job script."""
 
     name: str
-    options: dict[str, str] = field(default_factory=dict)  # of sbatch, under their long names
+    options: dict[str, str]  # of sbatch, under their long names
     asked: sbatch.Asked = field(default_factory=sbatch.Asked)
     signal: sbatch.EarlySignal | None = None
     calls: tuple[Call, ...] = ()
@@ -206,7 +208,7 @@ def read_script(
     name: str,
     environ: Mapping[str, str],
     cwd: str = "",
-    parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly,
+    parse: Parser = parse_plainly,
     options: Sequence[str] = (),
 ) -> BatchScript:
     """Parse a script; ``parse`` is the parser of the command line, without which sources are unknown.
@@ -380,9 +382,7 @@ class Variables:
         return posixpath.join(self._folder or "", path)
 
 
-def _read_calls(
-    text: str, variables: Variables, parse: Callable[[Sequence[str]], ParsedWords]
-) -> Iterator[Call | Mistake]:
+def _read_calls(text: str, variables: Variables, parse: Parser) -> Iterator[Call | Mistake]:
     """Yield each call of badcjobs, and its mistakes."""
     text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
     for found in _LOGICAL_LINE.finditer(text):
@@ -397,7 +397,7 @@ def _read_calls(
             yield from _read_words(call, words[at + 1 :], variables, parse(words[at + 1 :]), made)
 
 
-def _place_of_badcjobs(words: Sequence[str], parse: Callable[[Sequence[str]], ParsedWords]) -> int | None:
+def _place_of_badcjobs(words: Sequence[str], parse: Parser) -> int | None:
     """Return the position of the program badcjobs: the first such word before a command; others may be folder names."""
     named = [n for n, word in enumerate(words) if "=" not in word and _BADCJOBS.fullmatch(word.rstrip("}"))]
     if not named or (named[0] and _program(words[0]) not in _LAUNCHING):
@@ -462,7 +462,7 @@ _WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 class JobRequest:
     """What a job requests, as far as one machine can provide it."""
 
-    given: Mapping[str, str]  # all options, by their long names
+    given: sbatch.Options
     array: sbatch.ArraySpec | None = None
     time_s: int | None = None  # None: no limit
     warning: sbatch.EarlySignal | None = None
@@ -504,16 +504,16 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         array=read.get("array"),
         time_s=read.get("time"),
         warning=read.get("signal"),
-        gpus=sbatch.try_parse(mistakes, lambda: sbatch.count_gpus(given)) or 0,
-        cpus=sbatch.try_parse(mistakes, lambda: sbatch.parse_positive(given, "cpus-per-task")),
-        ntasks=sbatch.try_parse(mistakes, lambda: sbatch.count_tasks(given)),
-        mem_mib=sbatch.try_parse(mistakes, lambda: sbatch.parse_memory(given.get("mem", "0"))) or None,
+        gpus=sbatch.try_parse(mistakes, sbatch.count_gpus, given) or 0,
+        cpus=sbatch.try_parse(mistakes, sbatch.parse_positive, given, "cpus-per-task"),
+        ntasks=sbatch.try_parse(mistakes, sbatch.count_tasks, given),
+        mem_mib=sbatch.try_parse(mistakes, sbatch.parse_memory, given.get("mem", "0")) or None,
         exports=exports,
     )
     mistakes += [f"--{name}: not supported by the emulation; {_REFUSED[name]}" for name in given if name in _REFUSED]
     ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
     alone = [{one: given[one] for one in given if one == name or one not in ways} for name in ways]
-    if len({sbatch.try_parse(mistakes, partial(sbatch.count_gpus, one)) for one in alone}) > 1:
+    if len({sbatch.try_parse(mistakes, sbatch.count_gpus, one) for one in alone}) > 1:
         names = " and ".join(f"--{name}={given[name]}" for name in ways)
         mistakes.append(f"{names} do not agree; write only --gpus-per-node")
     if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":

@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, 
 from badcjobs.cluster.local_task import COMPLETED, LocalJob
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.cluster.slurm import PROGRAM, cancel_line, has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
+from badcjobs.cluster.wait_for_job import EXIT_CODES, Tell, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import ArrayOrder, default_mem
 from badcjobs.paths import RunFolder, shell_line
@@ -31,8 +31,6 @@ from badcjobs.store.merge import MergeOrder
 from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
 from badcjobs.task.startup import World
 
-Tell = Callable[[str], None]
-
 _ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, split at spaces
 _NAMES_DEVICES = re.compile(r"--simulate|run\.simulate|--no-emit-gpu-telemetry")
 
@@ -42,11 +40,11 @@ class ScriptOrder:
     """A job script with the options that ``sbatch OPTIONS SCRIPT`` would get."""
 
     script: Path
-    options: tuple[str, ...] = ()
-    source: str | None = None  # the variable SOURCE, which our templates read; one path, any characters
-    out: Path | None = None  # the variable OUT; None: usual_out, or as in the environment or --export
-    usual_out: Path | None = None  # of badcjobs.toml, which the badcjobs in the script also reads
-    arguments: tuple[str, ...] = ()  # options of badcjobs run, for BADCJOBS_ARGS
+    options: tuple[str, ...]
+    source: str | None  # the variable SOURCE, which our templates read; one path, any characters
+    out: Path | None  # the variable OUT; None: usual_out, or as in the environment or --export
+    usual_out: Path | None  # of badcjobs.toml, which the badcjobs in the script also reads
+    arguments: tuple[str, ...]  # options of badcjobs run, for BADCJOBS_ARGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from badcjobs.cluster.local_task import CANCELLED, COMPLETED, FAILED, REQUEUED, Attempt, LocalJob
 from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.wait_for_job import TaskOutcome, made_progress, read_row
+from badcjobs.cluster.wait_for_job import TaskOutcome, Tell, made_progress, read_row
 from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.devices.free import STAND_INS, DeviceLocks, describe_holder, lock_folder
 from badcjobs.devices.listing import open_devices
@@ -151,9 +151,7 @@ def open_pool(count: int, settings: LocalSettings, world: World, run: Path) -> D
 class LocalArray:
     """All tasks of one job, in one thread: PDEATHSIG ends a task when the thread that started it ends."""
 
-    def __init__(
-        self, job: LocalJob, pool: DevicePool, settings: LocalSettings, run: RunFolder, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, job: LocalJob, pool: DevicePool, settings: LocalSettings, run: RunFolder, tell: Tell) -> None:
         self.job = job
         self.rows = [TaskRow(one, PENDING, None, job.log(one, "output")) for one in job.request.indices]
         self._pool = pool
@@ -198,7 +196,7 @@ class LocalArray:
     def _obey_signals(self) -> None:
         """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""
         stop, attempts = self.job.world.stop, [attempt for _, attempt in self._running]
-        tasks = f"{len(attempts)} task{'' if len(attempts) == 1 else 's'}"
+        tasks = count_of(len(attempts), "task")
         steps: tuple[tuple[signal.Signals | None, str, Callable[[Attempt, signal.Signals], None]], ...] = (
             (stop.warned_by, "starting no new task, passing it on to {}", Attempt.warn),
             (stop.ended_by, "stopping {}; a second signal kills them", lambda one, _: one.end(CANCELLED)),

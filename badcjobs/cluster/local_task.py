@@ -46,8 +46,8 @@ class LocalJob:
     script: str
     world: World
     folder: Path  # temporary, on this machine
-    state_file: Path | None = None
-    keep: tuple[int, ...] = ()  # open files whose locks last as long as any process of the job
+    state_file: Path | None
+    keep: tuple[int, ...]  # open files whose locks last as long as any process of the job
 
     @property
     def workdir(self) -> Path:

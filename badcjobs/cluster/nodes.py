@@ -29,6 +29,7 @@ QUESTION = ("sinfo", "-N", "-h", "-O", ",".join(f"{name}:{width}|" for name, wid
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
 _WORKING = _TAKING_JOBS | {"allocated", "completing"}
 _HARMLESS_MARKS = frozenset({"~", "#", "-"})  # powered down, powering up, planned for a later job
+Document = dict[str, Any]  # of ``badcjobs cluster --json``, or a part of it
 UNTYPED = "gpu"  # the kind of a GPU without a type
 
 
@@ -108,7 +109,7 @@ class Cluster:
         wanted = set(partitions.split(",")) if partitions else None
         return [one for one in self.nodes if (one.reachable if wanted is None else wanted & {*one.partitions})]
 
-    def gpu_nodes(self, kind: str | None = None) -> list[Node]:
+    def gpu_nodes(self, kind: str | None) -> list[Node]:
         return [node for node in self.nodes if node.total(kind)]
 
     @property
@@ -175,7 +176,7 @@ def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
     return tuple(counts)
 
 
-def sum_gpus(nodes: Collection[Node], kind: str | None = None) -> dict[str, int]:
+def sum_gpus(nodes: Collection[Node], kind: str | None) -> dict[str, int]:
     """Return the total, used, free and unreachable GPUs of nodes; unreachable: no job would start there."""
     total, free = (sum(count(node, kind) for node in nodes) for count in (Node.total, Node.free))
     used = sum(count.used for node in nodes for count in node.of_kind(kind))
@@ -185,7 +186,7 @@ def sum_gpus(nodes: Collection[Node], kind: str | None = None) -> dict[str, int]
 # --- where a job would start ----------------------------------------------------------------------------------------
 
 
-def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> dict[str, Any] | None:
+def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Document | None:
     """Return where a job with this many GPUs would start; None: the cluster cannot run it.
 
     ``node`` is None if the job waits or needs several nodes; ``free`` is the number of free GPUs of the kind there;
@@ -237,7 +238,7 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------
 
 
-def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> dict[str, Any]:
+def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> Document:
     """Call sinfo and describe the cluster; raise NotHere without Slurm or without such a GPU."""
     cluster = parse_sinfo(query_sinfo(environ))
     wanted = None if kind is None else kind.lower()
@@ -251,7 +252,7 @@ def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) 
     return describe(cluster, gpus, wanted)
 
 
-def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
+def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
     """Return the JSON document of ``badcjobs cluster --json``; with ``kind`` it counts only these GPUs."""
     best, nodes = choose_best(cluster, gpus, kind), cluster.gpu_nodes(kind)
     most_on_a_node = max((node.total(kind) for node in cluster.nodes if node.reachable), default=0)
@@ -274,7 +275,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> dict[str, Any]:
     }
 
 
-def cluster_text(found: Mapping[str, Any]) -> str:
+def cluster_text(found: Document) -> str:
     """Return partitions, nodes and advice of a document as text, at most 100 columns wide."""
     counts = ("free", "used", "total")
     partitions = [
@@ -315,7 +316,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _advice(found: Mapping[str, Any], wanted: str) -> list[str]:
+def _advice(found: Document, wanted: str) -> list[str]:
     best, most = found["best"], found["most_on_a_node"]
     if not most:
         return [f"  best for {wanted}: every partition with such GPUs is down"]

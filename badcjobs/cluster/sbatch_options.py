@@ -17,6 +17,7 @@ from badcjobs.model import ArrayShape, parse_stop_after
 from badcjobs.settings import SubmitSettings
 
 T = TypeVar("T")
+Options = Mapping[str, str]  # by their long names; a flag has an empty value
 
 SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -275,16 +276,16 @@ class Asked:
     node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, unless they are patterns or files
 
 
-def try_parse(mistakes: list[str], read: Callable[[], T]) -> T | None:
+def try_parse(mistakes: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
     """Return the parsed value; after a ValueError, add its message to the mistakes and return None."""
     try:
-        return read()
+        return read(*arguments)
     except ValueError as error:
         mistakes.extend([] if str(error) in mistakes else [str(error)])
         return None
 
 
-def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]:
+def read_values(given: Options, mistakes: list[str]) -> dict[str, Any]:
     """Return the values of --array, --time and --signal; add wrong ones to ``mistakes`` instead."""
     readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
     values: dict[str, Any] = {}
@@ -296,7 +297,7 @@ def read_values(given: Mapping[str, str], mistakes: list[str]) -> dict[str, Any]
     return values
 
 
-def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: list[str]) -> Asked:
+def read_asked(given: Options, values: Mapping[str, Any], mistakes: list[str]) -> Asked:
     """Return what sbatch options request; ``values`` are those of ``read_values``."""
     asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
     if not given.get("clusters"):  # else the names belong to another cluster
@@ -312,10 +313,10 @@ def read_asked(given: Mapping[str, str], values: Mapping[str, Any], mistakes: li
         asked["array_range"] = suggest_range(array)
     if "time" in values:
         asked |= {"time_s": values["time"], "no_time_limit": values["time"] is None}
-    return Asked(**asked, **(try_parse(mistakes, lambda: _size(given)) or {}))
+    return Asked(**asked, **(try_parse(mistakes, _size, given) or {}))
 
 
-def _size(given: Mapping[str, str]) -> dict[str, Any]:
+def _size(given: Options) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
     processes = count_tasks(given) or 1  # of srun
@@ -350,7 +351,7 @@ def _size(given: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def count_gpus(given: Mapping[str, str]) -> int:
+def count_gpus(given: Options) -> int:
     """Return the number of requested GPUs: of the job with --gpus or --gpus-per-task, else of each node."""
     total, per_task = _gpus(given, "gpus"), _gpus(given, "gpus-per-task")
     if per_task and not total:
@@ -377,24 +378,24 @@ def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
     return found
 
 
-def _gpus(given: Mapping[str, str], name: str) -> int:
+def _gpus(given: Options, name: str) -> int:
     try:
         return sum(number for _, number in parse_gpus(given.get(name, ""), gres=name == "gres"))
     except ValueError:
         raise ValueError(f"--{name}={given[name]} is not a number of GPUs") from None
 
 
-def count_tasks(given: Mapping[str, str]) -> int | None:
+def count_tasks(given: Options) -> int | None:
     """Return how many processes srun would start; None: not specified."""
     return parse_positive(given, "ntasks") or (parse_positive(given, "ntasks-per-node") or 0) * _nodes(given) or None
 
 
-def _nodes(given: Mapping[str, str]) -> int:
+def _nodes(given: Options) -> int:
     least = given.get("nodes", "").partition("-")[0]
     return max(1, int(least)) if least.isdecimal() else 1
 
 
-def parse_positive(given: Mapping[str, str], name: str) -> int | None:
+def parse_positive(given: Options, name: str) -> int | None:
     """Return the value of an option that takes a number above 0; None: not given."""
     text = given.get(name)
     if text is None:

@@ -31,6 +31,7 @@ from badcjobs.store.merge import MergeOrder
 
 log = logging.getLogger(__name__)
 
+Tell = Callable[[str], None]  # prints a line
 _BAR = 20
 EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
 _COMPLETED, _FAILED = "COMPLETED", "FAILED"
@@ -42,7 +43,7 @@ _MOST_LINES = 10
 _BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
 
 
-def follow(result: SubmitResult, clock: Clock, poll_s: float, tell: Callable[[str], None]) -> JobStates:
+def follow(result: SubmitResult, clock: Clock, poll_s: float, tell: Tell) -> JobStates:
     """Wait for the end of array and merge job, asking Slurm every ``poll_s``; ``tell`` gets one line for each change.
 
     Returns the final states of all tasks that were seen, also of those that Slurm no longer lists.
@@ -146,6 +147,9 @@ class TaskOutcome:
         return {"index": self.index, "state": self.state, "exit_code": self.exit_code, "log": str(self.log)}
 
 
+Ends = Sequence[TaskOutcome]
+
+
 def find_ends(job: Submitted, states: JobStates, run: RunFolder, logs: Path) -> tuple[TaskOutcome, ...]:
     """Return how each task ended; sacct is called only if squeue does not list all tasks."""
     final = {index: state for index, state in states.array.items() if state not in UNFINISHED}
@@ -194,7 +198,7 @@ def read_row(database: Path, question: str, *, live: bool = False) -> tuple[Any,
         return None
 
 
-def verdict_of(ends: Sequence[TaskOutcome]) -> str:
+def verdict_of(ends: Ends) -> str:
     """Return the verdict from the tasks alone; a task that finished all its chunks counts as done, however it ended."""
     if all(end.well or end.worked for end in ends):
         return "done"
@@ -202,7 +206,7 @@ def verdict_of(ends: Sequence[TaskOutcome]) -> str:
     return "failed" if failed else "stopped"
 
 
-def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | None:
+def headline(job_id: str, verdict: str, ends: Ends) -> str | None:
     """Return a headline if every chunk of a run is done but not every task completed; None: all completed.
 
     ``verdict`` is the verdict on the job; an earlier job may have done the chunks.
@@ -214,7 +218,7 @@ def headline(job_id: str, verdict: str, ends: Sequence[TaskOutcome]) -> str | No
     return f"every chunk is done; {count(len(bad), 'task')} failed after {after} last chunk:" if bad else None
 
 
-def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
+def end_lines(job_id: str, ends: Ends) -> list[str]:
     """Return a line for each task that did not complete, with its log."""
     bad = [end for end in ends if not end.well]
     lines = []
@@ -224,7 +228,7 @@ def end_lines(job_id: str, ends: Sequence[TaskOutcome]) -> list[str]:
     return lines + ([f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)"] if len(bad) > _MOST_LINES else [])
 
 
-def no_task_started(job_id: str, ends: Sequence[TaskOutcome], *, then: str) -> NotHere:
+def no_task_started(job_id: str, ends: Ends, *, then: str) -> NotHere:
     """Return the error for a job whose tasks left no database, with the log of its first failed task.
 
     ``then``: what to do after reading the log.
