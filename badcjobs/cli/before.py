@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli import output
 from badcjobs.cli.options import (
     JsonWanted,
     Root,
@@ -24,7 +23,19 @@ from badcjobs.cli.options import (
     run_options,
     with_settings,
 )
-from badcjobs.cli.output import Pace, answer, environ, log_to_stderr, print_json, read_world, remark, say, shown
+from badcjobs.cli.output import (
+    Pace,
+    answer,
+    environ,
+    log_to_stderr,
+    print_json,
+    read_world,
+    remark,
+    say,
+    say_next,
+    shown,
+    this_command,
+)
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.model import parse_stop_after
@@ -33,7 +44,7 @@ from badcjobs.project import Project
 from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
 
 if TYPE_CHECKING:
-    from badcjobs.cluster.job_script import ParsedWords
+    from badcjobs.cluster.job_script import ParsedWords, Parser
     from badcjobs.planning.probe import ProbeEnd
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
@@ -68,7 +79,7 @@ def check(
     from badcjobs.planning.check import check as check_all
     from badcjobs.planning.findings import remarks_text
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     project, flags = read_project(context, "run", "submit"), run_options(context, out=out, root=root)
     sources = tuple(source or project.get("run", "source") or ())
     script, run_words = None, tuple[str, ...]()
@@ -93,11 +104,11 @@ def check(
         trust, None if site or "site" in project.keys else trust,
     )  # fmt: skip
     found = check_all(order)
-    answer(json_wanted, found.to_dict, lambda: remarks_text(found.findings))
+    answer(json_wanted, found.to_dict(), remarks_text(found.findings))
     if not json_wanted:
         words = _after_check(sources, out or project.get("run", "out"), script, run_words, ready=not found.exit_code)
-        output.say_next(*words, note="once the problems are fixed" if found.exit_code else "")
-    return int(found.exit_code)
+        say_next(*words, note="once the problems are fixed" if found.exit_code else "")
+    return found.exit_code
 
 
 def _after_check(
@@ -105,17 +116,17 @@ def _after_check(
 ) -> Sequence[str | Path]:
     """Return the command that submits what was checked; the same check again, if it found problems."""
     if not ready or not sources:
-        return output.this_command(*([] if sources else ["SOURCE"]))
+        return this_command(*([] if sources else ["SOURCE"]))
     if script is not None:
         given = {"SOURCE": "".join(sources[1:2]), "OUT": out or "", "BADCJOBS_ARGS": " ".join(run_words)}
         values = [f"{name}={value}" for name, value in given.items() if value]
         return *(["env", *values] if values else []), "sbatch", Path(script)
     new = [] if out else [f"--out=runs/{Path(sources[0]).stem}"]
-    words = "\0".join(output.this_command(*new, name="submit", without=["--quick"]))
+    words = "\0".join(this_command(*new, name="submit", without=["--quick"]))
     return re.sub("--site[=\0]", "--config=site=", words).split("\0")
 
 
-def make_parser(group: Any) -> Callable[[Sequence[str]], ParsedWords]:
+def make_parser(group: Any) -> Parser:
     """Return a function that parses words of a script as the program itself would; nothing is run."""
     from badcjobs.cluster.job_script import ParsedWords
 
@@ -186,7 +197,7 @@ def plan(
     from badcjobs.planning.plan import PlanOrder, plan_sources, plan_text
     from badcjobs.report.rules import PROBLEM
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     project = read_project(context, "run", "submit")
     asked = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
     order = PlanOrder(
@@ -220,12 +231,12 @@ def plan(
     has_problem = any(one.severity == PROBLEM for one in made.remarks)
     fixed = "once the problems are fixed" if has_problem else ""
     if not json_wanted and planned.written:
-        output.say_next("sbatch", planned.written[0][0], note=fixed)
+        say_next("sbatch", planned.written[0][0], note=fixed)
     elif not json_wanted:
         ending = None if order.submit.account else made.site.account_ends_with
         words = ["--out=plan", *([f"--config=submit.account=NAME{ending}"] if ending else [])]
-        output.say_next(*output.this_command(*([] if has_problem else words)), note=fixed)
-    return int(ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE)
+        say_next(*this_command(*([] if has_problem else words)), note=fixed)
+    return ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
 
 
 def probe(
@@ -272,7 +283,7 @@ def probe(
             try_to_write(html)  # before minutes of trials
         except OSError as error:
             raise cannot_write(html, error) from error
-    log_to_stderr()
+    log_to_stderr(quiet=False)
     # A chunk that does not fit is a result here, not an error; the probe logs it itself.
     for noisy in ("supervise", "stream_session"):
         logging.getLogger(f"badcjobs.workers.{noisy}").setLevel(logging.CRITICAL)
@@ -282,13 +293,13 @@ def probe(
     if end.problems and not known:
         raise end.problems[0]
     kept = f"{shown(end.store)}; {describe_readers(end.store, world.environ)}"
-    answer(json_wanted, lambda: _document(end), lambda: probe_text(known, kept, end.notes))
+    answer(json_wanted, _document(end), probe_text(known, kept, end.notes))
     for problem in end.problems:
         logging.getLogger(__name__).error("%s", problem)
     if html is not None:
         write_whole(html, probe_page(known, end.notes))
     if not json_wanted:
-        continued = output.this_command(without=["--again"])
+        continued = this_command(without=["--again"])
         plan_words = shell_line("plan", "SOURCE", *(() if out is None else ("--from", out)))
         planned = probe_line(order.settings, order.settings.workers_wanted, None).replace("probe AUDIO", plan_words, 1)
         say(f"next: {shell_line(*continued) if end.exit_code else planned}")

@@ -109,7 +109,7 @@ class BatchTask:
             remark(f"this task cannot be requeued: {error}")
             code = ExitCode.RUN_ME_AGAIN
         if code:
-            sys.exit(int(code))
+            sys.exit(code)
 
     def checkpoint(self) -> Any:
         """Stop the child and return the work for the requeued task; runs inside a signal handler."""

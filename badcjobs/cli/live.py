@@ -137,7 +137,7 @@ def serve(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     listening, place = bind(host, port, token, command)
     if token is not None and len(token) < MIN_TOKEN:
         remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, is_stdout, option, read_project, refuse_data
-from badcjobs.cli.output import answer, environ, log_to_stderr, print_json, print_line, read_world, remark, say
+from badcjobs.cli.output import (
+    answer,
+    environ,
+    log_to_stderr,
+    print_json,
+    print_line,
+    read_world,
+    remark,
+    say,
+    say_next,
+    this_command,
+)
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.paths import shell_line
@@ -53,10 +63,10 @@ def gpus(
             raise
         why = "\n".join(filter(None, [error.what, error.why]))
         print_json(getattr(error, "listing", Listing((), why)).to_dict())
-        return int(error.exit_code)
+        return error.exit_code
     if json_wanted:
         print_json(found.to_dict())
-        return 0 if found.devices else int(NotHere.exit_code)
+        return 0 if found.devices else NotHere.exit_code
     if not found.devices:
         raise NotHere(
             "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (shows simulated ones), or request one"
@@ -64,9 +74,9 @@ def gpus(
     to_take = request is not None and found.devices[0].backend != "simulated"
     say(_devices_text(found.to_dict(), processes=everything, to_take=to_take))
     if request is None:
-        output.say_next(*output.this_command(name="monitor", without=["--all"]))
+        say_next(*this_command(name="monitor", without=["--all"]))
     elif not to_take:
-        output.say_next("badcjobs", "monitor", "--simulate", str(simulate))
+        say_next("badcjobs", "monitor", "--simulate", str(simulate))
     return 0
 
 
@@ -106,7 +116,7 @@ def record(
     from badcjobs.report.words import count
     from badcjobs.task.records import RecordingOptions, run_record, stream_samples
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     if force:
         refuse_data([("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
     project, world = read_project(context, "alerts"), read_world()
@@ -134,7 +144,7 @@ def record(
         remark(f"{said}\nnext: {shell_line('badcjobs', 'report', Path(end['out']))}")  # stdout belongs to the command
     else:
         say(f"badcjobs: {said}")
-        output.say_next("badcjobs", "report", Path(end["out"]))
+        say_next("badcjobs", "report", Path(end["out"]))
     return int(end["exit_code"])
 
 
@@ -156,17 +166,17 @@ def cluster(
     project = read_project(context)
     gpus = gpus_per_task or project.get("submit", "gpus_per_task") or 1
     found = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
-    answer(json_wanted, lambda: found, lambda: cluster_text(found))
+    answer(json_wanted, found, cluster_text(found))
     if found["fits"] and not json_wanted:
-        where = output.this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
-        output.say_next("badcjobs", "submit", "SOURCE", *where)
-    return int(ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE)
+        where = this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
+        say_next("badcjobs", "submit", "SOURCE", *where)
+    return ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE
 
 
 _LONGEST_MODEL = 28
 
 
-def _devices_text(listing: Mapping[str, Any], *, processes: bool = False, to_take: bool = False) -> str:
+def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool) -> str:
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
     from badcjobs.devices.allocation import VISIBLE
     from badcjobs.report.tables import Table, columns, table_text

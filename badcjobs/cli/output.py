@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,12 +121,12 @@ def print_json(document: object) -> None:
     _print(map(safe_json, iter(lambda: "".join(islice(parts, _PARTS)), "")))
 
 
-def answer(json_wanted: bool, document: Callable[[], object], text: Callable[[], str]) -> None:
+def answer(json_wanted: bool, document: object, text: str) -> None:
     """Print a result as JSON or as text."""
     if json_wanted:
-        print_json(document())
+        print_json(document)
     else:
-        say(text())
+        say(text)
 
 
 def shown(path: Path) -> str:
@@ -134,7 +134,7 @@ def shown(path: Path) -> str:
     return plain(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def log_to_stderr(*, quiet: bool = False) -> None:
+def log_to_stderr(*, quiet: bool = True) -> None:
     """Send the log to stderr; ``quiet``: only warnings."""
     _log_to(logging.StreamHandler(sys.stderr), logging.WARNING if quiet else logging.INFO)
     logging.getLogger("badcjobs").setLevel(logging.INFO)

@@ -231,7 +231,7 @@ def _print_error(error: BadcjobsError, debug: bool) -> int:
     if debug:
         print(safe_lines(traceback.format_exc()), file=sys.stderr)
     print(safe_error(error), file=sys.stderr)
-    return int(error.exit_code)
+    return error.exit_code
 
 
 def _convert_usage_error(error: Any) -> BadcjobsError:

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, find_run, flag, is_stdout, option, read_project, refuse_data, sources_of
-from badcjobs.cli.output import Pace, colour_wanted, log_to_stderr, print_document, print_json, remark, say, shown
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    log_to_stderr,
+    print_document,
+    print_json,
+    remark,
+    say,
+    say_next,
+    shown,
+)
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.paths import shell_line
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
     from badcjobs.report.job import FinishedJob
 
 ROWS = "rows of the source read"
+JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
 Forms = Literal["csv", "json", "parquet", "badc"]
 
 
@@ -46,7 +56,7 @@ def merge(
     from badcjobs.report.text import removal_text, summary_text
     from badcjobs.store.merge import MergeOrder
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     project = read_project(context)
     given = inputs or [find_run(None, project, "merge")]
     order = MergeOrder(given, out or default_target(given), mix, progress=Pace("task databases merged"), tell=remark)
@@ -75,7 +85,7 @@ def files_text(job: FinishedJob) -> str:
 
 def report(
     context: typer.Context,
-    job: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
+    job: JobPath = None,
     html: Annotated[Path | None, option("FILE", "Write a page with charts.")] = None,
     markdown: Annotated[Path | None, option("FILE", "Write Markdown.")] = None,
     prometheus: Annotated[Path | None, option("FILE", "Write metrics for the textfile collector.")] = None,
@@ -93,7 +103,7 @@ def report(
     from badcjobs.planning.site import find_billing
     from badcjobs.report.job import report_job
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     project = read_project(context)
     job = find_run(job, project, "report")
     targets = (
@@ -141,7 +151,7 @@ def _write(path: Path, text: str | Iterable[str]) -> None:
 def export(
     context: typer.Context,
     out: Annotated[Path, option("PATH", "File, folder, or - for stdout.", "--out", "-o")],
-    source: Annotated[Path | None, typer.Argument(metavar="DIR|FILE")] = None,
+    source: JobPath = None,
     form: Annotated[Forms | None, option("NAME", "csv, json, parquet, badc [from -o, else csv].", "--format")] = None,
     table: Annotated[list[str] | None, option("NAME|all", "Another table or view; repeatable.")] = None,
     species: Annotated[str | None, option("LIST", "Only these species: ROPT,RUGR.")] = None,
@@ -161,7 +171,7 @@ def export(
     from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
 
-    log_to_stderr(quiet=True)
+    log_to_stderr()
     project = read_project(context)
     job, to_stdout = find_run(source, project, "export"), is_stdout(out)
     named = form or form_of(out, several=by_study_area or len(table or ()) > 1 or "all" in (table or ()))
@@ -201,7 +211,7 @@ def export(
     for note in notes:
         remark(note)
     if named == "badc":
-        output.say_next("badc", "infer", "aggregate", out)
+        say_next("badc", "infer", "aggregate", out)
     elif not to_stdout:
-        output.say_next("badcjobs", "guide", "export", note="how to read it")
+        say_next("badcjobs", "guide", "export", note="how to read it")
     return 0

@@ -19,8 +19,7 @@ from rich.text import Text
 from badcjobs.cli.options import JsonWanted, Sources, check_run_folder, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
-from badcjobs.live import text_fit as fitting
-from badcjobs.live.text_fit import GAP, Part, rate, span
+from badcjobs.live.text_fit import GAP, Part, bar, fit, joined, rate, shorten, span, to_text, width_of
 from badcjobs.paths import user_cache
 from badcjobs.report.words import count, plain
 from badcjobs.settings import RunSettings
@@ -54,7 +53,7 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
 
-    log_to_stderr()
+    log_to_stderr(quiet=False)
     project = read_project(context, "run", "alerts")
     chosen = project.make(RunSettings, {"source": source, **settings}, "run")
     chosen = replace(chosen, billing=find_billing(project, Path.cwd()))
@@ -69,7 +68,7 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
 
     with ProgressBars(wanted=not json_wanted) as bars:
         end = run_task(chosen, replace(read_world(), show=bars.show, log_to=log_to))
-    answer(json_wanted, lambda: end, lambda: task_end_text(end))
+    answer(json_wanted, end, task_end_text(end))
     if not json_wanted:
         stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and "SLURM_JOB_ID" not in os.environ
         say_next(*(this_command() if stopped else ["badcjobs", "merge", Path(end["out"])]))
@@ -86,7 +85,7 @@ def keep_bytecode() -> None:
 class ProgressBars:
     """Progress bars on stderr, if it is a terminal."""
 
-    def __init__(self, *, wanted: bool = True) -> None:
+    def __init__(self, *, wanted: bool) -> None:
         can_draw = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in _NO_CURSOR
         self._wanted = wanted and can_draw
         self._live: Live | None = None
@@ -167,10 +166,10 @@ def bar_rows(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool =
     room = width - of_labels - of_bars - 2
     rows = []
     for label, filled, texts, name in said:
-        parts = fitting.fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, GAP, keep=0)
-        left = room - fitting.width_of(parts, GAP) - len(GAP)
+        parts = fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, GAP, keep=0)
+        left = room - width_of(parts, GAP) - len(GAP)
         if name and len(parts) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
             parts.append(Part(name))
-        first = f"{fitting.shorten(plain(label), of_labels)} {fitting.bar(filled, of_bars)} "
-        rows.append(fitting.to_text([Part(first), *fitting.joined(parts, GAP)], width, ascii_only=ascii_only))
+        first = f"{shorten(plain(label), of_labels)} {bar(filled, of_bars)} "
+        rows.append(to_text([Part(first), *joined(parts, GAP)], width, ascii_only=ascii_only))
     return rows

@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from badcjobs.cli import output
 from badcjobs.cli.options import JsonWanted, option, read_project, refuse_data
-from badcjobs.cli.output import answer, colour_wanted, environ, print_document, print_json, read_world, remark, say
+from badcjobs.cli.output import (
+    answer,
+    colour_wanted,
+    environ,
+    print_document,
+    print_json,
+    read_world,
+    remark,
+    say,
+    say_next,
+    this_command,
+)
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.paths import shell_line
 
@@ -262,7 +272,7 @@ def init(
     found, values = find_here(environ(), Path.cwd(), site)
     write_new(Path(NAME), project_text(values), f"less {NAME}")
     say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found)]))
-    output.say_next("badcjobs", "check", "SOURCE", note="after editing it")
+    say_next("badcjobs", "check", "SOURCE", note="after editing it")
     return 0
 
 
@@ -290,7 +300,7 @@ def template(
         width = max(len(one.name) for one in shelf)
         rows = "\n".join(f"  {one.name:<{width}}  {one.about}" for one in shelf)
         text = f"Templates, to fill in with --set KEY=VALUE:\n\n{rows}\n\nnext: badcjobs template array -o job.sbatch"
-        answer(json_wanted, lambda: {"templates": [one.to_dict() for one in shelf]}, lambda: text)
+        answer(json_wanted, {"templates": [one.to_dict() for one in shelf]}, text)
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
     project = read_project(context, "submit")
@@ -304,11 +314,11 @@ def template(
         return 0
     if out is None:
         print_document(filled.text.rstrip("\n"))
-        remark(f"next: {shell_line(*output.this_command('--out=job.sbatch'))}")
+        remark(f"next: {shell_line(*this_command('--out=job.sbatch'))}")
     else:
         say(f"{out} is written")
     if filled.open:
         remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
     if out is not None:
-        output.say_next(*(("badcjobs", "check") if filled.open else ("sbatch",)), out)
+        say_next(*(("badcjobs", "check") if filled.open else ("sbatch",)), out)
     return 0

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from badcjobs.cli import output
 from badcjobs.cli.job_signals import BatchTask, DelayedSignals
 from badcjobs.cli.options import (
     JsonWanted,
@@ -26,6 +25,20 @@ from badcjobs.cli.options import (
     run_options,
     with_settings,
 )
+from badcjobs.cli.output import (
+    Pace,
+    colour_wanted,
+    log_to_stderr,
+    poll_s,
+    print_document,
+    print_json,
+    read_world,
+    remark,
+    say,
+    say_next,
+    shown,
+    this_command,
+)
 from badcjobs.cli.results import ROWS, files_text
 from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
@@ -34,7 +47,7 @@ from badcjobs.cluster.local_array import LocalSettings
 from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
 from badcjobs.cluster.slurm import POLL_S, array_script, cancel_line, has_ended, merge_script, query_states
 from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
-from badcjobs.cluster.wait_for_job import EXIT_CODES, TaskOutcome, end_lines, evaluate_job, follow, headline
+from badcjobs.cluster.wait_for_job import EXIT_CODES, Ends, end_lines, evaluate_job, follow, headline
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
 from badcjobs.project import Project, find_project_file
@@ -47,6 +60,7 @@ from badcjobs.store.submission_record import read_intent, read_record
 
 # Variables of a job that another job must not inherit, besides those of Slurm.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
+Facts = dict[str, Any]  # the document of --json
 # Keys of [submit] that have no effect on a job script, which has its own lines for them.
 _NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 
@@ -80,7 +94,7 @@ def submit(
     Example:
       badcjobs submit july/ --out runs/july --tasks 20 -- --chunk-length 294
     """
-    output.log_to_stderr(quiet=True)
+    log_to_stderr()
     project = read_project(context, "run", "submit", "alerts")
     mistakes: list[str] = []
     flags = run_options(context, source=source, out=out, root=root)
@@ -94,7 +108,7 @@ def submit(
         share_gpus=options.share_gpus, max_requeues=requeues, kill_wait_s=options.kill_wait_s, again=again
     )
     if project.file is not None and not json_wanted:
-        output.remark(f"settings: {replace(project, file=Path(output.shown(project.file))).origin}")
+        remark(f"settings: {replace(project, file=Path(shown(project.file))).origin}")
     if sources and is_job_script(sources[0]):
         refuse(mistakes, "badcjobs submit --help")
         of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
@@ -144,30 +158,30 @@ def complete(
 def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock = SystemClock()
-    poll_s = output.poll_s(POLL_S)
-    pace, keep = output.Pace(ROWS), not how.dry_run
+    every_s = poll_s(POLL_S)
+    pace, keep = Pace(ROWS), not how.dry_run
     plan = make_plan(command, options, Path.cwd(), clock, pace, again=how.again, keep=keep, mistakes=mistakes)
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
         record = find_record(plan, again=how.again)
         if record is not None:
-            output.remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
+            remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
-            output.remark(_notes(plan)["tasks"])
+            remark(_notes(plan)["tasks"])
         _say_bill(command, options)
         return _show_scripts(how, script=array_script(plan.order), merge_script=merge_script(plan.order))
     if how.again and plan.redo_all:
-        output.remark("--no-resume: chunks that are done will be done again")
+        remark("--no-resume: chunks that are done will be done again")
     with _outside_any_job():
         with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
             result = submit_or_find(plan, BatchTask, clock, again=how.again, hold=held.begin)
             facts = _facts(result)
             if not how.json_wanted:
-                output.say(_result_text(facts, result))
+                say(_result_text(facts, result))
             if held.came is not None:
-                output.remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
-        return _follow_up(result, facts, clock, poll_s, how)
+                remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
+        return _follow_up(result, facts, clock, every_s, how)
 
 
 def _say_bill(command: RunCommand, options: SubmitSettings) -> None:
@@ -185,32 +199,32 @@ def _say_bill(command: RunCommand, options: SubmitSettings) -> None:
     need = usual_request(replace(options, mem=None), FASTEST, settings, site, os.environ, Path.cwd())
     workers = settings.workers_wanted and need.gpus * need.workers
     for one in BILLING(PreflightFacts(asked=asked, site=site, needed_gb=need.mem_gb, workers=workers)):
-        output.remark(f"billing: {one.text}" + (f"\n  try: {for_submit(one.fix)}" if one.fix else ""))
+        remark(f"billing: {one.text}" + (f"\n  try: {for_submit(one.fix)}" if one.fix else ""))
 
 
-def _follow_up(result: SubmitResult, facts: dict[str, Any], clock: Clock, poll_s: float, how: SubmitFlags) -> int:
+def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float, how: SubmitFlags) -> int:
     """Print how the job ended, with --wait or if it has already ended."""
     states = None
     try:
         if how.wait:
-            states = follow(result, clock, poll_s, output.remark)
+            states = follow(result, clock, every_s, remark)
         elif result.found:
             states = query_states(result.job)
     except KeyboardInterrupt:
-        output.remark(f"job {result.job.job_id} continues; the same command waits for it again")
+        remark(f"job {result.job.job_id} continues; the same command waits for it again")
         raise
     except Unanswered as error:
-        output.remark(f"Slurm does not answer, so it is not known whether the job has ended: {error}")
+        remark(f"Slurm does not answer, so it is not known whether the job has ended: {error}")
     if states is None or not (how.wait or has_ended(states)):
         if how.json_wanted:
-            output.print_json(facts)
+            print_json(facts)
         else:
-            output.say_next("badcjobs", "monitor", result.plan.order.out)
+            say_next("badcjobs", "monitor", result.plan.order.out)
         return 0
-    return _report_slurm_end(facts, *evaluate_job(result, states, clock, output.Pace(ROWS)), how)
+    return _report_slurm_end(facts, *evaluate_job(result, states, clock, Pace(ROWS)), how)
 
 
-def _facts(result: SubmitResult) -> dict[str, Any]:
+def _facts(result: SubmitResult) -> Facts:
     """Return the document of ``--json`` for a submitted job."""
     order, job, merge = result.plan.order, result.job, result.merge
     ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
@@ -234,7 +248,7 @@ def _facts(result: SubmitResult) -> dict[str, Any]:
     }
 
 
-def _result_text(facts: dict[str, Any], result: SubmitResult) -> str:
+def _result_text(facts: Facts, result: SubmitResult) -> str:
     said = "exists already" if facts["found"] else "is submitted"
     merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
     chunks = count(facts["chunks"], "chunk")
@@ -255,13 +269,11 @@ def _result_text(facts: dict[str, Any], result: SubmitResult) -> str:
     return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
 
 
-def _report_slurm_end(
-    facts: dict[str, Any], summary: Summary, verdict: str, ends: Sequence[TaskOutcome], how: SubmitFlags
-) -> int:
+def _report_slurm_end(facts: Facts, summary: Summary, verdict: str, ends: Ends, how: SubmitFlags) -> int:
     code = int(EXIT_CODES[verdict])
     if how.json_wanted:
         end = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
-        output.print_json({**facts, **end, "summary": summary.to_dict()})
+        print_json({**facts, **end, "summary": summary.to_dict()})
     else:
         _say_end(facts.get("job_id", ""), verdict, ends, summary)
     return code
@@ -289,17 +301,17 @@ def _submit_here(
     command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags, mistakes: Sequence[str]
 ) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
-    world = output.read_world()
-    plan = make_plan(command, options, world.cwd, world.clock, output.Pace(ROWS), find=False, mistakes=mistakes)
+    world = read_world()
+    plan = make_plan(command, options, world.cwd, world.clock, Pace(ROWS), find=False, mistakes=mistakes)
     for words in () if how.json_wanted else _notes(plan).values():
-        output.remark(words)
+        remark(words)
     if how.dry_run:
         emulation.check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=emulation.script_of(plan.order))
     flags, project = command
     devices = find_stand_in(project, flags.get("simulate"))
     settings = replace(settings, stand_in=devices, chunks=0 if plan.order.only else plan.chunks)
-    done = emulation.emulate_order(plan.order, settings, world, output.remark)
+    done = emulation.emulate_order(plan.order, settings, world, remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _report_local_end(done, how, facts)
 
@@ -337,7 +349,7 @@ def _submit_script(
     words = tuple(submit_words(options))
     if options.parallel is not None and not any(word.startswith("--array=") for word in words):
         raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
-    world = output.read_world()
+    world = read_world()
     word = None if project.file == find_project_file(world.cwd) else project.word  # that one it reads by itself
     out, usual_out = (None if one is None else Path(one) for one in (flags.get("out"), project.get("run", "out")))
     given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
@@ -353,34 +365,32 @@ def _submit_script(
         emulation.check_script_folder(order, world, again=how.again)
         return _show_scripts(how, script=read_text(order.script, world.cwd))
     devices = find_stand_in(project, flags.get("simulate"))
-    done = emulation.emulate_script(order, replace(settings, stand_in=devices), world, output.remark)
+    done = emulation.emulate_script(order, replace(settings, stand_in=devices), world, remark)
     return _report_local_end(done, how, {})
 
 
 def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
     if how.json_wanted:
-        output.print_json({**done.to_dict(), **facts})
+        print_json({**done.to_dict(), **facts})
     elif done.job is not None:
         _say_end(done.job_id, done.verdict, done.rows, done.job.summary, [files_text(done.job)])
     else:
-        output.say(f"job {done.job_id}: {done.verdict}")
+        say(f"job {done.job_id}: {done.verdict}")
         if done.exit_code:
-            output.say_next(*output.this_command())
+            say_next(*this_command())
     return done.exit_code
 
 
 # --- on both ----------------------------------------------------------------------------------------------------------
 
 
-def _say_end(
-    job_id: str, verdict: str, ends: Sequence[TaskOutcome], summary: Summary, files: Sequence[str] = ()
-) -> None:
+def _say_end(job_id: str, verdict: str, ends: Ends, summary: Summary, files: Sequence[str] = ()) -> None:
     """Print the tasks that did not complete, and the summary; the tasks come first if every chunk is done."""
     words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
     title = "the complete run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
-    text = summary_text(summary, title, colour=output.colour_wanted(), more=[*([] if words else lines), *files])
-    output.say("\n".join([words, *lines, "", text] if words else [text]), painted=True)
+    text = summary_text(summary, title, colour=colour_wanted(), more=[*([] if words else lines), *files])
+    say("\n".join([words, *lines, "", text] if words else [text]), painted=True)
 
 
 def _notes(plan: ArrayPlan) -> dict[str, str]:
@@ -398,9 +408,9 @@ def _notes(plan: ArrayPlan) -> dict[str, str]:
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
     """Print what would be submitted; change nothing."""
     if how.json_wanted:
-        output.print_json(scripts)
+        print_json(scripts)
     else:
         between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
-        output.print_document(between.join(scripts.values()).rstrip("\n"))
-        output.remark(f"next: {shell_line(*output.this_command(without=['--dry-run']))}")
+        print_document(between.join(scripts.values()).rstrip("\n"))
+        remark(f"next: {shell_line(*this_command(without=['--dry-run']))}")
     return 0
