@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import WorkerPlan
-from badcjobs.paths import open_regular
+from badcjobs.small_files import open_regular
 
 if TYPE_CHECKING:
     import psutil

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
-from badcjobs.paths import DamagedFile, check_document, read_with_status
+from badcjobs.small_files import DamagedFile, check_document, read_with_status
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -29,9 +29,10 @@ from badcjobs.cluster.sbatch_options import batch_text, extra_options
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
-from badcjobs.paths import RunFolder, open_regular
+from badcjobs.paths import RunFolder
 from badcjobs.processes import PYTHON
 from badcjobs.seams import Clock, Unanswered
+from badcjobs.small_files import open_regular
 from badcjobs.store import submission_record as records
 
 log = logging.getLogger(__name__)

@@ -10,19 +10,11 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort, Reading
-from badcjobs.paths import (
-    FileVersion,
-    LocalFolder,
-    RunFolder,
-    file_version,
-    parse_json,
-    read_small,
-    shell_line,
-    version_of,
-)
+from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, shell_line, version_of
 from badcjobs.report.progress import means_killed
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
+from badcjobs.small_files import parse_json, read_small
 from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_tasks import read_accounts, read_tasks
 from badcjobs.store.run_lock import lock_file_in

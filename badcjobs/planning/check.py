@@ -20,7 +20,7 @@ from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly,
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import default_cpus, default_mem
-from badcjobs.paths import RunFolder, parse_json, read_small, shell_line, user_cache
+from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.bill import FASTEST, Choice, usual_request
 from badcjobs.planning.findings import Remark, apply_rules, fine, not_checked, problem, warning, worst_first
@@ -32,6 +32,7 @@ from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun, real_places
 from badcjobs.seams import Clock
 from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
+from badcjobs.small_files import parse_json, read_small
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
-from badcjobs.paths import parse_json
+from badcjobs.small_files import parse_json
 from badcjobs.store.connect import SQLITE_MAGIC, open_sealed
 from badcjobs.store.schema import TABLES
 

@@ -26,8 +26,9 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder, parse_fields, parse_json, read_small
+from badcjobs.paths import RunFolder
 from badcjobs.seams import Clock
+from badcjobs.small_files import parse_fields, parse_json, read_small
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.live_folder import read_boot_id
 

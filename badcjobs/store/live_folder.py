@@ -19,9 +19,10 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
-from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder, parse_fields, parse_json, set_aside
+from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
 from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
+from badcjobs.small_files import parse_fields, parse_json, set_aside
 from badcjobs.store.atomic_write import remove_unfinished
 from badcjobs.store.connect import Filesystem, read_filesystem
 from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind

@@ -25,8 +25,8 @@ import psutil
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import stable_id
-from badcjobs.paths import read_small
 from badcjobs.seams import Clock
+from badcjobs.small_files import read_small
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import (
     SQLITE_MAGIC,

@@ -19,7 +19,7 @@ from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
 from badcjobs.model.work import AUDIO_FAULTS
-from badcjobs.paths import parse_json
+from badcjobs.small_files import parse_json
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
 from badcjobs.store.figures import UNDER_WAY, distribution

@@ -18,7 +18,8 @@ from typing import IO
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
-from badcjobs.paths import RunFolder, open_regular, read_optional
+from badcjobs.paths import RunFolder
+from badcjobs.small_files import open_regular, read_optional
 
 
 def lock_file_in(out: Path) -> Path:

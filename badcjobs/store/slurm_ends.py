@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from badcjobs.paths import parse_json, read_small, set_aside
+from badcjobs.small_files import parse_json, read_small, set_aside
 from badcjobs.store.connect import open_job_database
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.source_files import HOLDING, SourceFile

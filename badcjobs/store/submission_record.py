@@ -18,8 +18,9 @@ from typing import Any
 from badcjobs.errors import BadInput
 from badcjobs.masking import HIDDEN, mask_words
 from badcjobs.model import ArrayOrder, CutShort, Submitted, default_cpus, default_mem
-from badcjobs.paths import DamagedFile, parse_fields, parse_json, read_optional, read_small, shell_line
+from badcjobs.paths import shell_line
 from badcjobs.settings import value_text
+from badcjobs.small_files import DamagedFile, parse_fields, parse_json, read_optional, read_small
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 

@@ -23,10 +23,11 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
-from badcjobs.paths import ANOTHER_CACHE, open_regular, parse_fields, read_optional, read_small, user_cache
+from badcjobs.paths import ANOTHER_CACHE, user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings, parse_toml
 from badcjobs.settings import to_toml as in_toml
+from badcjobs.small_files import open_regular, parse_fields, read_optional, read_small
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.merge import damaged_name
 from badcjobs.workers.engines import chunks_at_once_of
