@@ -369,7 +369,7 @@ class RecordingSession:
             return self._last_stats
         ended_at_ms = self._ended_at_ms or self._clock.now_ms()
         published = self._ended_at_ms is not None and self._path.exists()
-        uri = read_only_uri(self._path, sealed=True) if published else self._records.readings_at_hand()
+        uri = read_only_uri(self._path) if published else self._records.readings_at_hand()
         return read_stats(uri, self._devices, (ended_at_ms - self._records.started_at_ms) / 1000)
 
     def close(self, *, failed: bool) -> None:

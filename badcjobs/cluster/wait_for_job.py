@@ -26,7 +26,7 @@ from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.report.words import count
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.store.connect import open_job_database, read_only_uri
+from badcjobs.store.connect import open_job_database, open_uri, read_only_uri
 from badcjobs.store.merge import MergeOrder
 
 log = logging.getLogger(__name__)
@@ -190,8 +190,7 @@ def made_progress(tasks: Path, attempt: str) -> bool | None:
 def read_row(database: Path, question: str, *, live: bool = False) -> tuple[Any, ...] | None:
     """Return the single row of a query; None: the database cannot be read. ``live``: a task is writing it."""
     try:
-        uri = read_only_uri(database, sealed=not live)
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        with closing(open_uri(read_only_uri(database, sealed=not live))) as db:
             row: tuple[Any, ...] | None = db.execute(question).fetchone()
             return row
     except sqlite3.Error:

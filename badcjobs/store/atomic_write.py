@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from badcjobs.errors import BadInput
 from badcjobs.small_files import parse_json
-from badcjobs.store.connect import SQLITE_MAGIC, open_sealed
+from badcjobs.store.connect import SQLITE_MAGIC, open_sealed, read_value
 from badcjobs.store.schema import TABLES
 
 ROWS, SEAL = "rows", "seal"
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 1 << 20
 def count_tables(db: sqlite3.Connection) -> dict[str, int]:
     """Return how many rows each table has."""
     tables = [table.name for table in TABLES if table.name != "meta"]
-    return {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+    return {name: read_value(db, f"SELECT count(*) FROM {name}") for name in tables}
 
 
 def prepare_seal(db: sqlite3.Connection) -> None:
@@ -42,9 +42,9 @@ def prepare_seal(db: sqlite3.Connection) -> None:
 
 def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
     """Return the row counts that a file was published with; empty: it has none."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
+    text = read_value(db, "SELECT value FROM meta WHERE key = ?", ROWS)
     try:
-        return {str(table): int(many) for table, many in parse_json(row[0]).items()} if row else {}
+        return {str(table): int(many) for table, many in parse_json(text).items()}
     except (ValueError, TypeError, AttributeError):
         return {}
 
@@ -134,10 +134,10 @@ def read_stated(path: Path) -> str | None:
     """Return the checksum in a file's seal without reading the file; None: it has no seal, or is not a database."""
     try:
         with closing(open_sealed(path)) as db:
-            row = db.execute("SELECT value FROM meta WHERE key = ?", (SEAL,)).fetchone()
+            seal = read_value(db, "SELECT value FROM meta WHERE key = ?", SEAL)
     except (sqlite3.Error, ValueError):
         return None
-    return str(row[0]).removeprefix("crc32:") if row else None
+    return seal and str(seal).removeprefix("crc32:")
 
 
 @contextmanager

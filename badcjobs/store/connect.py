@@ -102,12 +102,12 @@ def create_live(path: Path, *, shared: bool = False) -> sqlite3.Connection:
         )
     uri = unshared_uri(path) if shared else file_uri(path, "mode=rwc")
     # Another thread takes snapshots; SQLite serializes the access.
-    connection = sqlite3.connect(uri, isolation_level=None, timeout=5, uri=True, check_same_thread=False)
+    connection = open_uri(uri, timeout=5, check_same_thread=False)
     if shared:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # keeps the journal open: one fsync less per commit
     connection.execute(f"PRAGMA journal_mode = {'TRUNCATE' if shared else 'WAL'}")
     connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+    if read_value(connection, "PRAGMA user_version") == 0:
         create_tables(connection)
     return connection
 
@@ -178,6 +178,12 @@ def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
         raise
 
 
+def read_value(db: sqlite3.Connection, sql: str, *values: object) -> Any:
+    """Return the first value of the first row; None: there is no row."""
+    row = db.execute(sql, values).fetchone()
+    return row and row[0]
+
+
 def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
     """Return rows as dictionaries by column name."""
     cursor = db.execute(sql, values)
@@ -198,7 +204,7 @@ def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
     return found
 
 
-def read_only_uri(path: Path, *, sealed: bool) -> str:
+def read_only_uri(path: Path, *, sealed: bool = True) -> str:
     """Return the URI that opens a file for reading only.
 
     ``sealed`` files are complete and never change in place, so SQLite needs no locks, which some shared filesystems
@@ -212,25 +218,31 @@ def file_uri(path: Path, how: str) -> str:
     return f"file:{quote(os.fsencode(path.absolute()))}?{how}"
 
 
+def open_uri(uri: str, **options: Any) -> sqlite3.Connection:
+    """Open a database; a transaction begins only with BEGIN."""
+    db: sqlite3.Connection = sqlite3.connect(uri, uri=True, isolation_level=None, **options)
+    return db
+
+
 def open_sealed(path: Path) -> sqlite3.Connection:
     """Open a published task or job database for reading."""
-    return sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
+    return open_uri(read_only_uri(path))
 
 
 def is_job_database(db: sqlite3.Connection) -> bool:
     """Say whether this is a job database; otherwise it is a task database."""
-    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'source_file'").fetchone() is not None
+    return read_value(db, "SELECT 1 FROM sqlite_master WHERE name = 'source_file'") is not None
 
 
 def schema_problem(connection: sqlite3.Connection) -> str | None:
     """Return why this badcjobs cannot read the schema of a file; None: it can."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = read_value(connection, "PRAGMA user_version")
     if version == SCHEMA_VERSION:
         return None
-    try:
-        (writer,) = connection.execute("SELECT 'badcjobs ' || version FROM task").fetchone()
-    except (sqlite3.Error, TypeError, ValueError):
-        writer = "another badcjobs"
+    writer = None
+    with suppress(*UNREADABLE):
+        writer = read_value(connection, "SELECT 'badcjobs ' || version FROM task")
+    writer = writer or "another badcjobs"
     return f"schema {version}, written by {writer}; this badcjobs ({__version__}) reads schema {SCHEMA_VERSION}"
 
 
@@ -239,13 +251,13 @@ _MERGE_PATIENCE_S = 60.0
 
 def open_job_database(path: Path) -> sqlite3.Connection:
     """Open a job database for reading."""
-    return sqlite3.connect(_reading_uri(path), uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)
+    return open_uri(_reading_uri(path), timeout=_MERGE_PATIENCE_S)
 
 
 def published_uri(path: Path) -> str:
     """Return the URI under which a database of a run folder can be attached."""
     with closing(open_sealed(path)) as db:
-        return _reading_uri(path) if is_job_database(db) else read_only_uri(path, sealed=True)
+        return _reading_uri(path) if is_job_database(db) else read_only_uri(path)
 
 
 @contextmanager
@@ -256,9 +268,8 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
     error is it worth reading the complete file. ``suggest_fix`` returns the command to paste for an error message.
     """
     try:
-        uri = published_uri(path)
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_MERGE_PATIENCE_S)) as db:
-            if db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+        with closing(open_uri(published_uri(path), timeout=_MERGE_PATIENCE_S)) as db:
+            if read_value(db, "PRAGMA application_id") != APPLICATION_ID:
                 raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
             if problem := schema_problem(db):
                 raise sqlite3.DatabaseError(problem)
@@ -285,8 +296,8 @@ def _reading_uri(path: Path) -> str:
     change it in place; after a killed merge, SQLite restores the old content from the journal.
     """
     if read_filesystem(path.parent).shared:
-        return read_only_uri(path, sealed=True)
+        return read_only_uri(path)
     if path.with_name(f"{path.name}-journal").exists():
         with closing(sqlite3.connect(path, timeout=_MERGE_PATIENCE_S)) as db:
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            read_value(db, "SELECT count(*) FROM sqlite_master")
     return read_only_uri(path, sealed=False)

@@ -14,6 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from badcjobs.store.atomic_write import fresh_file, make_folder
+from badcjobs.store.connect import read_value
 from badcjobs.store.export_tables import as_text
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ _DETECTIONS = """
 
 def count_finished(db: sqlite3.Connection) -> int:
     """Return the number of chunks that are done or failed: each of them becomes a file."""
-    return int(db.execute(f"SELECT count(*) FROM chunk c WHERE {_FINISHED}").fetchone()[0])
+    return int(read_value(db, f"SELECT count(*) FROM chunk c WHERE {_FINISHED}"))
 
 
 def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int], None]) -> int:

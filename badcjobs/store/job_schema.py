@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs import __version__
-from badcjobs.store.connect import as_sqlite_utils, file_uri
+from badcjobs.store.connect import as_sqlite_utils, file_uri, open_uri
 from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script, define_table
 
 _COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
@@ -318,7 +318,7 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
 
     It needs no locks, which some shared filesystems do not support, and no fsync until it is complete.
     """
-    db = sqlite3.connect(file_uri(path, "nolock=1"), isolation_level=None, uri=True)
+    db = open_uri(file_uri(path, "nolock=1"))
     if new:
         db.execute("PRAGMA page_size = 16384")
     db.execute("PRAGMA journal_mode = MEMORY")

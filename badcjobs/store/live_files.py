@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.store.atomic_write import replacing
-from badcjobs.store.connect import create_live, file_uri, read_only_uri, transaction, unshared_uri
+from badcjobs.store.connect import create_live, file_uri, open_uri, read_only_uri, read_value, transaction, unshared_uri
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class LiveHalf:
         if self.kind == "left":
             return unshared_uri(self.path)
         if self.kind == "sealed":
-            return read_only_uri(self.path, sealed=True)
+            return read_only_uri(self.path)
         uri = file_uri(self.path, "mode=ro&vfs=unix")
         try:
-            with closing(sqlite3.connect(uri, uri=True)) as db:
-                db.execute("PRAGMA user_version").fetchone()
+            with closing(open_uri(uri)) as db:
+                read_value(db, "PRAGMA user_version")
             return uri
         except sqlite3.OperationalError:  # its writer has ended: copy it with its log or journal
             copy = workplace / f"copy-{self.path.name}"
@@ -86,8 +86,8 @@ def count_rows(half: Half, workplace: Path, tables: Collection[str] = _GROWING) 
     try:
         if (uri := half(workplace)) is None:
             return -1
-        with closing(sqlite3.connect(uri, uri=True)) as db:
-            return sum(int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in tables)
+        with closing(open_uri(uri)) as db:
+            return sum(read_value(db, f"SELECT count(*) FROM {table}") for table in tables)
     except (OSError, sqlite3.Error):
         return -1
 
@@ -110,7 +110,7 @@ def take_snapshot(live: sqlite3.Connection, target: Path, *, lasting: bool = Tru
     temporary.unlink(missing_ok=True)
     with (
         replacing(target, temporary, lasting=lasting),
-        closing(sqlite3.connect(unshared_uri(temporary), uri=True, isolation_level=None)) as copy,
+        closing(open_uri(unshared_uri(temporary))) as copy,
     ):
         copy.execute("PRAGMA locking_mode = EXCLUSIVE")  # else the copy of a WAL file cannot leave WAL mode
         copy.execute("PRAGMA journal_mode = OFF")  # an incomplete copy is removed
@@ -128,7 +128,7 @@ def _ask(uri: str | None, sql: str, values: Sequence[object] = ()) -> list[Any]:
     if uri is None:
         return []
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as db:
+        with closing(open_uri(uri)) as db:
             db.row_factory = sqlite3.Row
             return db.execute(sql, values).fetchall()
     except sqlite3.Error:
@@ -274,7 +274,7 @@ class PatientDatabase:
             except sqlite3.OperationalError as error:
                 # Continue in memory with the content of the disk and the changes of the open transaction.
                 _roll_back(self._disk)
-                memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                memory = open_uri(":memory:", check_same_thread=False)
                 self._disk.backup(memory)
                 memory.execute("PRAGMA journal_mode = MEMORY")
                 if self._open is not None:

@@ -24,7 +24,7 @@ from badcjobs.processes import end_leftovers
 from badcjobs.seams import Clock
 from badcjobs.small_files import parse_fields, parse_json, set_aside
 from badcjobs.store.atomic_write import remove_unfinished
-from badcjobs.store.connect import Filesystem, read_filesystem
+from badcjobs.store.connect import Filesystem, open_uri, read_filesystem, read_value
 from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
 from badcjobs.store.publish import publish
 
@@ -247,9 +247,9 @@ def publish_killed(
 
 
 def _has_attempts(uri: str) -> bool:
-    with closing(sqlite3.connect(uri, uri=True)) as db:
-        is_empty = db.execute("PRAGMA user_version").fetchone() == (0,)
-        return not is_empty and db.execute("SELECT count(*) FROM attempt").fetchone() != (0,)
+    with closing(open_uri(uri)) as db:
+        has_tables = read_value(db, "PRAGMA user_version") != 0
+        return has_tables and bool(read_value(db, "SELECT count(*) FROM attempt"))
 
 
 def read_boot_id() -> str:

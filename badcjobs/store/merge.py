@@ -33,6 +33,7 @@ from badcjobs.store.connect import (
     is_job_database,
     open_job_database,
     read_filesystem,
+    read_value,
     schema_problem,
     transaction,
 )
@@ -171,7 +172,7 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
                 _refuse_if(target.suffix not in (".sqlite", ".db"), f"{target} is not a database")
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
         with closing(open_job_database(target)) as db:
-            (application,) = db.execute("PRAGMA application_id").fetchone()
+            application = read_value(db, "PRAGMA application_id")
             what = "a task database" if application == APPLICATION_ID else "another program's database"
             is_ours = application == APPLICATION_ID and is_job_database(db)
             _refuse_if(not is_ours, f"{target} is {what}, not a job database")
@@ -484,8 +485,7 @@ def _why_not(
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
         return "it has no seal" if file.checksum is None else "it is not the file whose rows are in the job database"
-    (verdict,) = db.execute("SELECT verdict FROM task WHERE task_id = ?", (file.task_id,)).fetchone()
-    if verdict is None:
+    if read_value(db, "SELECT verdict FROM task WHERE task_id = ?", file.task_id) is None:
         return "its task had not ended when it was merged"
     counted = sum(count_rows(db, file.task_id, leave_out=DERIVED).values())
     if counted != holder.rows:

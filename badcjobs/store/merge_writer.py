@@ -22,7 +22,7 @@ from pathlib import Path
 
 from badcjobs import __version__
 from badcjobs.store.atomic_write import ROWS, SEAL
-from badcjobs.store.connect import create_tables, file_uri, read_only_uri, transaction
+from badcjobs.store.connect import create_tables, file_uri, open_uri, read_only_uri, read_value, transaction
 from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
 from badcjobs.store.plausible import find_damage
@@ -132,7 +132,7 @@ def count_rows(db: sqlite3.Connection, task_id: int, leave_out: Collection[str] 
     counts: Counter[str] = Counter()
     for table in (table for table in _WHERE_ROWS_ARE if table not in leave_out):
         sql = f"SELECT count(*) FROM {table} WHERE task_id = ?"
-        counts[_FROM.get(table, table)] += db.execute(sql, (task_id,)).fetchone()[0]
+        counts[_FROM.get(table, table)] += read_value(db, sql, task_id)
     return counts
 
 
@@ -185,8 +185,8 @@ def add_missing_rows(ours: Path, other: Path) -> None:
     Where both have a row, ours stays, unless the other one is more recent: a chunk that is done there, an attempt that
     has ended.
     """
-    with closing(sqlite3.connect(file_uri(ours, "mode=rw"), uri=True, isolation_level=None)) as db:
-        db.execute("ATTACH ? AS other", (read_only_uri(other, sealed=True),))
+    with closing(open_uri(file_uri(ours, "mode=rw"))) as db:
+        db.execute("ATTACH ? AS other", (read_only_uri(other),))
         with transaction(db):
             for table, columns in _SAME.items():
                 db.execute(f"CREATE INDEX same_{table} ON {table} ({', '.join(columns)})")
@@ -316,8 +316,8 @@ class JobWriter:
 
     def _is_other_task(self, intake: Intake) -> bool:
         """Say whether this is another task of the same name: it started at another time."""
-        row = self._db.execute("SELECT started_at_ms FROM task WHERE task_id = ?", (intake.task_id,)).fetchone()
-        return not intake.is_half and row is not None and row[0] != intake.started_at_ms
+        started_at_ms = read_value(self._db, "SELECT started_at_ms FROM task WHERE task_id = ?", intake.task_id)
+        return not intake.is_half and started_at_ms not in (None, intake.started_at_ms)
 
     def _use_file(self, intake: Intake) -> None:
         """Write the rows of this file as those of its task."""
@@ -331,7 +331,7 @@ class JobWriter:
         db, task_id, counts = self._db, intake.task_id, dict(intake.counts)
         self._attachments += 1
         source = f"source{self._attachments}"
-        db.execute(f"ATTACH ? AS {source}", (read_only_uri(intake.database, sealed=True),))
+        db.execute(f"ATTACH ? AS {source}", (read_only_uri(intake.database),))
         try:
             with transaction(db):
                 if task_id in self._holders:
@@ -341,10 +341,10 @@ class JobWriter:
                     raise FileChanged(intake.file)
                 for table in (table for table in ORDERED_BY if table in counts):
                     ours = f"{table} WHERE task_id = ?"
-                    (many,) = db.execute(f"SELECT count(*) FROM main.{ours}", (task_id,)).fetchone()
+                    many = read_value(db, f"SELECT count(*) FROM main.{ours}", task_id)
                     if many != counts[table] and table not in DERIVED:  # two readings of one instant are one row
                         keys = f"SELECT count(*) FROM (SELECT DISTINCT {ORDERED_BY[table]} FROM {source}.{ours})"
-                        _check(table, db.execute(keys, (task_id,)).fetchone()[0], many)
+                        _check(table, read_value(db, keys, task_id), many)
                     counts[table] = int(many)
         finally:
             if not db.in_transaction:  # SQLite cannot detach inside a transaction

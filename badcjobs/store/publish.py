@@ -23,7 +23,7 @@ from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import SEAL, empty_stamped_page, move_into_place, prepare_seal
-from badcjobs.store.connect import create_tables, open_sealed, transaction, unshared_uri
+from badcjobs.store.connect import create_tables, open_sealed, open_uri, read_value, transaction, unshared_uri
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
@@ -96,7 +96,7 @@ def _join_files(
     The first half is the wrapper's and must be readable. If the recorder's cannot be read, a gap is recorded.
     """
     joined.write_bytes(empty_stamped_page())
-    db = sqlite3.connect(unshared_uri(joined), isolation_level=None, uri=True)
+    db = open_uri(unshared_uri(joined))
     try:
         db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: durability does not matter
         db.execute("PRAGMA synchronous = OFF")
@@ -135,10 +135,10 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
         return False
     db.execute("ATTACH ? AS live", (uri,))
     try:
-        if db.execute("PRAGMA live.user_version").fetchone() == (0,):
+        if read_value(db, "PRAGMA live.user_version") == 0:
             return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
-            is_published = db.execute("SELECT 1 FROM live.meta WHERE key = ?", (SEAL,)).fetchone()
+            is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", SEAL)
             for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
                 copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
                 if table == "sample":

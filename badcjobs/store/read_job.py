@@ -10,13 +10,12 @@ from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, reading
+from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, read_value, reading
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import count_gaps
@@ -71,9 +70,6 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
 
 
 def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model.JobFacts:
-    def value(sql: str) -> Any:
-        return db.execute(sql).fetchone()[0]
-
     files = _files(db)
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
@@ -85,9 +81,9 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         tasks=tuple(tasks),
         devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
-        audio_done_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"),
-        done_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'done' AND audio_s IS NULL"),
-        tries=value("SELECT count(*) FROM attempt"),
+        audio_done_s=read_value(db, _AUDIO_S, "done"),
+        done_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "done"),
+        tries=read_value(db, "SELECT count(*) FROM attempt"),
         failed=read_as(db, read_model.FailedChunk, _FAILED),
         labels=tuple(
             db.execute("SELECT label, max(label_name), count(*) FROM detection GROUP BY label ORDER BY 3 DESC, 1")
@@ -99,8 +95,8 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         conflicts=conflicts,
         restarted=restarted or 0,
         last_settings=parse_settings(last.settings if last is not None else None),
-        audio_left_s=value("SELECT total(audio_s) FROM chunk WHERE status = 'pending'"),
-        left_of_unknown_length=value("SELECT count(*) FROM chunk WHERE status = 'pending' AND audio_s IS NULL"),
+        audio_left_s=read_value(db, _AUDIO_S, "pending"),
+        left_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "pending"),
         errors=read_as(db, read_model.ErrorFacts, _ERRORS),
         alerts=read_as(db, read_model.AlertFacts, _ALERTS),
         foreign=read_as(db, read_model.ForeignProcess, _FOREIGN),
@@ -111,13 +107,15 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         durations=dict(db.execute(DURATIONS)),
         failed_gpu_s=spent_s.get("failed", 0.0),
         lost_gpu_s=spent_s.get("lost", 0.0),
-        again_gpu_s=value(_AGAIN_GPU_S),
+        again_gpu_s=read_value(db, _AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
         merged=merged,
     )
 
 
+_AUDIO_S = "SELECT total(audio_s) FROM chunk WHERE status = ?"
+_OF_UNKNOWN_LENGTH = "SELECT count(*) FROM chunk WHERE status = ? AND audio_s IS NULL"
 _ON_CPU = """
     SELECT count(*), total(c.audio_s) FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
     WHERE a.outcome = 'done' AND a.device_id IS NULL"""

@@ -21,7 +21,16 @@ from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, 
 from badcjobs.model.work import AUDIO_FAULTS
 from badcjobs.small_files import parse_json
 from badcjobs.store.accounting import STATES, StateTime
-from badcjobs.store.connect import CHUNK_NAME, grouped, is_job_database, open_sealed, read_as, reading, rows_by_name
+from badcjobs.store.connect import (
+    CHUNK_NAME,
+    grouped,
+    is_job_database,
+    open_sealed,
+    read_as,
+    read_value,
+    reading,
+    rows_by_name,
+)
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.plausible import UNREADABLE
@@ -120,7 +129,7 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     errors = grouped((task_id, tuple(rest)) for task_id, *rest in db.execute(_ERRORS))
     last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
     settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
-    live_folder = None if of_job else (db.execute(_LIVE_FOLDER).fetchone() or (None,))[0]
+    live_folder = None if of_job else read_value(db, _LIVE_FOLDER)
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
     last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
     for row in rows:
@@ -389,7 +398,7 @@ def read_chart_data(path: Path) -> Iterator[ChartData]:
         yield ChartData(
             stretches=lambda device_id: _read_stretches(db, device_id),
             given_up=lambda device_id: _read_stretches(db, device_id, alone[device_id]) if device_id in alone else None,
-            sets_of_settings=db.execute(_SETS).fetchone()[0],
+            sets_of_settings=read_value(db, _SETS),
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
         )
 

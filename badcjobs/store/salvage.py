@@ -17,7 +17,7 @@ from typing import Any
 
 from badcjobs.model import TaskKey
 from badcjobs.store.atomic_write import PAGE_BYTES, SEAL, empty_stamped_page, is_stamped, read_sealed_rows, read_stamp
-from badcjobs.store.connect import TableEntry, create_tables, list_tables, read_only_uri
+from badcjobs.store.connect import TableEntry, create_tables, list_tables, open_sealed, read_value
 from badcjobs.store.plausible import UNREADABLE, is_plausible, is_time
 from badcjobs.store.schema import DERIVED, TABLES, columns_of, insert_sql
 
@@ -126,7 +126,7 @@ def _restore_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) ->
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(read_only_uri(path, sealed=True), uri=True, isolation_level=None)
+    db = open_sealed(path)
     db.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
     db.execute("PRAGMA cell_size_check = ON")
     return db
@@ -244,7 +244,7 @@ def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict
     rows = _count_rows(db)
     if not rows["task"] and key:
         times = [f"SELECT min({c.name}) AS at_ms FROM {t.name}" for t in _OWN for c in t.columns if is_time(c)]
-        (earliest_ms,) = db.execute(f"SELECT min(at_ms) FROM ({' UNION ALL '.join(times)})").fetchone()
+        earliest_ms = read_value(db, f"SELECT min(at_ms) FROM ({' UNION ALL '.join(times)})")
         values = {
             "task_id": task_id, "name": key.name, "job_id": key.job_id, "array_index": key.array_index,
             "restart": key.restart, "node": key.node, "procid": key.procid, "version": "unknown",

@@ -28,6 +28,8 @@ from badcjobs.store.connect import (
     file_uri,
     is_job_database,
     open_sealed,
+    open_uri,
+    read_value,
     refuse_strange_tables,
     rows_by_name,
     schema_problem,
@@ -250,7 +252,7 @@ def describe(intake: Intake) -> Intake:
         if len(tasks) != 1:
             raise DatabaseProblem("it contains no task" if not tasks else f"it contains {len(tasks)} tasks")
         column, table = ("last_at_ms", "device_total") if sealed else ("at_ms", "sample")
-        (last_sign_ms,) = db.execute(_LAST_SIGN.format(column=column, table=table)).fetchone()
+        last_sign_ms = read_value(db, _LAST_SIGN.format(column=column, table=table))
     return replace(intake, **tasks[0], counts=counts, rows=total(counts), last_sign_ms=last_sign_ms)
 
 
@@ -343,7 +345,7 @@ def _recover(path: Path, leftovers: list[str], scratch: Path) -> Path:
     for ending in ("", *leftovers):
         shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
     # The check that follows reports what is wrong.
-    with suppress(*UNREADABLE), closing(sqlite3.connect(file_uri(copy, "mode=rw"), uri=True)) as db:
+    with suppress(*UNREADABLE), closing(open_uri(file_uri(copy, "mode=rw"))) as db:
         db.execute("PRAGMA journal_mode = DELETE").fetchone()
     return copy
 

@@ -26,7 +26,7 @@ from badcjobs.model import (
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only_uri, reading, transaction
+from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only_uri, read_value, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -353,14 +353,14 @@ class TaskWriter:
         """Write a scratch copy of everything written so far and return its URI; may be called from any thread."""
         copy = workplace / "own.sqlite"
         self._db.snapshot(copy)
-        return read_only_uri(copy, sealed=True)
+        return read_only_uri(copy)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
     def _value(self, sql: str, *values: object) -> Any:
-        return self._db.now.execute(sql, values).fetchone()[0]
+        return read_value(self._db.now, sql, *values)
 
     def _insert(self, table: str, **values: object) -> None:
         self._write(insert_sql(table, values), tuple(values.values()))

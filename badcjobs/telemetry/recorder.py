@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.model import METRICS, AlertLimits, HostReading, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
-from badcjobs.store.connect import create_live, rows_by_name, transaction
+from badcjobs.store.connect import create_live, read_value, rows_by_name, transaction
 from badcjobs.store.live_files import LAST_READING, take_snapshot
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -401,7 +401,7 @@ class TelemetryWriter:
 
     def last_sample_ms(self) -> int | None:
         """Return the time of the last sample; None in a new file."""
-        last_ms: int | None = self._db.execute(LAST_READING).fetchone()[0]
+        last_ms: int | None = read_value(self._db, LAST_READING)
         return last_ms
 
     def batch(self) -> sqlite3.Connection:
