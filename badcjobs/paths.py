@@ -23,7 +23,7 @@ def is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        line = shlex.join(["ls", "-ld", str(path.absolute().parent)])
+        line = shell_line("ls", "-ld", path.absolute().parent)
         raise BadInput(f"{path} cannot be read", why=error.strerror, fix=line) from error
 
 
@@ -72,7 +72,7 @@ class RunFolder:
 
     def unusable(self, error: OSError, fix: str | None = None) -> BadInput:
         """Return the error for a folder in which files cannot be created."""
-        fix = fix or f"{shlex.join(['ls', '-ld', str(self.tasks)])}   (or another --out)"
+        fix = fix or f"{shell_line('ls', '-ld', self.tasks)}   (or another --out)"
         return BadInput(f"--out {self.path} cannot be used", why=f"{error.strerror}: {error.filename}", fix=fix)
 
     def claim(self, key: TaskKey) -> TaskKey:

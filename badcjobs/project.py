@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import tzinfo
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from badcjobs import settings
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns, parse_time_zone
+from badcjobs.paths import shell_line
 from badcjobs.trust import Trust
 
 NAME = "badcjobs.toml"
@@ -58,7 +58,7 @@ class Project:
             raise BadInput(
                 f"--config names {len(files)} files: {', '.join(files)}",
                 why="settings come from one file; single keys can be added",
-                fix=f"--config {shlex.quote(files[0])} --config run.grace_s=60",
+                fix=f"--config {shell_line(files[0])} --config run.grace_s=60",
             )
         file = cwd / files[0].removeprefix(_FOUND) if files else find_project_file(cwd)
         table, _, key = files[0].rpartition(".") if files else ("", "", "")

@@ -94,11 +94,9 @@ class FrozenRun:
         lines += [f"written_by = {to_toml(f'badcjobs {version}')}", f"origin = {to_toml(self.origin)}", "", "[run]"]
         lines += [f"{key} = {to_toml(value)}" for key, value in self.settings.items()]
         lines += ["", "[recordings]", f"patterns = {to_toml(self.patterns)}"]
-        if self.billing is not None:
-            lines += ["", "[billing]", *(f"{key} = {to_toml(value)}" for key, value in asdict(self.billing).items())]
-        if self.array is not None:
-            shape = self.array
-            lines += ["", "[array]", f"first = {shape.first}", f"step = {shape.step}", f"count = {shape.count}"]
+        for name, table in (("billing", self.billing), ("array", self.array)):
+            if table is not None:
+                lines += ["", f"[{name}]", *(f"{key} = {to_toml(value)}" for key, value in asdict(table).items())]
         return "\n".join(lines) + "\n"
 
     def command_line(self, out: Path, also: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import math
 import os
 import posixpath
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
+from badcjobs.paths import shell_line
 from badcjobs.small_files import DamagedFile, check_document, read_with_status
 
 if sys.version_info >= (3, 11):
@@ -396,16 +396,14 @@ def _find_problem(setting: Setting, value: Any) -> str | None:
     """Return the problem of a value; None: it is right."""
     kind: Any
     kind, words = _KINDS[setting.kind]
+    if setting.among and value not in setting.among:
+        return f"must be one of {', '.join(setting.among)}"
     if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
-        if setting.among:
-            return f"must be one of {', '.join(setting.among)}"
         either = f", or {to_toml(setting.unset)}" if setting.unset else ""
         as_list = f": {to_toml([value])}" if setting.kind == "texts" and isinstance(value, str) else ""
         return f"must be {words}{either}{as_list}"
     if setting.check is not None and (problem := setting.check(value)):
         return problem
-    if setting.among and value not in setting.among:
-        return f"must be one of {', '.join(setting.among)}"
     if setting.kind in ("count", "number", "numbers"):
         for number in value if isinstance(value, tuple) else (value,):
             if not math.isfinite(number):
@@ -570,12 +568,12 @@ def read_toml(path: Path) -> TomlFile:
         text = content.decode()
         return TomlFile(parse_toml(text), text, status)
     except FileNotFoundError as error:
-        raise BadInput(f"{path} does not exist", fix=shlex.join(["ls", str(path.parent)])) from error
+        raise BadInput(f"{path} does not exist", fix=shell_line("ls", path.parent)) from error
     except PermissionError as error:
         owner = str(path.stat().st_uid)
         with suppress(KeyError):
             owner = path.owner()
-        line = shlex.join(["ls", "-l", str(path)])
+        line = shell_line("ls", "-l", path)
         raise BadInput(f"{path} cannot be read: it belongs to {owner}", fix=line) from error
     except (OSError, ValueError) as error:  # not TOML, or not UTF-8
-        raise BadInput(f"{path} cannot be read", why=str(error), fix=shlex.join(["less", str(path)])) from error
+        raise BadInput(f"{path} cannot be read", why=str(error), fix=shell_line("less", path)) from error

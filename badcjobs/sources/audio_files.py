@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shlex
 import stat
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -132,11 +131,11 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
             continue
         except OSError as error:
             text = f"cannot access {shown(path)}: {error.strerror}"
-            return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
+            return NoAudio(text, shell_line("ls", "-ld", place), missing_at=place)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe blocks until a program writes to it
             what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
             text = f"{what}, not an audio file: {shown(path)}"
-            return NoAudio(text, f"ls -ld {shlex.quote(place)}", missing_at=place)
+            return NoAudio(text, shell_line("ls", "-ld", place), missing_at=place)
         found = place, Fingerprint(status.st_size, status.st_mtime_ns)
         if 0 < status.st_size <= LONGEST_POINTER and (key := read_pointer(place)):
             return _not_fetched(path, Path(place), key)
@@ -208,7 +207,7 @@ def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
 
 
 def _fetch(place: Path) -> str:
-    return f"git -C {shlex.quote(str(place.parent))} annex get"
+    return f"git -C {shell_line(place.parent)} annex get"
 
 
 def explain_missing(place: Path) -> str:
@@ -218,7 +217,7 @@ def explain_missing(place: Path) -> str:
     is_link = place.is_symlink()
     if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
         # The command is last: tables show only the end of an error.
-        return f"{_NOT_FETCHED} {place}: {_fetch(place)} {shlex.quote(place.name)}"
+        return f"{_NOT_FETCHED} {place}: {_fetch(place)} {shell_line(place.name)}"
     return f"{_BROKEN_LINK if is_link else 'no such file:'} {place}"
 
 

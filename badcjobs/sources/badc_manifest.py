@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.model import AudioHeader, Chunk, Fingerprint
+from badcjobs.paths import shell_line
 from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
@@ -84,7 +84,7 @@ def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], 
 def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns | None:
     """Return the positions of the columns; None, with the mistakes noted, if the rows cannot be read."""
     names = _names(row)
-    show_header = f"head -n 1 {shlex.quote(str(path))}  # expected: {HEADER}"
+    show_header = f"head -n 1 {shell_line(path)}  # expected: {HEADER}"
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         text = f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
@@ -278,7 +278,7 @@ class Manifest:
             except NoAudio as problem:
                 row_alone = Chunk(recording_id, chunk_id, path, "", *times)
                 where = "(DIR: the folder that its source_paths are relative to)"
-                fix = f"badcjobs run {shlex.quote(self.name)} --root DIR …   {where}" if problem.not_found else None
+                fix = f"badcjobs run {shell_line(self.name)} --root DIR …   {where}" if problem.not_found else None
                 yield from walk.add_missing(line, str(problem), problem, row_alone, fix)
                 continue
             audio_path, fingerprint, end_ms, is_cut = answer

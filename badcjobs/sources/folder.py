@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
+from badcjobs.paths import shell_line
 from badcjobs.settings import absolute
 from badcjobs.sources import audio_files
 from badcjobs.sources.mistakes import Mistakes, Remarks, escape_bytes, quoted, read_lines
@@ -124,7 +124,7 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
     try:
         audio, folders = _list_folder(source, below, remarks)
     except OSError as error:
-        look = f"ls -ld {shlex.quote(str(source / below))}"
+        look = shell_line("ls", "-ld", source / below)
         mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
         return
     repeated = SeenKeys(map(audio_files.without_ending, audio)).repeated()

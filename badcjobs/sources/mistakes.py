@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import shlex
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Literal
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk
+from badcjobs.paths import shell_line
 
 SHOWN = 20
 
@@ -58,11 +58,11 @@ class Mistakes:
         source, line, text, why = self._first[0]
         name = self._names[source]
         if self.count == 1 and line == 0:
-            return BadInput(f"{name} {text}", why=why or None, fix=self._fix or f"ls -l {shlex.quote(name)}")
+            return BadInput(f"{name} {text}", why=why or None, fix=self._fix or shell_line("ls", "-l", name))
         one = len(self._wrong_sources) == 1
         lines = with_more([self._line(*mistake, named=not one) for mistake in self._first], self.count)
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
-        see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shlex.quote(name)}" if numbers else None
+        see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shell_line(name)}" if numbers else None
         who = f"{name} has" if one else f"{len(self._wrong_sources)} sources have"
         what = f"{who} {self.count:,} mistake{'s' if self.count > 1 else ''}"
         return BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
@@ -238,4 +238,4 @@ def escape_bytes(path: str) -> str:
 def copy_command(path: Path, command: str, redirect: str = "") -> str:
     """Return the command that writes a repaired copy of a file."""
     copy = path.with_suffix(f".utf8{path.suffix}")
-    return f"{command} {redirect}{shlex.quote(str(path))} > {shlex.quote(str(copy))}"
+    return f"{command} {redirect}{shell_line(path)} > {shell_line(copy)}"

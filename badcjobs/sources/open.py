@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Chunk, Cutting
+from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header
@@ -142,7 +142,7 @@ def open_sources(
         raise BadInput("no SOURCE given", why="a source is a manifest, a folder of audio, or a list of either")
     if root is not None and not os.path.isdir(root):  # noqa: PTH112  (Path.is_dir raises without permission)
         why = "--root is the folder that source_paths are relative to"
-        raise BadInput(f"no such folder: {root}", why=why, fix=shlex.join(["ls", str(root.parent)]))
+        raise BadInput(f"no such folder: {root}", why=why, fix=shell_line("ls", root.parent))
     if problems := cutting.problems():
         raise BadInput("\n".join(problems), fix="--chunk-length 294 --overlap 6")
     mistakes = Mistakes([str(path) for path in paths])
@@ -243,9 +243,9 @@ def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised |
             return None
         return path if is_audio(path.name) else _recognise_text(path, root, mistakes)
     except FileNotFoundError:
-        mistakes.add(0, "does not exist", fix=f"ls -l {shlex.quote(str(path.parent))}")
+        mistakes.add(0, "does not exist", fix=shell_line("ls", "-l", path.parent))
     except OSError as error:
-        mistakes.add(0, "cannot be read", why=error.strerror or str(error), fix=f"ls -ld {shlex.quote(str(path))}")
+        mistakes.add(0, "cannot be read", why=error.strerror or str(error), fix=shell_line("ls", "-ld", path))
     return None
 
 
@@ -289,7 +289,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
         return
     examined, as_one_list = set(islice(repeated, _EXAMINED)), None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
-        folders = " ".join(shlex.quote(source.name) for source in sources)  # in a list, equal names keep their folders
+        folders = shell_line(*(source.name for source in sources))  # in a list, equal names keep their folders
         audio = "|".join(one[1:] for one in AUDIO_ENDINGS)
         as_one_list = f"find {folders} | grep -iE '\\.({audio})$' | sort > recordings.txt"
     first: dict[tuple[str, str], tuple[int, int]] = {}

@@ -6,7 +6,6 @@ import errno
 import glob
 import json
 import os
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
+from badcjobs.paths import shell_line
 from badcjobs.small_files import parse_json
 from badcjobs.store.connect import SQLITE_MAGIC, open_sealed, read_value
 from badcjobs.store.schema import TABLES
@@ -239,7 +239,7 @@ def make_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> BadInput:
     """Return the error for an output that cannot be written."""
-    name, folder = shlex.quote(str(target)), shlex.quote(str(target.parent))
+    name, folder = shell_line(target), shell_line(target.parent)
     fixes = {
         errno.ENOENT: f"mkdir -p {folder}",
         errno.EFBIG: "ulimit -f unlimited   (then the same command again)",

@@ -16,7 +16,6 @@ import math
 import os
 import re
 import secrets
-import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.seams import Clock
 from badcjobs.small_files import parse_fields, parse_json, read_small
 from badcjobs.store.atomic_write import replace_text
@@ -234,7 +233,7 @@ class Claim:
         return PartTaken(
             f"{name} works on shard {part.index}/{part.count}{line} of this source in {self._out.path}",
             why=why,
-            fix=f"{shlex.join(['badcjobs', 'monitor', str(self._out.path)])}   (run again when that task has ended)",
+            fix=f"{shell_line('badcjobs', 'monitor', self._out.path)}   (run again when that task has ended)",
         )
 
     def _text(self) -> str:

@@ -10,7 +10,6 @@ import importlib
 import io
 import json
 import math
-import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO, TextIO
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
+from badcjobs.paths import shell_line
 from badcjobs.store.connect import as_sqlite_utils, reading
 from badcjobs.store.task_writer import count_gaps
 
@@ -41,7 +41,7 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
 
     Refuse a file with a WAL or journal beside it: opened as sealed, it would lack those rows.
     """
-    run = shlex.quote(str(path.parent.parent if path.parent.name == "tasks" else path.parent))
+    run = shell_line(path.parent.parent if path.parent.name == "tasks" else path.parent)
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
         # Opening a job database has already rolled back a journal of its own.

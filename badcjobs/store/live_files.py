@@ -164,7 +164,7 @@ def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = Non
 
 def read_lost_devices(uri: str | None) -> set[int]:
     """Return the devices that do not answer now; empty: not known."""
-    return {row[0] for row in _ask(uri, "SELECT device_id FROM alert WHERE kind = 'lost' AND ended_at_ms IS NULL", ())}
+    return {row[0] for row in _ask(uri, "SELECT device_id FROM alert WHERE kind = 'lost' AND ended_at_ms IS NULL")}
 
 
 def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | None, float | None]:

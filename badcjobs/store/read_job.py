@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sqlite3
 import stat
 from collections.abc import Collection, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path, PurePath
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent
+from badcjobs.paths import shell_line
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, read_value, reading
@@ -38,17 +38,17 @@ def read_job(path: Path, *, readings: bool = True) -> read_model.JobFacts:
 def _suggest_fix(path: Path, why: str) -> str:
     """Return the command to paste; a damaged file is moved away first, because a merge would read it again."""
     if path.suffix in (".csv", ".jsonl"):
-        return f"{shlex.join(['badcjobs', 'record', '--out', str(path.with_suffix('.sqlite'))])} …   (not as text)"
+        return f"{shell_line('badcjobs', 'record', '--out', path.with_suffix('.sqlite'))} …   (not as text)"
     if why in NO_DATABASE and (job := path.with_name("job.sqlite")) != path and job.is_file():
-        return f"the same command with {shlex.quote(str(job))}"
+        return f"the same command with {shell_line(job)}"
     if why in NO_DATABASE and not (path.parent / "tasks").is_dir():
         return "badcjobs report RUN_FOLDER   (the folder given as --out to badcjobs run)"
     if "malformed" not in why and "damaged" not in why:
-        return shlex.join(["badcjobs", "merge", str(path.parent)])
+        return shell_line("badcjobs", "merge", path.parent)
     # The paths of the task databases are in the damaged file; with a folder ``tasks`` next to it, they are there.
     run = str(path.parent) if (path.parent / "tasks").is_dir() else "RUN_FOLDER"
     into = [] if path.name == "job.sqlite" and run != "RUN_FOLDER" else ["-o", str(path)]
-    return f"{shlex.join(['mv', str(path), f'{path}.damaged'])} && {shlex.join(['badcjobs', 'merge', run, *into])}"
+    return f"{shell_line('mv', path, f'{path}.damaged')} && {shell_line('badcjobs', 'merge', run, *into)}"
 
 
 def read_outline(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:

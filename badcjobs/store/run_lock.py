@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import IO
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
-from badcjobs.paths import RunFolder
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.small_files import open_regular, read_optional
 
 
@@ -72,7 +71,7 @@ def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+")
     except OSError as error:
-        line = shlex.join(["ls", "-ld", str(path.parent)])
+        line = shell_line("ls", "-ld", path.parent)
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error
     with opened as file:
         while not _try_lock(file, fcntl.LOCK_EX):
@@ -97,7 +96,7 @@ def _try_lock(file: IO[str], kind: int) -> bool:
 
 def _busy(out: Path) -> BadInput:
     pid = _read(out).get("pid")
-    logs = shlex.quote(str(out / "logs"))
+    logs = shell_line(out / "logs")
     return BadInput(
         "another emulation" + (f", process {pid}," if pid else "") + f" is working on {out}",
         why="both would process the same chunks",

@@ -259,7 +259,7 @@ def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict
 
 
 def _count_rows(db: sqlite3.Connection) -> dict[str, int]:
-    return {table: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in _NAMES}
+    return {table: read_value(db, f"SELECT count(*) FROM {table}") for table in _NAMES}
 
 
 # --- rows that cannot be right ----------------------------------------------------------------------------------------

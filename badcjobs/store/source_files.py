@@ -7,7 +7,6 @@ journal is rolled back, and damage is read past, on a copy.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sqlite3
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from badcjobs.errors import DatabaseProblem
+from badcjobs.paths import shell_line
 from badcjobs.settings import absolute
 from badcjobs.store.atomic_write import PAGE_BYTES, count_tables, is_stamped, read_checksum, read_sealed_rows
 from badcjobs.store.connect import (
@@ -134,14 +134,14 @@ def check_inputs(inputs: Iterable[Path]) -> None:
         except FileNotFoundError:
             missing.append(str(place))
         except OSError as error:  # no permission for a parent folder
-            line = shlex.join(["ls", "-ld", str(place.absolute().parent)])
+            line = shell_line("ls", "-ld", place.absolute().parent)
             raise DatabaseProblem(f"{place} cannot be read", why=error.strerror, fix=line) from error
     if missing:
         above = next(folder for folder in Path(missing[0]).absolute().parents if folder.is_dir())
         raise DatabaseProblem(
             f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist",
             why="expected: run folders (--out of badcjobs run or submit), or task databases",
-            fix=shlex.join(["ls", str(above)]),
+            fix=shell_line("ls", above),
         )
 
 
@@ -174,7 +174,7 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
                     add(Path(parent, name), has_leftovers=any(name + ending in there for ending in LEFTOVERS))
         for error in closed:
             if not isinstance(error, FileNotFoundError):  # removed since it was listed
-                line = shlex.join(["ls", "-ld", error.filename])
+                line = shell_line("ls", "-ld", error.filename)
                 why = f"the folder cannot be read: {error.strerror}; its files are not merged. try: {line}"
                 add(Path(error.filename), closed=why)
     found.pop(full_path(target), None)

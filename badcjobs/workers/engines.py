@@ -23,7 +23,7 @@ from typing import Any
 from badcjobs import __version__
 from badcjobs.errors import BadInput, NotHere, SlowStart
 from badcjobs.model import WorkerPlan
-from badcjobs.paths import ANOTHER_CACHE, RunFolder, user_cache
+from badcjobs.paths import ANOTHER_CACHE, RunFolder, shell_line, user_cache
 from badcjobs.processes import PYTHON, ForkParent, Launcher, ParentGone, ParentLate, fingerprint_of, worker_environment
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
@@ -187,7 +187,7 @@ class HawkEarsEngine:
         raise NotHere(
             f"HawkEars in {python} cannot be used: badcjobs needs HawkEars {VERSION_NEEDED} or later",
             why=problem,
-            fix=f"{shlex.quote(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
+            fix=f"{shell_line(python)} -m pip install 'hawkears>={VERSION_NEEDED}'",
         )
 
     def open(self, plan: WorkerPlan, scratch: Path) -> StreamSession:
@@ -363,7 +363,7 @@ def query_hawkears(
 
 def slow_start(python: str, limit_s: float) -> SlowStart:
     """Return the error for a HawkEars that is not imported in time."""
-    venv = shlex.quote(str(Path(python).parent.parent))
+    venv = shell_line(Path(python).parent.parent)
     copy = f'cp -a {venv} "$TMPDIR/he" && badcjobs run … --hawkears-python "$TMPDIR/he/bin/python"'
     return SlowStart(
         f"HawkEars in {python} is slow to start: it was not imported in {limit_s:,.0f} s",

@@ -12,7 +12,6 @@ import fcntl
 import json
 import logging
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from badcjobs import __version__
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_words
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
-from badcjobs.paths import ANOTHER_CACHE, user_cache
+from badcjobs.paths import ANOTHER_CACHE, shell_line, user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings, parse_toml
 from badcjobs.settings import to_toml as in_toml
@@ -97,8 +96,6 @@ class Learned:
                     self._refused.add(file)
                     why = error.strerror or error
                     log.warning("what this run learns cannot be kept in %s: %s; %s", file, why, ANOTHER_CACHE)
-            except AttributeError as error:
-                log.debug("cannot write %s: %s", file, error)
 
 
 def subject_of(settings: RunSettings) -> str:
@@ -194,7 +191,7 @@ def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
     if cached is not None and os.path.realpath(store) == os.path.realpath(cached):
         return "later runs read it"
     if store.name == STORE:
-        return f"runs with --out {shlex.quote(str(store.parent))} read it"
+        return f"runs with --out {shell_line(store.parent)} read it"
     return f"badcjobs plan --from FILE reads it; a run reads OUT/{STORE}, not this file"
 
 
