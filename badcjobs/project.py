@@ -15,10 +15,28 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from badcjobs import settings
 from badcjobs.errors import BadInput
 from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns, parse_time_zone
 from badcjobs.paths import shell_line
+from badcjobs.settings import (
+    OPTIONS_ONLY,
+    SETTINGS,
+    TABLES,
+    PlanSettings,
+    ProbeSettings,
+    RunSettings,
+    SubmitSettings,
+    absolute_paths,
+    check_values,
+    contradictions,
+    nearest,
+    option_words,
+    parse_value,
+    read_toml,
+    refuse,
+    to_toml,
+    value_text,
+)
 from badcjobs.trust import Trust
 
 NAME = "badcjobs.toml"
@@ -26,7 +44,7 @@ _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _FOUND = "found:"  # before a file that submit has found, so that each task checks it again
 _OF_RUN_TOML = ("array", "billing", "origin", "written_by")  # --config accepts a run.toml
 _MORE_OF_RUN = ("alerts.", "recordings.", "site")  # keys that a run reads besides those of [run]
-Made = TypeVar("Made", settings.RunSettings, settings.SubmitSettings, settings.PlanSettings, settings.ProbeSettings)
+Made = TypeVar("Made", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,7 @@ class Project:
         """
         found = [(word, _KEY_VALUE.fullmatch(word)) for word in words]
         files = [word for word, pair in found if pair is None]
-        keys = {pair[1]: settings.parse_value(pair[2]) for _, pair in found if pair is not None}
+        keys = {pair[1]: parse_value(pair[2]) for _, pair in found if pair is not None}
         if "" in files:
             return replace(cls.parse({}, keys=keys), word="")
         if len(files) > 1:
@@ -62,11 +80,11 @@ class Project:
             )
         file = cwd / files[0].removeprefix(_FOUND) if files else find_project_file(cwd)
         table, _, key = files[0].rpartition(".") if files else ("", "", "")
-        if file is not None and key in settings.SETTINGS.get(table, ()) and not file.exists():
+        if file is not None and key in SETTINGS.get(table, ()) and not file.exists():
             raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
         if file is None:
             return cls.parse({}, keys=keys)
-        document, text, status = settings.read_toml(file)
+        document, text, status = read_toml(file)
         project = replace(cls.parse(document, text, file, keys), word=str(file))
         if trust is None or (files and not files[0].startswith(_FOUND)):
             return project
@@ -87,13 +105,13 @@ class Project:
         source = _Source(document, text, file, keys or {})
         mistakes = [*source.unknown()]
         values: dict[str, dict[str, Any]] = {}
-        for table in ("", *settings.TABLES):
-            in_file = settings.check_values(table, source.in_file(table), partial(source.place, table), mistakes)
-            values[table] = settings.absolute_paths(in_file, table, file.parent) if file else in_file
-            values[table] |= settings.check_values(table, source.alone(table), partial(_key_place, table), mistakes)
+        for table in ("", *TABLES):
+            in_file = check_values(table, source.in_file(table), partial(source.place, table), mistakes)
+            values[table] = absolute_paths(in_file, table, file.parent) if file else in_file
+            values[table] |= check_values(table, source.alone(table), partial(_key_place, table), mistakes)
         limits, hooks = source.alerts(mistakes)
         patterns, time_zone = source.recordings(mistakes)
-        settings.refuse(mistakes, "badcjobs guide settings   (lists every key)")
+        refuse(mistakes, "badcjobs guide settings   (lists every key)")
         return cls(file, values, source.keys, limits, hooks, patterns, time_zone, dict(source.programs()))
 
     @property
@@ -116,36 +134,36 @@ class Project:
 
         ``collect``: mistakes are added to it instead, and the values that are wrong are left out.
         """
-        table = next(name for name, one in settings.TABLES.items() if one is kind)
+        table = next(name for name, one in TABLES.items() if one is kind)
         mistakes: list[str] = [] if collect is None else collect
         given = {key: value for key, value in flags.items() if value is not None}
         values: dict[str, Any] = {**self.values.get(table, {})}
-        values |= settings.check_values(table, given, lambda key: settings.SETTINGS[table][key].option, mistakes)
+        values |= check_values(table, given, lambda key: SETTINGS[table][key].option, mistakes)
         more: dict[str, Any] = {}
-        if kind is settings.RunSettings:
-            mistakes += settings.contradictions(values)
+        if kind is RunSettings:
+            mistakes += contradictions(values)
             values.setdefault("engine", "command" if values.get("command") else "hawkears")
             more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns, "origin": self.origin}
             if out := values.pop("out", None):  # "": an empty shell variable
                 values["out"] = Path(out)
         if collect is None:
-            settings.refuse(mistakes, f"badcjobs {command} --help")
-        return kind(**{settings.SETTINGS[table][key].name: value for key, value in values.items()}, **more)
+            refuse(mistakes, f"badcjobs {command} --help")
+        return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
 
     def words(self) -> list[str]:
         """Return the project as values of ``--config``."""
-        keys = [f"{key}={settings.value_text(value)}" for key, value in self.keys.items()]
+        keys = [f"{key}={value_text(value)}" for key, value in self.keys.items()]
         return keys if self.word is None else [self.word, *keys]
 
     def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
         """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
         more = {k: one for k, one in self.keys.items() if k.startswith(_MORE_OF_RUN)}
-        others = replace(self, keys=settings.absolute_paths(more, "", cwd))
+        others = replace(self, keys=absolute_paths(more, "", cwd))
         alone = {k.removeprefix("run."): one for k, one in self.keys.items() if k.startswith("run.")}
         given = alone | {key: value for key, value in flags.items() if value is not None}
         return [
             *(f"--config={word}" for word in others.words()),
-            *settings.option_words(settings.absolute_paths(given, "run", cwd)),
+            *option_words(absolute_paths(given, "run", cwd)),
         ]
 
 
@@ -181,7 +199,7 @@ class _Source:
     def in_file(self, table: str) -> dict[str, Any]:
         """Return a table of the file; "" is its top."""
         if not table:
-            return {key: value for key, value in self.document.items() if key in settings.SETTINGS[""]}
+            return {key: value for key, value in self.document.items() if key in SETTINGS[""]}
         found = self.document.get(table, {})
         return dict(found) if isinstance(found, dict) else {}
 
@@ -192,11 +210,11 @@ class _Source:
 
     def programs(self) -> Iterator[tuple[str, str]]:
         """Yield each key that names programs, with its value."""
-        for table, keys in settings.SETTINGS.items():
+        for table, keys in SETTINGS.items():
             for key, value in self.in_file(table).items():
                 texts = [value] if isinstance(value, str) else value
                 if keys[key].runs and any(text.endswith(keys[key].runs) for text in texts):
-                    yield _dotted(table, key), settings.to_toml(value)
+                    yield _dotted(table, key), to_toml(value)
 
     def place(self, table: str, key: str) -> str:
         """Return the place of a value: file, line and key."""
@@ -205,9 +223,9 @@ class _Source:
 
     def unknown(self) -> Iterator[str]:
         """Yield each unknown key with the nearest known one."""
-        known = [_dotted(table, key) for table, keys in settings.SETTINGS.items() for key in keys]
+        known = [_dotted(table, key) for table, keys in SETTINGS.items() for key in keys]
         names = {key.rpartition(".")[2]: key for key in reversed(known)}
-        tables = [table for table in settings.SETTINGS if table]
+        tables = [table for table in SETTINGS if table]
         places = {key: f"--config {key}" for key in self.keys}
         for name, value in self.document.items():
             if name in tables and isinstance(value, dict):
@@ -218,12 +236,12 @@ class _Source:
                 places[name] = self.place("", name)
         for key, place in places.items():
             bare = key.rpartition(".")[2]
-            if bare in settings.OPTIONS_ONLY:
+            if bare in OPTIONS_ONLY:
                 yield f"{place}: this can only be an option, --{bare}, because it is different in every call"
             elif key in tables:
                 yield f"{place} is a table: --config {key}.KEY=VALUE"
             elif key not in known:
-                near = bare if bare in names else settings.nearest(bare, [*names, *tables])
+                near = bare if bare in names else nearest(bare, [*names, *tables])
                 yield f"{place}: unknown key" + (f"; did you mean {names.get(near, near)}?" if near else "")
 
     def alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:

@@ -326,7 +326,7 @@ def _alerts() -> dict[str, Setting]:
     """Return the settings of the table [alerts], whose values ``AlertLimits`` and ``AlertHooks`` check."""
     return {
         f.name: Setting(
-            "text" if f.name == "command" else "number", f.metadata["help"], key=f.name, name=f.name, default=f.default,
+            "text" if f.name == "command" else "number", f.metadata["help"], default=f.default,
             example={"temperature_c": 83, "utilization_percent": 95, "command": "notify-lab"}.get(f.name),
             runs=_ALWAYS if f.name == "command" else (),
         )
@@ -339,19 +339,19 @@ def _alerts() -> dict[str, Setting]:
 SETTINGS: dict[str, dict[str, Setting]] = {
     "": {
         "site": Setting(
-            "text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True, key="site"
+            "text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True
         )
     },
     **{table: _described(kind) for table, kind in TABLES.items()},
     "alerts": _alerts(),
     "recordings": {
         "patterns": Setting(
-            "texts", "what paths mean, most specific first: badcjobs guide audio", key="patterns",
-            default=(), example=["{study_area}/{location}/*"],
+            "texts", "what paths mean, most specific first: badcjobs guide audio", default=(),
+            example=["{study_area}/{location}/*"],
         ),
         "time_zone": Setting(
-            "text", "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports", key="time_zone",
-            default="", example="-07:00",
+            "text", "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports", default="",
+            example="-07:00",
         ),
     },
 }  # fmt: skip

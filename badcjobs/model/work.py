@@ -13,9 +13,9 @@ from badcjobs.model.devices import Device
 
 __all__ = [
     "AUDIO_FAULTS", "BROKEN_AUDIO", "EMPTY_FILE", "FITS", "NOT_AUDIO", "NO_CUTTING", "NO_START", "TOO_LONG",
-    "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkResult", "ChunkStarted", "Cutting", "Detection", "Fingerprint",
-    "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial", "WorkerPlan",
-    "parse_pattern", "parse_patterns", "parse_time_zone"
+    "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkKey", "ChunkResult", "ChunkStarted", "Cutting", "Detection",
+    "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial",
+    "WorkerPlan", "parse_pattern", "parse_patterns", "parse_time_zone"
 ]  # fmt: skip
 
 
@@ -84,6 +84,9 @@ class Fingerprint:
     header: AudioHeader = field(default=AudioHeader(), compare=False)  # if it was read anyway
 
 
+ChunkKey = tuple[str, str]  # recording_id and chunk_id
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One piece of audio to analyse; identity is (recording_id, chunk_id)."""
@@ -100,7 +103,7 @@ class Chunk:
     is_cut: bool = False  # [start_ms, end_ms) of a longer file, to be cut out for the engine
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> ChunkKey:
         return (self.recording_id, self.chunk_id)
 
     @property

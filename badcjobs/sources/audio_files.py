@@ -150,7 +150,7 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
     return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
-def with_header(found: Found, read: ReadHeader = read_header) -> Found:
+def with_header(found: Found, read: ReadHeader) -> Found:
     """Return the result of look_at with the file's header added."""
     audio_path, known = found
     # Not dataclasses.replace, which takes as long as reading from a local disk.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 UNKNOWN_SIZE = 0xFFFFFFFF  # did not fit into 32 bits, or was not known when the header was written
 MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold millions of empty ones
@@ -27,8 +26,7 @@ class NotWav(ValueError):
     """The file is not a WAV file whose frames can be counted; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class WavHeader:
+class WavHeader(NamedTuple):
     """The format of a WAV file, and where its data is."""
 
     format_chunk: bytes  # as it is in the file; the next five fields are parsed from it
@@ -174,8 +172,7 @@ _BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << 
 _MORE_BYTES = {12: 1, 13: 2, 14: 2}  # in the frame header, for an unusual sample rate
 
 
-@dataclass(frozen=True, slots=True)
-class FlacInfo:
+class FlacInfo(NamedTuple):
     """The STREAMINFO of a FLAC file."""
 
     rate_hz: int

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.paths import shell_line
 from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines
@@ -28,8 +29,7 @@ _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are no
 _LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """The positions of the columns; None: the manifest does not have the column."""
 
     width: int
@@ -314,6 +314,6 @@ class Manifest:
                     has_asked, question = True, (path, files.measures or times[1] is None)
                 yield (line, row, columns, times, cut, given_first or first), question
 
-    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
+    def identities(self) -> Iterator[tuple[int, ChunkKey]]:
         for line, row, columns in read_rows(self.path, Mistakes([self.name])):
             yield line, (row[columns.recording_id], row[columns.chunk_id])

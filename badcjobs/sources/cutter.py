@@ -16,7 +16,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from badcjobs.sources import audio_formats as formats
+from badcjobs.sources.audio_formats import (
+    FlacInfo,
+    NotWav,
+    WavHeader,
+    copy_frames,
+    make_head,
+    read_flac_info,
+    read_wav_header,
+    start_with_length,
+)
 
 _SLACK_S = 1.0  # recorders, and rounded times, are not exact
 _GUESS_BYTES_PER_S = 48_000 * 2 * 4  # stereo, decoded to 32 bits a sample
@@ -46,9 +55,9 @@ class AudioCutter:
             found = _look(path)
         except OSError:
             return None
-        if isinstance(found, formats.WavHeader):
+        if isinstance(found, WavHeader):
             return found.length_s
-        if isinstance(found, formats.FlacInfo) and found.frames:
+        if isinstance(found, FlacInfo) and found.frames:
             return found.frames / found.rate_hz
         return measure_with_libsndfile(path)[0] or _length_with_ffprobe(path, self.search_path or "")
 
@@ -63,11 +72,11 @@ class AudioCutter:
     def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
         """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
         found = _look(source)
-        if isinstance(found, formats.WavHeader):
+        if isinstance(found, WavHeader):
             first, last = _frames(found.frames, found.rate_hz, start_s, end_s)
-            return len(formats.make_head(found, 0)) + max(0, last - first) * found.frame_bytes
+            return len(make_head(found, 0)) + max(0, last - first) * found.frame_bytes
         bytes_per_s = _GUESS_BYTES_PER_S
-        if isinstance(found, formats.FlacInfo):
+        if isinstance(found, FlacInfo):
             bytes_per_s = found.rate_hz * found.channels * -(-found.bits // 8)
         length_s = (end_s if end_s < float("inf") else self.length_s(source) or 0.0) - start_s
         return int(max(0.0, length_s) * bytes_per_s)
@@ -80,7 +89,7 @@ class AudioCutter:
         """
         try:
             with open_audio(source) as file:
-                header = formats.read_wav_header(file)
+                header = read_wav_header(file)
                 first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
                 if first >= last:
                     there_s, promised_s = header.length_s, header.promised_s
@@ -89,16 +98,16 @@ class AudioCutter:
                         raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {there}")
                     raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
                 try:
-                    formats.copy_frames(file, header, first, last, target)
+                    copy_frames(file, header, first, last, target)
                 except EOFError as problem:
                     raise CannotCut(f"{source}: {problem}") from problem
-        except formats.NotWav as problem:
+        except NotWav as problem:
             self._decode(source, start_s, end_s, target, problem)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
 
-    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: formats.NotWav) -> None:
+    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
         """Try one decoder after another; an error while decoding is more useful than a missing decoder."""
         refusals: list[CannotCut] = []
         for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self.search_path or "")):
@@ -125,20 +134,20 @@ def open_audio(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read_wav(path: Path) -> formats.WavHeader | None:
+def _read_wav(path: Path) -> WavHeader | None:
     """Read the header of a WAV file; None: there is no such file, or it has another format."""
-    with suppress(OSError, formats.NotWav), open_audio(path) as file:
-        return formats.read_wav_header(file)
+    with suppress(OSError, NotWav), open_audio(path) as file:
+        return read_wav_header(file)
     return None
 
 
-def _look(path: Path) -> formats.WavHeader | formats.FlacInfo | None:
+def _look(path: Path) -> WavHeader | FlacInfo | None:
     """Read the header of a file; None: another format, or damaged."""
     with open_audio(path) as file:
         try:
-            return formats.read_wav_header(file)
-        except formats.NotWav:
-            return formats.read_flac_info(file)
+            return read_wav_header(file)
+        except NotWav:
+            return read_flac_info(file)
 
 
 def _frames(frames: int, rate_hz: int, start_s: float, end_s: float) -> tuple[int, int]:
@@ -151,10 +160,10 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
     """Write a WAV file of this length that repeats another one; raise NotWav, EOFError or OSError without a file."""
     try:
         with source.open("rb") as file:
-            header = formats.read_wav_header(file)
+            header = read_wav_header(file)
             if header.frames == 0:
-                raise formats.NotWav("it has no audio")
-            formats.copy_frames(file, header, 0, max(1, round(length_s * header.rate_hz)), target)
+                raise NotWav("it has no audio")
+            copy_frames(file, header, 0, max(1, round(length_s * header.rate_hz)), target)
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -171,7 +180,7 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     if ffmpeg is None:
         raise NoDecoder("ffmpeg is not on PATH")
     flac, codec = _look(source), "pcm_f32le"
-    if isinstance(flac, formats.FlacInfo):
+    if isinstance(flac, FlacInfo):
         codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
         start_s = round(start_s * flac.rate_hz) / flac.rate_hz
         end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
@@ -179,7 +188,7 @@ def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: floa
     length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
     # -ss before the file seeks; in FLAC this is exact if the time is that of a sample. -ss after the file decodes
     # everything from the start: slower, but also right for an MP3 file without an index.
-    before, after = (start, length) if isinstance(flac, formats.FlacInfo) else ([], [*start, *length])
+    before, after = (start, length) if isinstance(flac, FlacInfo) else ([], [*start, *length])
     argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
     output = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
     if (found := _read_wav(target)) is None or found.frames == 0:
@@ -252,10 +261,10 @@ def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
             yield audio
             return
     with path.open("rb") as file:
-        info = formats.read_flac_info(file)
+        info = read_flac_info(file)
         if info is None or not info.frames:
             raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
-        start = formats.start_with_length(file, info.frames)
+        start = start_with_length(file, info.frames)
     with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
         yield audio
 
@@ -296,10 +305,10 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     form = struct.pack(
         "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
     )
-    header = formats.WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
+    header = WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
     written = 0
     with target.open("wb") as out:
-        out.write(formats.make_head(header, frames))
+        out.write(make_head(header, frames))
         while written < frames:
             block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=decode_to))
             if not block:
@@ -314,4 +323,4 @@ def _write(audio: Any, frames: int, target: Path) -> None:
         out.write(b"\0" * (written * frame_bytes & 1))
         if written < frames:  # the file is truncated; the workers notice what is missing
             out.seek(0)
-            out.write(formats.make_head(header, written))
+            out.write(make_head(header, written))

@@ -10,10 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, Cutting, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, ChunkKey, Cutting, Fingerprint
 from badcjobs.paths import shell_line
 from badcjobs.settings import absolute
-from badcjobs.sources import audio_files
+from badcjobs.sources.audio_files import (
+    AUDIO_FORMATS,
+    Found,
+    NoAudio,
+    SourceRoot,
+    end_ms_of,
+    is_audio,
+    look_at,
+    search_folders,
+    with_slash,
+    without_ending,
+)
 from badcjobs.sources.mistakes import Mistakes, Remarks, escape_bytes, quoted, read_lines
 from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
@@ -47,12 +58,12 @@ class AudioList:
     is_folder: bool = False
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
-        def look(path: str) -> audio_files.Found | audio_files.NoAudio:
-            return audio_files.look_at(path, self.folders, walk.read_header)
+        def look(path: str) -> Found | NoAudio:
+            return look_at(path, self.folders, walk.read_header)
 
         ours = look_ahead(self._ours(walk), look, while_waiting=walk.while_waiting)
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
-            if isinstance(answer, audio_files.NoAudio):
+            if isinstance(answer, NoAudio):
                 recording = Chunk(recording_id, recording_id, path, "")
                 yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
                 continue
@@ -61,7 +72,7 @@ class AudioList:
                 recording = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
                 yield from _cut(recording, walk.cutting)
             else:
-                end_ms, is_cut = audio_files.end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
+                end_ms, is_cut = end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
                 yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
@@ -72,7 +83,7 @@ class AudioList:
                 known_s = walk.lengths.get(one.recording_id)
                 yield (one, row, known_s), one.path if known_s is None else None
 
-    def identities(self) -> Iterator[tuple[int, tuple[str, str]]]:
+    def identities(self) -> Iterator[tuple[int, ChunkKey]]:
         for line, recording_id, _ in self.recordings(Mistakes([self.name]), Remarks()):
             yield line, (recording_id, recording_id)
 
@@ -111,9 +122,9 @@ def audio_folder(path: Path) -> AudioList:
     return AudioList(
         name=str(path),
         description=f"folder {path}/",
-        folders=(audio_files.with_slash(path.absolute()),),
+        folders=(with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
-        without_rows=f"contains no audio ({audio_files.AUDIO_FORMATS})",
+        without_rows=f"contains no audio ({AUDIO_FORMATS})",
         refusal="contains audio that cannot be used: ",
         is_folder=True,
     )
@@ -127,13 +138,13 @@ def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> It
         look = shell_line("ls", "-ld", source / below)
         mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
         return
-    repeated = SeenKeys(map(audio_files.without_ending, audio)).repeated()
+    repeated = SeenKeys(map(without_ending, audio)).repeated()
     for name in sorted(audio + list(folders)):
         path = f"{below}{name}"
         if name in folders:
             yield from _below(source, f"{path}/", mistakes, remarks)
         else:
-            stem = audio_files.without_ending(name)
+            stem = without_ending(name)
             recording_id = path if hash(stem) in repeated else f"{below}{stem}"
             yield ListedRecording(0, escape_bytes(recording_id), escape_bytes(path))
 
@@ -147,7 +158,7 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
     with os.scandir(source / below) as entries:
         for entry in entries:  # only names are kept: a million entries need too much memory
             name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
-            if is_folder or audio_files.is_audio(name):
+            if is_folder or is_audio(name):
                 if name.startswith("."):
                     remarks.skip("hidden", f"{below}{name}{'/' if is_folder else ''}")
                 elif is_folder:
@@ -172,11 +183,11 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
     Relative paths are searched as for a manifest. Recording ids are relative to ``root``, or to the folder of the list;
     a relative path is itself the id, wherever the file is found.
     """
-    base = audio_files.SourceRoot(root or path.parent)
+    base = SourceRoot(root or path.parent)
     return AudioList(
         name=str(path),
         description=f"list of audio {path}",
-        folders=audio_files.search_folders(path, root),
+        folders=search_folders(path, root),
         recordings=partial(_listed, base, lambda mistakes: read_list(path, mistakes)),
     )
 
@@ -184,7 +195,7 @@ def audio_list(path: Path, root: Path | None) -> AudioList:
 def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
     """Describe audio files of the command line; ids are relative to ``root``, or to their common folder."""
     given = list(dict.fromkeys(absolute(Path(), str(path)) for path in paths))
-    base = audio_files.SourceRoot(root or Path(posixpath.commonpath(map(posixpath.dirname, given))))
+    base = SourceRoot(root or Path(posixpath.commonpath(map(posixpath.dirname, given))))
     name = str(paths[0]) if len(given) == 1 else f"the {len(given)} audio files starting with {paths[0]}"
     return AudioList(
         name=name,
@@ -195,17 +206,17 @@ def given_audio(paths: Sequence[Path], root: Path | None) -> AudioList:
 
 
 def _listed(
-    base: audio_files.SourceRoot, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
+    base: SourceRoot, lines: Callable[[Mistakes], Lines], mistakes: Mistakes, remarks: Remarks
 ) -> Iterator[ListedRecording]:
     """Read the list twice: an id keeps the extension if another path would get the same id."""
-    paths = (path for _, path in lines(Mistakes([""])) if audio_files.is_audio(path))
-    repeated = SeenKeys(audio_files.without_ending(base.path_below(path)) for path in paths).repeated()
+    paths = (path for _, path in lines(Mistakes([""])) if is_audio(path))
+    repeated = SeenKeys(without_ending(base.path_below(path)) for path in paths).repeated()
     for line, path in lines(mistakes):
-        if not audio_files.is_audio(path):
-            mistakes.add(line, f"{quoted(path)} is not audio ({audio_files.AUDIO_FORMATS}), unlike the first line")
+        if not is_audio(path):
+            mistakes.add(line, f"{quoted(path)} is not audio ({AUDIO_FORMATS}), unlike the first line")
             continue
         full = base.path_below(path)
-        stem = audio_files.without_ending(full)
+        stem = without_ending(full)
         yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING, Chunk, Cutting
+from badcjobs.model import NO_CUTTING, Chunk, ChunkKey, Cutting
 from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # Called with the number of a row over all sources (a recording that is cut is one row), the number of its source, both
 # from 0, and (recording_id, chunk_id).
-RowNote = Callable[[int, int, tuple[str, str]], None]
+RowNote = Callable[[int, int, ChunkKey], None]
 # Each kind has a name as the user wrote it, a description for logs, and a message ``without_rows`` for an empty source.
 # ``chunks`` yields the rows of this shard, and notes the mistakes of all rows and of the audio of this shard.
 # ``identities`` yields line number (0: none) and identity of every row; a recording that is cut is one row.
@@ -292,7 +292,7 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
         folders = shell_line(*(source.name for source in sources))  # in a list, equal names keep their folders
         audio = "|".join(one[1:] for one in AUDIO_ENDINGS)
         as_one_list = f"find {folders} | grep -iE '\\.({audio})$' | sort > recordings.txt"
-    first: dict[tuple[str, str], tuple[int, int]] = {}
+    first: dict[ChunkKey, tuple[int, int]] = {}
     for number, source in enumerate(sources):
         walk.mistakes.source = number
         for line, key in source.identities():

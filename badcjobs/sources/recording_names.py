@@ -9,9 +9,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import normalize
 
 from badcjobs.model import Chunk, NameGaps, NamePattern, RecordingName
@@ -24,11 +24,10 @@ _DATE = re.compile(r"(?<![0-9A-Za-z])(?:19|20)[0-9]{6}(?![0-9A-Za-z])")
 _TIME = re.compile(r"(?<![0-9A-Za-z])[0-9]{6}(?![0-9A-Za-z])")
 
 
-@dataclass(frozen=True, slots=True)
-class NameReader:
+class NameReader(NamedTuple):
     """Reads recording names from paths; ``roots`` are the folders that absolute paths may be in."""
 
-    patterns: tuple[NamePattern, ...] = ()
+    patterns: tuple[NamePattern, ...]
     roots: tuple[str, ...] = ()
 
     def of(self, chunk: Chunk) -> RecordingName:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, look_at
 from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Manifest, RowFiles, Times
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
@@ -95,7 +95,7 @@ class Surveyor(Walk):
     measured: int = 0  # files whose header was read
     rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
     size: SourceSize = field(default_factory=SourceSize)
-    _known: set[tuple[str, str]] = field(default_factory=set)
+    _known: set[ChunkKey] = field(default_factory=set)
     _folders: Sequence[str] = ()
     _base_of: dict[str, str] = field(default_factory=dict)
     _usual_base: str = "/"

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")
 
@@ -25,8 +26,7 @@ Try = tuple[int, int, int, str]  # one try of a chunk: attempt_id, start and end
 Life = tuple[int, int | None, int]  # one worker: start, start of its first chunk (None: it had none), end (ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A period in which the state and the tries in progress do not change."""
 
     from_ms: int

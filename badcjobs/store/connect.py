@@ -8,7 +8,6 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -34,8 +33,7 @@ LOCAL = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Filesystem:
+class Filesystem(NamedTuple):
     """The filesystem of a folder."""
 
     kind: str  # as in /proc/self/mountinfo, or "unknown"

@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from badcjobs.model import ChunkKey
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.connect import read_value
 from badcjobs.store.export_tables import as_text
@@ -101,7 +102,7 @@ def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int],
     return written
 
 
-def _key(row: sqlite3.Row) -> tuple[str, str]:
+def _key(row: sqlite3.Row) -> ChunkKey:
     return row["recording_id"], row["chunk_id"]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.model import TaskKey
@@ -26,13 +27,12 @@ from badcjobs.small_files import parse_fields, parse_json, set_aside
 from badcjobs.store.atomic_write import remove_unfinished
 from badcjobs.store.connect import Filesystem, open_uri, read_filesystem, read_value
 from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
-from badcjobs.store.publish import publish
+from badcjobs.store.publish import Gap, publish
 
 _ROOM_BYTES = 256 * 1024  # the size of two empty databases
 
 
-@dataclass(frozen=True, slots=True)
-class LiveFolder:
+class LiveFolder(NamedTuple):
     """A task's own folder, and the mode for the databases in it."""
 
     folder: LocalFolder
@@ -100,6 +100,8 @@ _OWNER, _PUBLISHER = 0, 1  # bytes of the owner file, locked by the task that wr
 _POLL_S = 0.1
 _PATIENCE_S = 60.0  # a publication to a slow filesystem may take that long
 
+Sleep = Callable[[float], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -151,7 +153,7 @@ def publish_left_behind(
     *,
     hostname: str,
     replaced: Collection[str] = (),
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Sleep = time.sleep,
 ) -> None:
     """Publish the live files that killed tasks of this machine left for this run.
 
@@ -174,7 +176,7 @@ def publish_left_behind(
 
 @contextmanager
 def locked(
-    folder: LocalFolder, publisher_s: float = 0.0, owner_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+    folder: LocalFolder, publisher_s: float = 0.0, owner_s: float = 0.0, sleep: Sleep = time.sleep
 ) -> Iterator[Owner | None]:
     """Lock a folder and yield its owner; None: the owner still runs, or is not known, or the folder is published.
 
@@ -201,7 +203,7 @@ def locked(
         os.close(fd)
 
 
-def _lock(fd: int, byte: int, patience_s: float, sleep: Callable[[float], None]) -> bool:
+def _lock(fd: int, byte: int, patience_s: float, sleep: Sleep) -> bool:
     """Lock a byte of an owner file; False: another process keeps it locked, or the filesystem has no locks."""
     for left in reversed(range(round(patience_s / _POLL_S) + 1)):
         try:
@@ -235,9 +237,7 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> None:
         log.warning("they cannot be published and stay there: %s", error)
 
 
-def publish_killed(
-    folder: LocalFolder, target: Path, ended_at_ms: int, gaps: Sequence[tuple[int, int, str]], *, shared: bool
-) -> None:
+def publish_killed(folder: LocalFolder, target: Path, ended_at_ms: int, gaps: Sequence[Gap], *, shared: bool) -> None:
     """Publish the live files of a killed task, and remove the unfinished copies that it has left."""
     work = work_left_behind(folder.wrapper_file, target, shared=shared)
     halves = [work, left_behind(folder.recorder_file, shared=shared)]

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -30,8 +31,10 @@ from badcjobs.small_files import read_small
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
+    file_uri,
     is_job_database,
     open_job_database,
+    open_uri,
     read_filesystem,
     read_value,
     schema_problem,
@@ -233,15 +236,12 @@ def write_new_file(
 @contextmanager
 def write_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
     """Give the job database itself; after a kill, the next reader restores the old content from the journal."""
-    db = sqlite3.connect(target, isolation_level=None, uri=True, timeout=_READERS_TIMEOUT_S)
-    try:
+    with closing(open_uri(file_uri(target, "mode=rw"), timeout=_READERS_TIMEOUT_S)) as db:
         db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
         db.execute("PRAGMA synchronous = FULL")
         with transaction(db, "BEGIN EXCLUSIVE"):  # fails if another program reads for longer than the timeout
             yield db
             check()
-    finally:
-        db.close()
 
 
 # --- the merge ------------------------------------------------------------------------------------------------------
@@ -252,8 +252,7 @@ _TRIES = 10
 _THREADS = 1  # measured: more threads slow down the copying more than they help
 
 
-@dataclass(frozen=True, slots=True)
-class MergeOrder:
+class MergeOrder(NamedTuple):
     """The inputs, the target and the callbacks of a merge."""
 
     inputs: Sequence[Path]
@@ -263,13 +262,12 @@ class MergeOrder:
     tell: Callable[[str], None] = lambda text: None
 
 
-@dataclass(frozen=True, slots=True)
-class MergeOutcome:
+class MergeOutcome(NamedTuple):
     """What a merge has done."""
 
     files: tuple[SourceFile, ...]  # all files of the job database
     read: int  # how many files were opened this time
-    given: frozenset[str] = frozenset()  # the files that this merge was asked to merge
+    given: frozenset[str]  # the files that this merge was asked to merge
 
 
 def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:

@@ -32,6 +32,7 @@ from badcjobs.store.schema import TABLES, insert_sql
 log = logging.getLogger(__name__)
 
 TEXT_FORMS = (".csv", ".jsonl")
+Gap = tuple[int, int, str]  # from, to, reason
 
 _SAMPLES = f"""
     SELECT strftime('%Y-%m-%dT%H:%M:%f', s.at_ms / 1000.0, 'unixepoch') || 'Z' AS at, s.at_ms,
@@ -54,7 +55,7 @@ def publish(
     *,
     workplace: Path | None = None,
     closing: Mapping[str, object] | None = None,
-    gaps: Sequence[tuple[int, int, str]] = (),
+    gaps: Sequence[Gap] = (),
 ) -> int:
     """Publish the halves, joined, as ``target``; return its size. The extension selects SQLite, CSV or JSON lines.
 
@@ -89,7 +90,7 @@ def publish(
 
 
 def _join_files(
-    halves: Sequence[Half | Path], joined: Path, closing: Mapping[str, object], gaps: Sequence[tuple[int, int, str]]
+    halves: Sequence[Half | Path], joined: Path, closing: Mapping[str, object], gaps: Sequence[Gap]
 ) -> None:
     """Write a new database with the rows of all halves that exist.
 

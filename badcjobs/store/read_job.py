@@ -13,9 +13,20 @@ from pathlib import Path, PurePath
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent
 from badcjobs.paths import shell_line
-from badcjobs.store import read_model
 from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, read_value, reading
+from badcjobs.store.read_model import (
+    AlertFacts,
+    CostFacts,
+    DecisionFacts,
+    ErrorFacts,
+    FailedChunk,
+    ForeignProcess,
+    Freshness,
+    GapFacts,
+    JobFacts,
+    TaskFacts,
+)
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import count_gaps
@@ -27,7 +38,7 @@ _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.t
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
 
-def read_job(path: Path, *, readings: bool = True) -> read_model.JobFacts:
+def read_job(path: Path, *, readings: bool = True) -> JobFacts:
     """Return everything that the summary needs from a job database; the last ``readings`` of devices are optional."""
     with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
@@ -51,14 +62,12 @@ def _suggest_fix(path: Path, why: str) -> str:
     return f"{shell_line('mv', path, f'{path}.damaged')} && {shell_line('badcjobs', 'merge', run, *into)}"
 
 
-def read_outline(db: sqlite3.Connection, folder: Path) -> read_model.JobFacts:
+def read_outline(db: sqlite3.Connection, folder: Path) -> JobFacts:
     """Return only the tasks, the states of the chunks and the changes since the merge; also for a task database."""
     files = _files(db) if is_job_database(db) else ()
-    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], read_model.Freshness())
+    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], Freshness())
     chunks = dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
-    return read_model.JobFacts(
-        tuple(tasks), (), chunks, 0.0, 0, 0, (), (), (), (), file_folders=_folders(files), merged=merged
-    )
+    return JobFacts(tuple(tasks), (), chunks, 0.0, 0, 0, (), (), (), (), file_folders=_folders(files), merged=merged)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -69,7 +78,7 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
     return tuple(sorted({str(Path(file.path).parent) for file in files}))
 
 
-def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model.JobFacts:
+def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     files = _files(db)
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
@@ -77,18 +86,18 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
-    return read_model.JobFacts(
+    return JobFacts(
         tasks=tuple(tasks),
         devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
         audio_done_s=read_value(db, _AUDIO_S, "done"),
         done_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "done"),
         tries=read_value(db, "SELECT count(*) FROM attempt"),
-        failed=read_as(db, read_model.FailedChunk, _FAILED),
+        failed=read_as(db, FailedChunk, _FAILED),
         labels=tuple(
             db.execute("SELECT label, max(label_name), count(*) FROM detection GROUP BY label ORDER BY 3 DESC, 1")
         ),
-        gaps=read_as(db, read_model.GapFacts, _GAPS),
+        gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_files=sum(file.lost_something for file in files),
         file_folders=_folders(files),
@@ -97,10 +106,10 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> read_model
         last_settings=parse_settings(last.settings if last is not None else None),
         audio_left_s=read_value(db, _AUDIO_S, "pending"),
         left_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "pending"),
-        errors=read_as(db, read_model.ErrorFacts, _ERRORS),
-        alerts=read_as(db, read_model.AlertFacts, _ALERTS),
-        foreign=read_as(db, read_model.ForeignProcess, _FOREIGN),
-        decisions=read_as(db, read_model.DecisionFacts, _DECISIONS),
+        errors=read_as(db, ErrorFacts, _ERRORS),
+        alerts=read_as(db, AlertFacts, _ALERTS),
+        foreign=read_as(db, ForeignProcess, _FOREIGN),
+        decisions=read_as(db, DecisionFacts, _DECISIONS),
         cost=_cost(db),
         cpu_tries=cpu_tries,
         cpu_audio_s=cpu_audio_s,
@@ -178,12 +187,12 @@ _AGAIN_GPU_S = f"""
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
 
 
-def _cost(db: sqlite3.Connection) -> read_model.CostFacts:
+def _cost(db: sqlite3.Connection) -> CostFacts:
     tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
         f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
     ).fetchone()
     of_gpu, of_energy = _ranks(db, "gpu_s", tries), _ranks(db, "energy_j", energy_tries)
-    return read_model.CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
+    return CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
 
 
 def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | None, float | None, float | None]:
@@ -200,8 +209,8 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | Non
 
 
 def add_last_contact(
-    db: sqlite3.Connection, tasks: Sequence[read_model.TaskFacts], files: tuple[SourceFile, ...], folder: Path
-) -> tuple[list[read_model.TaskFacts], read_model.Freshness]:
+    db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
+) -> tuple[list[TaskFacts], Freshness]:
     """Return the tasks, with the time of the last contact for those that had not ended, and what has changed since.
 
     The data of a changed or missing file is not read: its task is shown as of the merge, and the file is counted, as
@@ -246,9 +255,7 @@ def add_last_contact(
     ended = [file for file in files if file.path in others and file.mtime_ns is not None]
     changed = sum(task.changed for task in shown) + sum(there[f.path].st_size != f.size_bytes for f in ended)
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
-    fresh = read_model.Freshness(
-        as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed
-    )
+    fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
     return shown, fresh
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from badcjobs.model import CHARTED
 from badcjobs.store.accounting import STATES
@@ -18,8 +19,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x42414443  # "BADC": identifies our SQLite files
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column: its SQL type with constraints, and its meaning."""
 
     name: str
@@ -34,8 +34,8 @@ class TableDef:
     name: str
     help: str
     columns: tuple[Column, ...]
-    key: str | None = None
-    parent: str | None = None  # a foreign key of several columns
+    key: str | None
+    parent: str | None  # a foreign key of several columns
 
     def ddl(self, ordered_by: str | None = None) -> str:
         """Return the CREATE TABLE statement; with a key ``ordered_by`` the table stores its rows in that order."""

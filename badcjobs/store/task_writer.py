@@ -18,6 +18,7 @@ from typing import Any
 from badcjobs.model import (
     Allocation,
     Chunk,
+    ChunkKey,
     ChunkResult,
     Device,
     Fingerprint,
@@ -86,7 +87,7 @@ class TaskWriter:
         self._db = PatientDatabase(path, shared=shared)
         self._attempts = 0
         self.workers_started = 0  # engine processes so far
-        self._open_attempts: dict[tuple[str, str], int] = {}
+        self._open_attempts: dict[ChunkKey, int] = {}
         self._cursor = 0
         self._changed: set[int] = set()
         self._marks = 0
@@ -231,8 +232,9 @@ class TaskWriter:
 
     def longest_pending_s(self) -> float | None:
         """Return the length of the longest pending chunk; None: no length is known."""
-        longest_ms = self._value("SELECT max(end_ms - start_ms) FROM chunk WHERE status = 'pending'")
-        return None if longest_ms is None else float(longest_ms / 1000)
+        sql = "SELECT max(end_ms - start_ms) / 1000.0 FROM chunk WHERE status = 'pending'"
+        longest_s: float | None = self._value(sql)
+        return longest_s
 
     def count_retrying(self) -> int:
         """Count the pending chunks that have failed, or were lost, at least once."""
@@ -242,8 +244,8 @@ class TaskWriter:
         """Return the seconds from the start of the task to its first attempt; None: no attempt yet."""
         sql = """SELECT max(0.0, (min(a.started_at_ms) - t.started_at_ms) / 1000.0) FROM attempt a
                  JOIN task t USING (task_id) WHERE a.task_id = ? AND a.attempt_id = 1"""
-        seconds = self._value(sql, self.task_id)
-        return None if seconds is None else float(seconds)
+        seconds: float | None = self._value(sql, self.task_id)
+        return seconds
 
     def audio_done_s(self) -> float:
         """Return the seconds of audio analysed so far."""

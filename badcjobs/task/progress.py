@@ -12,7 +12,7 @@ import math
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
 from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
@@ -32,8 +32,7 @@ _RECENT = 200  # chunks: enough for a p95, few enough to notice a device that sl
 Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWorkNow:
+class DeviceWorkNow(NamedTuple):
     """What one device has done in this task, and the chunks in progress on it."""
 
     label: str  # "GPU 0  Tesla V100", or "CPU"
@@ -42,8 +41,7 @@ class DeviceWorkNow:
     working_on: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskProgress:
+class TaskProgress(NamedTuple):
     """The progress of a task."""
 
     chunks_settled: int
@@ -204,7 +202,7 @@ class TimeBudget:
             self._learn_at_left_s = self.left_s - _LEARN_EVERY_S
             self._rates = Rates(recent_work(_RECENT))
 
-    def may_start(self, ends_in_s: float | None, expected_s: float = 0.0) -> bool:
+    def may_start(self, ends_in_s: float | None, expected_s: float) -> bool:
         """Return whether work that ends in ``ends_in_s`` may start; None: not known, so any time left is enough."""
         if ends_in_s is None or self.left_s <= 0:
             return self.left_s > 0

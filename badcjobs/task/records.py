@@ -50,7 +50,7 @@ class RecordingOptions:
 
     interval_s: float
     stand_in: StandIn
-    limits: AlertLimits = field(default_factory=AlertLimits)
+    limits: AlertLimits
     on_alert: Callable[[Alert], None] | None = None  # called when an alert starts or ends, from check_recorder
     hooks: AlertHooks = field(default_factory=AlertHooks)  # the alert command
 
@@ -58,9 +58,7 @@ class RecordingOptions:
 class Records:
     """Writes live files and publishes them to ``target``; if we are killed, the recorder publishes for us."""
 
-    def __init__(
-        self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, live_mode: str = "auto"
-    ) -> None:
+    def __init__(self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, live_mode: str) -> None:
         self.started_at_ms = self.ended_at_ms = allocation.started_at_ms or world.clock.now_ms()
         self.mark = task_mark(allocation, world)
         self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
@@ -301,10 +299,10 @@ def run_record(
     options: RecordingOptions,
     world: World,
     *,
-    command: Sequence[str] = (),
-    duration_s: float | None = None,
-    overwrite: bool = False,
-    live_mode: str = "auto",
+    command: Sequence[str],
+    duration_s: float | None,
+    overwrite: bool,
+    live_mode: str,
 ) -> dict[str, Any]:
     """Record until the command ends, the time is over or a signal arrives; return the JSON document of ``--json``."""
     _check_options(options, duration_s, out)
@@ -339,8 +337,8 @@ def stream_samples(
     options: RecordingOptions,
     world: World,
     *,
-    command: Sequence[str] = (),
-    duration_s: float | None = None,
+    command: Sequence[str],
+    duration_s: float | None,
 ) -> int:
     """Emit a JSON line per device and instant, until the command ends, the time is over or a signal arrives.
 

@@ -24,9 +24,8 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs import __version__
 from badcjobs.devices.allocation import own_memory_bytes
@@ -88,8 +87,7 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
         return close_task(task, verdict)
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """The values that the steps below share."""
 
     settings: RunSettings  # options and config file

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.devices.allocation import EndTime, Grant, ShardPlace, array_shape, find_place, parse_allocation
@@ -114,9 +114,9 @@ class World:
     pid: int
     cwd: Path
     cores: int
-    log_to: Callable[[Path], None] = field(default=lambda path: None)
-    progress: Callable[[int], None] = field(default=lambda rows: None)
-    show: Callable[[Callable[[], TaskProgress]], None] = field(default=lambda look: None)  # calls look if it needs it
+    log_to: Callable[[Path], None] = lambda path: None
+    progress: Callable[[int], None] = lambda rows: None
+    show: Callable[[Callable[[], TaskProgress]], None] = lambda look: None  # calls look if it needs it
 
     @classmethod
     def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:

@@ -5,14 +5,16 @@ An alert that is still open when the recorder stops has no end."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from typing import NamedTuple
 
 from badcjobs.model import AlertLimits, Reading
-from badcjobs.telemetry.recorder import Book, Followed, TelemetryWriter
+from badcjobs.telemetry.recorder import Book, Followed, Readings, TelemetryWriter, Unreadable
 
 WARNING, CRITICAL = "warning", "critical"
+_Place = tuple[int, str, str]  # device, kind, message of a fault
 
 # NVML's clock event reasons. The others are normal (idle, a clock that was set) or reported elsewhere.
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
@@ -88,8 +90,8 @@ class AlertBook(Book):
 
     def __post_init__(self) -> None:
         self._conditions = {one.device_id: DeviceConditions(one, self.limits, self.describe) for one in self.devices}
-        self._states: dict[tuple[int, str, str], AlertState] = {}
-        self._unwritten: dict[tuple[tuple[int, str, str], int], Alert] = {}
+        self._states: dict[_Place, AlertState] = {}
+        self._unwritten: dict[tuple[_Place, int], Alert] = {}
 
     @property
     def open_alerts(self) -> list[Alert]:
@@ -107,7 +109,7 @@ class AlertBook(Book):
             else:
                 self._states[place] = AlertState(device, alert)
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Evaluate one sample and write the changes."""
         for device_id, reading in readings:
             of_reading = self._conditions[device_id].of_reading(at_ms, reading, work_waits=self.work_waits)
@@ -136,7 +138,7 @@ class AlertBook(Book):
             changed = state.take(at_ms, condition)
             self._note(place, changed, is_new=not was_on or state.alert is None)
 
-    def _note(self, place: tuple[int, str, str], alert: Alert | None, *, is_new: bool = True) -> None:
+    def _note(self, place: _Place, alert: Alert | None, *, is_new: bool = True) -> None:
         if alert is not None:
             self._unwritten[place, alert.started_at_ms] = alert
             if is_new:
@@ -149,7 +151,7 @@ class AlertBook(Book):
             self.writer.write_alert(values)  # type: ignore[union-attr]
 
 
-def _place(device_id: int, kind: str, message: str) -> tuple[int, str, str]:
+def _place(device_id: int, kind: str, message: str) -> _Place:
     """Return the key of a state: each fault of a device has a separate state."""
     return device_id, kind, message[:_LONGEST_MESSAGE] if kind == "fault" else ""
 
@@ -205,8 +207,7 @@ class AlertState:
         return ended
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """One kind of problem on one device at one time."""
 
     kind: str

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from badcjobs.model import METRICS, HostReading, Reading
+from badcjobs.model import METRICS, HostReading
 from badcjobs.paths import LocalFolder
 from badcjobs.seams import GpuReader
-from badcjobs.telemetry.recorder import Book, Effort, TelemetryWriter
+from badcjobs.telemetry.recorder import Book, Effort, Readings, TelemetryWriter, Unreadable
 
 # The inode of the machine's initial PID namespace; in any other one, the driver's process ids are not those seen here.
 _HOST_NAMESPACE = "pid:[4026531836]"
@@ -122,7 +122,7 @@ class ProcessBook(Book):
         for row in self._writer.rows_of("process", "ORDER BY first_at_ms"):
             self._rows[row["device_id"], row["pid"]] = row
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the processes of one sample; most samples do not include them."""
         seen = [(device_id, process) for device_id, reading in readings for process in reading.processes or ()]
         if seen:  # keeps memory small if every chunk has its own process
@@ -157,7 +157,7 @@ class SourceBook(Book):
         self._written: dict[tuple[int, str], str] = {}
         self._news: dict[tuple[int, str], str] = {}  # not on disk yet
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the sources that are new in these readings."""
         self._news.clear()
         for device_id, reading in readings:
@@ -188,7 +188,7 @@ class LatestBook(Book):
         self._known: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
         self._next_ms = 0
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the file if a second has passed; on a full disk the old one stays."""
         for device_id, reading in readings:
             known = self._known.setdefault(device_id, {})
@@ -239,7 +239,7 @@ class CostBook(Book):
     _at_ms: int = 0
     _next_ms: int = 0
 
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the row if ten seconds have passed."""
         self._at_ms = at_ms
         if at_ms >= self._next_ms:

@@ -30,6 +30,8 @@ _SLOW_START_S = 1.5
 _ASKED_FOR = (*METRICS, "processes")
 _values_of = attrgetter(*_ASKED_FOR)
 
+Readings = Sequence[tuple[int, Reading]]  # of one sample, by device
+Unreadable = Mapping[int, str]  # device → why it is not in the sample
 _Place = tuple[int, str | None]  # device, metric (None: all of them)
 
 
@@ -178,7 +180,7 @@ class Book(ABC):
     """Rows that are written in the transaction of a sample: alerts, processes, sources, the recorder's cost."""
 
     @abstractmethod
-    def write(self, at_ms: int, readings: Sequence[tuple[int, Reading]], unreadable: Mapping[int, str]) -> None:
+    def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the rows of one sample."""
 
     def finish(self) -> None:  # noqa: B027
@@ -311,7 +313,7 @@ class Sampler:
         self.reader = reader
         self._devices = devices
         self.gaps = gaps
-        self.unreadable: Mapping[int, str] = {}  # device id → why it was not in the last sample
+        self.unreadable: Unreadable = {}  # in the last sample
         self._no_uuid = "no driver library to read it with"  # for example in a container without the library
         if any(device.uuid is None for device in devices):
             try:
@@ -411,7 +413,7 @@ class TelemetryWriter:
         self._db.execute("BEGIN")
         return self._db  # commits on leaving the with block, rolls back on an exception
 
-    def write_tick(self, at_ms: int, readings: Sequence[tuple[int, Reading]], host: HostReading | None) -> None:
+    def write_tick(self, at_ms: int, readings: Readings, host: HostReading | None) -> None:
         """Write one sample: all devices that were read, and the host."""
         self._db.executemany(
             _SAMPLE, [(self.task_id, device_id, at_ms, *_metrics_of(reading)) for device_id, reading in readings]

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -77,8 +78,7 @@ def pause_s(age_s: float, cost_s: float) -> float:
     return max(min(every_s, max(_SHORTEST_S, age_s)), cost_s / share)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUse:
+class ProcessUse(NamedTuple):
     """One process; its counters include those of each child that it has waited for. None: no permission to read."""
 
     pid: int

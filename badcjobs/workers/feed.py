@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
 from badcjobs.workers import retry
@@ -122,8 +122,8 @@ class SessionFeed:
         self._lock = threading.Lock()
         self._stopped = False
         self._in_pieces = False  # a chunk is being processed piece by piece
-        self._given: dict[tuple[str, str], tuple[Chunk, Chunk]] = {}  # the original, and the chunk that the engine got
-        self._started: dict[tuple[str, str], Chunk] = {}
+        self._given: dict[ChunkKey, tuple[Chunk, Chunk]] = {}  # the original, and the chunk that the engine got
+        self._started: dict[ChunkKey, Chunk] = {}
         self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
 
     # --- called from another thread -------------------------------------------------------------------------------

@@ -10,12 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
-from badcjobs.model import WorkerPlan
+from badcjobs.model import ChunkKey, WorkerPlan
 from badcjobs.workers.chunk_audio import longest_piece_s, pieces_shorter_than
-
-ChunkKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +28,7 @@ class MemoryLimit:
         return MemoryLimit(_least(self.crowded_s, other.crowded_s), _least(self.alone_s, other.alone_s))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Way:
+class Way(NamedTuple):
     """How an engine gets a chunk; a greater way needs less memory."""
 
     lean: bool = False

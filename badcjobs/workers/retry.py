@@ -11,10 +11,10 @@ import os
 import re
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkResult
+from badcjobs.model import AUDIO_FAULTS, Chunk, ChunkKey, ChunkResult
 
 # Caused by the chunk, or charged to it.
 BAD_AUDIO = "bad_audio"
@@ -145,8 +145,7 @@ def describe_exit(exit_code: int | None) -> str:
 # --- retries ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """How often a chunk is tried again, and after which delay."""
 
     retries: int = 2
@@ -160,8 +159,7 @@ class RetryPolicy:
         return min(self.longest_backoff_s, self.backoff_s * 2.0 ** (failures - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
+class RetryDecision(NamedTuple):
     """The new state of a chunk and, for a retry, its delay and how it runs."""
 
     status: str
@@ -176,13 +174,13 @@ class Retries:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         # Counts of tries, failures, deaths, excused; steps down: out of memory, the next try needs less.
-        self._history: dict[tuple[str, str], Counter[str]] = {}
+        self._history: dict[ChunkKey, Counter[str]] = {}
 
     def try_number(self, chunk: Chunk) -> int:
         """Return the number of the current try of this chunk, from 1."""
         return 1 + self._history.get(chunk.key, Counter())["tries"]
 
-    def decide(self, result: ChunkResult, *, ways_left: bool | None = None) -> RetryDecision:
+    def decide(self, result: ChunkResult, *, ways_left: bool | None) -> RetryDecision:
         """Decide about a result; the caller decides how an uncharged chunk is tried again.
 
         ``ways_left``: whether a chunk that ran out of memory can be tried with less (None: not known). A try with less

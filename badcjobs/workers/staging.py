@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from badcjobs.model import Chunk
+from badcjobs.model import Chunk, ChunkKey
 from badcjobs.sources.cutter import AudioCutter, CannotCut
 from badcjobs.store.connect import read_filesystem
 from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
@@ -37,8 +38,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StagingChoice:
+class StagingChoice(NamedTuple):
     """Whether audio is staged, why, and how many bytes at the same time."""
 
     staged: bool
@@ -145,9 +145,9 @@ class Stager:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
-        self._planned: dict[tuple[str, str], Chunk] = {}
-        self._copies: dict[tuple[str, str], Copy] = {}
-        self._not_copied: set[tuple[str, str]] = set()  # chunks without a usable copy: the engine reads the original
+        self._planned: dict[ChunkKey, Chunk] = {}
+        self._copies: dict[ChunkKey, Copy] = {}
+        self._not_copied: set[ChunkKey] = set()  # chunks without a usable copy: the engine reads the original
         self._readers = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(_READERS)]
 
     # --- for the task ---------------------------------------------------------------------------------------------

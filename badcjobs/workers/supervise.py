@@ -12,12 +12,11 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import retry
 from badcjobs.workers.chunk_audio import is_truncated
-from badcjobs.workers.memory_limits import ChunkKey
 from badcjobs.workers.retry import Retries
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerSetup, WorkerThread

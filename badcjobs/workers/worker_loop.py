@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.seams import Clock, Engine, Session, SessionBroken
 from badcjobs.store.live_folder import check_room
 from badcjobs.workers import retry
 from badcjobs.workers.feed import AudioSteps, SessionFeed
-from badcjobs.workers.memory_limits import ChunkKey, model_of
+from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.mps import MpsDaemons
 from badcjobs.workers.retry import RetryPolicy
 from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
@@ -29,24 +30,21 @@ _FAILURES_SHARED = 3  # after this many sessions under MPS without a result, a w
 Timetable = Callable[[int | None, Sequence[tuple[Chunk, int | None]], int], Fits]
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """An engine session was opened."""
 
     pid: int | None
     at_ms: int
 
 
-@dataclass(frozen=True)
-class Closed:
+class Closed(NamedTuple):
     """An engine session was closed."""
 
     exit_code: int | None
     at_ms: int
 
 
-@dataclass(frozen=True)
-class BatchOver:
+class BatchOver(NamedTuple):
     """The end of a batch, with the chunks that have no result and the error that broke the session."""
 
     unanswered: list[Chunk]
