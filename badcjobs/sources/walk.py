@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import Chunk, Cutting
@@ -95,7 +95,7 @@ def look_ahead(
     ``look`` may be called by several threads; an error that it raises is raised at its item. ``while_waiting`` is
     called from time to time while no answer comes; an error that it raises ends everything immediately.
     """
-    window: deque[tuple[Item, _Look[Question, Answer] | None]] = deque()
+    window: deque[tuple[Item, _Look | None]] = deque()
     pool = _LookThreads(look, threads, monotonic_s, while_waiting)
     failed: list[Exception] = []
     try:
@@ -123,23 +123,23 @@ def _until_failure(things: Iterable[Thing], failed: list[Exception]) -> Iterator
 
 
 @dataclass(slots=True)
-class _Look(Generic[Question, Answer]):
+class _Look:
     """A question, and its answer or its error; locked until there is one. A Future takes ten times as long to make."""
 
-    question: Question
-    answer: Answer | None = None
+    question: Any
+    answer: Any = None
     error: Exception | None = None
     lock: Lock = field(default_factory=Lock)
 
 
 @dataclass
-class _LookThreads(Generic[Question, Answer]):
+class _LookThreads:
     """Threads that answer questions: one, for which the caller waits, and more if looks are slow.
 
     Not a ThreadPoolExecutor: at exit Python waits for its threads, even for one that hangs.
     """
 
-    _look: Callable[[Question], Answer]
+    _look: Callable[[Any], Any]
     _most: int
     _monotonic_s: Callable[[], float]
     _while_waiting: Callable[[], None]
@@ -147,22 +147,20 @@ class _LookThreads(Generic[Question, Answer]):
     _waited_s: float = 0.0  # lately, for looks that were not quick
     _began_s: float = math.inf  # the last look; there is none yet
     _threads: list[Thread] = field(default_factory=list)
-    _held: list[_Look[Question, Answer]] = field(default_factory=list)  # while looks are quick, for the whole window
-    _todo: SimpleQueue[_Look[Question, Answer] | None] = field(default_factory=SimpleQueue)
+    _held: list[_Look] = field(default_factory=list)  # while looks are quick, for the whole window
+    _todo: SimpleQueue[_Look | None] = field(default_factory=SimpleQueue)
     _dismissed: bool = False
 
-    def ask(self, question: Question) -> _Look[Question, Answer]:
+    def ask(self, question: object) -> _Look:
         """Take a question; it is handed over now if looks are slow, otherwise together with others."""
-        look: _Look[Question, Answer] = _Look(question)
+        look = _Look(question)
         look.lock.acquire()
         self._held.append(look)
         if self._is_slow:
             self._hand_over()
         return look
 
-    def results(
-        self, window: deque[tuple[Item, _Look[Question, Answer] | None]]
-    ) -> Iterator[tuple[Item, Answer | None]]:
+    def results(self, window: deque[tuple[Item, _Look | None]]) -> Iterator[tuple[Item, Any]]:
         """Yield the first items of a window with their answers, at least one; all of them while looks are quick."""
         self._while_waiting()  # the items themselves may also be slow
         if self._held:
@@ -193,7 +191,7 @@ class _LookThreads(Generic[Question, Answer]):
             self._todo.put(look)
         self._held.clear()
 
-    def _wait_for(self, look: _Look[Question, Answer], step_s: float, *, until_slow: bool = False) -> None:
+    def _wait_for(self, look: _Look, step_s: float, *, until_slow: bool = False) -> None:
         """Wait for an answer; ``until_slow``: or until looks have become slow, so that more threads help."""
         while not (until_slow and self._is_slow):
             if look.lock.acquire(timeout=step_s):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -226,9 +225,9 @@ class TaskWriter:
             for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns in rows
         ]
 
-    def count_by_status(self) -> Counter[str]:
+    def count_by_status(self) -> dict[str, int]:
         """Count the chunks by status."""
-        return Counter(dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall()))
+        return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
     def longest_pending_s(self) -> float | None:
         """Return the length of the longest pending chunk; None: no length is known."""

@@ -91,8 +91,8 @@ def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices
 def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Device] = ()) -> TaskProgress:
     """Count the progress of the task, and of each of these devices."""
     counts = writer.count_by_status()
-    failed = counts["failed"] + counts["poison"]
-    settled = counts["done"] + failed
+    failed = counts.get("failed", 0) + counts.get("poison", 0)
+    settled = counts.get("done", 0) + failed
     done, under_way = writer.done_by_device(), writer.under_way()
     labels: dict[int | None, str] = {
         writer.device_id(one): f"GPU {one.token if one.index is None else one.index}  {one.name or ''}".rstrip()
@@ -100,7 +100,7 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
     }
     return TaskProgress(
         settled,
-        settled + counts["pending"],
+        settled + counts.get("pending", 0),
         writer.audio_done_s(),
         elapsed_s,
         start_up_s=writer.start_up_s() or 0.0,

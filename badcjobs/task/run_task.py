@@ -223,7 +223,7 @@ def skip_done(task: Task) -> None:
             writer.skip_done_in(database, retry_failed=task.settings.retry_failed)
         except DatabaseProblem as problem:
             log.warning("%s", problem.what)
-    skipped, failed = writer.count_by_status()["skipped"], writer.count_failed_before()
+    skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
     if skipped - failed:
         log.info("already done, skipped: %s", count(skipped - failed, "chunk"))
     if failed:
@@ -243,7 +243,7 @@ def plan_workers(task: Task) -> Autoscaler:
     settings, writer, grant = task.settings, task.writer, task.resolved.grant
     writer.add_devices(grant.devices)
     log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
-    pending = writer.count_by_status()["pending"]
+    pending = writer.count_by_status().get("pending", 0)
     name, one_core = task.resolved.engine.name, WorkerPlan(0, None, None, 1)
     shared = settings.mps != "off" and find_site_pipe(task.world.environ)  # its server is the one process
     workers = Autoscaler(
@@ -298,7 +298,7 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         device_state=task.records.device_state,
         is_taken_over=lambda: not task.claim.check(),
     )
-    pending = task.writer.count_by_status()["pending"]
+    pending = task.writer.count_by_status().get("pending", 0)
     heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
     supervisor.start()
     try:
@@ -394,9 +394,9 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from the chunks left, the failures and the signals."""
     stop = task.world.stop
     counts = task.writer.count_by_status()
-    failed = counts["failed"] + counts["poison"] + task.writer.count_failed_before()
+    failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
     again = "run the same command again to continue"
-    if not counts["pending"]:
+    if not counts.get("pending", 0):
         early = len(tally.retired)
         note = f"workers that stopped early: {early}; the last one: {tally.retired[-1]}" if early else None
         return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
@@ -434,7 +434,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         merge = shell_line("badcjobs", "merge", task.settings.out, records.local.path)
         note += f"; as long as this node exists: {merge}"
         exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
-    counts = dict(task.writer.count_by_status())
+    counts = task.writer.count_by_status()
     log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)
     names = ("recording_id", "chunk_id", "error_class", "error")
     return {

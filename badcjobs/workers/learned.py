@@ -96,6 +96,8 @@ class Learned:
                     self._refused.add(file)
                     why = error.strerror or error
                     log.warning("what this run learns cannot be kept in %s: %s; %s", file, why, ANOTHER_CACHE)
+            except AttributeError as error:
+                log.debug("cannot write %s: %s", file, error)
 
 
 def subject_of(settings: RunSettings) -> str:

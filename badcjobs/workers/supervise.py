@@ -302,12 +302,13 @@ class Supervisor(WorkerSetup):
         """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
         before_ms, self._faults_ms[plan.device_id] = self._faults_ms.get(plan.device_id), at_ms
         if before_ms is None or at_ms - before_ms > _ONE_FAULT_MS:
-            how = "by one worker" if plan.device and plan.device.exclusive else "without MPS"
+            is_exclusive = plan.device is not None and plan.device.exclusive
+            how = "by one worker" if is_exclusive else "without MPS"
             why = f"a fault on the device ended its workers under MPS; their chunks are tried one by one, {how}"
             log.warning("%s", why)
             self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
             self.end_shared(plan.device_id)
-            if plan.device is not None and plan.device.exclusive:  # there is no other way to try a chunk without others
+            if is_exclusive:  # there is no other way to try a chunk without others
                 at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
                 for slot in sorted(at_work, key=lambda slot: slot != plan.slot)[1:]:
                     self.retire(slot)
