@@ -36,7 +36,7 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
     return "\n".join(lines).rstrip()
 
 
-def probe_page(probes: Sequence[Probed], notes: Sequence[str] = ()) -> str:
+def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
     """Return the page."""
     parts, places = None, dict[str, str]()
     with suppress(ImportError):  # Bokeh is not installed

@@ -193,8 +193,8 @@ def curve(
     label: str,
     digits: str,
     points: Sequence[tuple[float, float]],
-    limit: float | None = None,
-    marks_s: Sequence[float] = (),
+    limit: float | None,
+    marks_s: Sequence[float],
 ) -> Figure:
     """Return a figure over the length of chunks; it contains no text from files.
 

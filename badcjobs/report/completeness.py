@@ -47,7 +47,7 @@ _STATES = f"""
     GROUP BY 1, 2"""
 
 
-def prove_complete(database: Path, facts: JobFacts, progress: Progress = lambda rows: None) -> Completeness:
+def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Completeness:
     """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error.
 
     The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
@@ -269,7 +269,7 @@ def finish_lines(
     return f"sbatch --array={index_ranges(left, frozen.array.step)} …", here
 
 
-def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress = lambda rows: None) -> list[str]:
+def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> list[str]:
     """Return remarks for an export: the job database is out of date, or its run is not complete."""
     try:
         facts = read_outline(db, database.parent)

@@ -323,7 +323,7 @@ def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
     yield "files", "Files with a remark", remarks, "None.", ""
 
 
-def shortened(message: str, longest: int = _LONGEST_MESSAGE) -> str:
+def shortened(message: str, longest: int) -> str:
     """Return a message, or the beginning and the end of a long one: the reason is in one of them."""
     left_out = len(message) - longest
     if left_out <= 100:

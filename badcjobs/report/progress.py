@@ -118,7 +118,7 @@ class Outlook:
 
 
 def estimate_rest(
-    job: JobFacts, completeness: Completeness | None, gpu_s: float, wall_s: float, now_ms: int | None = None
+    job: JobFacts, completeness: Completeness | None, gpu_s: float, wall_s: float, now_ms: int | None
 ) -> Outlook | None:
     """Return what is left of the source, as far as known; None: nothing."""
     pending = job.chunks.get("pending", 0)

@@ -183,10 +183,10 @@ _FAR_CORES = 8  # fewer are not worth a finding
 _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
 
-def _all_ended(facts: JobFacts, summary: Summary) -> bool:
+def _all_ended(summary: Summary) -> bool:
     """Say whether no task is running; what a running task will need is not known."""
     silent = frozenset(summary.tasks_silent)
-    return not any(is_running(task, silent) for task in facts.tasks)
+    return not any(is_running(task, silent) for task in summary.facts.tasks)
 
 
 def _showed(tasks: Sequence[TaskFacts]) -> bool:
@@ -242,7 +242,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
         "killed": len(killed),
         "starved": starved,
         "near": peak >= _NEAR * asked,
-        "far": far and _all_ended(facts, summary),
+        "far": far and _all_ended(summary),
         "asked": asked,
         "peak": peak,
         "of_asked": share(peak, asked),
@@ -288,7 +288,7 @@ def _time(facts: JobFacts, summary: Summary) -> Cases:
     known = [t for t in facts.tasks if t.time_limit_s]
     if over := [t for t in known if _ran_out(t)]:
         needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
-        severity = PROBLEM if _all_ended(facts, summary) else WARNING
+        severity = PROBLEM if _all_ended(summary) else WARNING
         killed = any(map(was_killed, over))  # their work in progress was lost
         in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
         yield {
@@ -344,7 +344,7 @@ def _ran_out(task: TaskFacts) -> bool:
 def _cores(facts: JobFacts, summary: Summary) -> Cases:
     known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
     busy = busy_share(facts.devices)
-    if not _all_ended(facts, summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
+    if not _all_ended(summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
         return  # GPUs with little to do need more workers, and those need the cores
     asked = max(t.cpus or 0 for t in known)
     most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)

@@ -85,7 +85,7 @@ def energies(many_wh: Sequence[float | None]) -> list[str]:
     ]  # fmt: skip
 
 
-def spark(values: Sequence[float | None], full: float = 100.0) -> str:
+def spark(values: Sequence[float | None], full: float) -> str:
     """Return a chart with one character per value; a dot where the value is not known."""
     last = len(_BARS) - 1
     return "".join("·" if one is None else _BARS[max(0, min(last, int(one * len(_BARS) / full)))] for one in values)
