@@ -95,7 +95,7 @@ class FixedSite(Site):
 
     def plain(self, text: str) -> str:
         """Return the text without what differs from run to run, or from machine to machine."""
-        text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON")
+        text = text.replace(str(self.folder), "SITE").replace(sys.executable, "PYTHON").replace("PYTHON -P", "PYTHON")
         text = re.sub(r"badcjobs: \d+ of \d+ task databases merged, .*\n", "", text)  # progress, where it takes long
         text = re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", text)
         if self.after_s is None:
