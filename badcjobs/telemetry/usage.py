@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import psutil
 
@@ -78,7 +77,8 @@ def pause_s(age_s: float, cost_s: float) -> float:
     return max(min(every_s, max(_SHORTEST_S, age_s)), cost_s / share)
 
 
-class ProcessUse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
     """One process; its counters include those of each child that it has waited for. None: no permission to read."""
 
     pid: int
