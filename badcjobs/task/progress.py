@@ -12,7 +12,7 @@ import math
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
 from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
@@ -32,7 +32,8 @@ _RECENT = 200  # chunks: enough for a p95, few enough to notice a device that sl
 Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
-class DeviceWorkNow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeviceWorkNow:
     """What one device has done in this task, and the chunks in progress on it."""
 
     label: str  # "GPU 0  Tesla V100", or "CPU"
@@ -41,7 +42,8 @@ class DeviceWorkNow(NamedTuple):
     working_on: tuple[str, ...] = ()
 
 
-class TaskProgress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
     """The progress of a task."""
 
     chunks_settled: int
