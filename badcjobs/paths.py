@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import shutil
 import tempfile
@@ -188,6 +189,14 @@ def file_version(path: Path) -> FileVersion | None:
         return version_of(path.stat())
     except OSError:
         return None
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; a container may have no names, only numbers."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 # --- resources --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value
 from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
-from badcjobs.paths import shell_line
+from badcjobs.paths import shell_line, user_name
 from badcjobs.small_files import DamagedFile, check_document, read_with_status
 
 if sys.version_info >= (3, 11):
@@ -570,10 +569,7 @@ def read_toml(path: Path) -> TomlFile:
     except FileNotFoundError as error:
         raise BadInput(f"{path} does not exist", fix=shell_line("ls", path.parent)) from error
     except PermissionError as error:
-        owner = str(path.stat().st_uid)
-        with suppress(KeyError):
-            owner = path.owner()
-        line = shell_line("ls", "-l", path)
-        raise BadInput(f"{path} cannot be read: it belongs to {owner}", fix=line) from error
+        owner = user_name(path.stat().st_uid)
+        raise BadInput(f"{path} cannot be read: it belongs to {owner}", fix=shell_line("ls", "-l", path)) from error
     except (OSError, ValueError) as error:  # not TOML, or not UTF-8
         raise BadInput(f"{path} cannot be read", why=str(error), fix=shell_line("less", path)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_IWGRP, S_IWOTH
 
 from badcjobs.errors import BadInput
-from badcjobs.paths import shell_line
+from badcjobs.paths import shell_line, user_name
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +54,7 @@ class Trust:
         folder = shell_line(self.list_file.parent)
         line = f"mkdir -p {folder} && echo {shell_line(path)} >> {folder}/{self.list_file.name}"
         if programs and not is_trusted:
-            owner = str(min(strangers, default=opened.st_uid))
-            with suppress(KeyError):
-                owner = pwd.getpwuid(int(owner)).pw_name
+            owner = user_name(min(strangers, default=opened.st_uid))
             raise BadInput(
                 f"{path} is not trusted: it belongs to {owner}, other users can change it, and it names programs",
                 why="\n".join(f"{key} = {value}" for key, value in programs.items()),

@@ -167,7 +167,7 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
             pair = f"{wrong} {near.rpartition('=')[2]}"  # the option and its value, which near has at its end
             wrong = pair if pair in " ".join(words) else next(word for word in words if word.startswith(wrong))
         return ParsedWords(values=parse_plainly(words).values, wrong=(message, wrong, near or ""))
-    listed = [word for key, value in values.items() if isinstance(value, tuple) for word in value]
+    listed = [word for value in values.values() if isinstance(value, tuple) for word in value]
     kept = {key: value for key, value in values.items() if value is not None and not isinstance(value, tuple)}
     return ParsedWords(values=kept, operands=(*listed, *operands))
 

@@ -255,7 +255,6 @@ def metrics_text() -> str:
 
 
 def init(
-    context: typer.Context,
     site: Annotated[str | None, option("NAME|FILE", "Start from the rules of this cluster.")] = None,
 ) -> int:
     """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site.

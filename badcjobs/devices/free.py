@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import pwd
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from badcjobs.devices.listing import DeviceNow, Listing, OpenedDevices, open_devices, score_of
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import StandIn
+from badcjobs.paths import user_name
 from badcjobs.seams import Clock
 
 _MOST_TEXT = 500
@@ -189,11 +189,7 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
 
 def describe_holder(pid: int, run: Path) -> str:
     """Return the text in a lock file: user, pid and run folder."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container may have no user names
-        user = str(os.getuid())
-    return f"run of {user}, pid {pid}, {run}"
+    return f"run of {user_name(os.getuid())}, pid {pid}, {run}"
 
 
 # --- free devices ---------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine
 
 _NEW = "--out another folder, for a new run"
+_ENGINE_START_S = 300.0  # less than in a job: someone waits for it
 _ARGUMENTS = "BADCJOBS_ARGS"  # options of run for a script
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "count": int, "number": float, "texts": lambda value: tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -62,7 +63,6 @@ class CheckOrder:
     prefer: str = "cheapest"  # of [plan]
     trust: Trust | None = None
     site_trust: Trust | None = None  # None: the user named the site
-    engine_start_s: float = 300.0  # less than in a job: someone waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def _check_engine(settings: RunSettings, script: BatchScript | None, order: Chec
     environ, launcher = {**order.environ, "PATH": path}, Launcher("check")
     try:
         engine = choose_engine(
-            settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True, start_s=order.engine_start_s
+            settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True, start_s=_ENGINE_START_S
         )
         engine.check()
         yield fine("engine", f"{settings.engine} can be started here")

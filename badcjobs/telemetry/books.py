@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.model import METRICS, HostReading
-from badcjobs.paths import LocalFolder
+from badcjobs.paths import LocalFolder, user_name
 from badcjobs.seams import GpuReader
 from badcjobs.telemetry.recorder import Book, Effort, Readings, TelemetryWriter, Unreadable
 
@@ -60,11 +59,9 @@ class ProcessLookup:
         status = self._status(pid)
         if not status:
             return ProcessOwner()
-        name, uid = status["Name"].strip(), int(status["Uid"].split()[0])
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            user = str(uid)
+        name = status["Name"].strip()
+        uid = int(status["Uid"].split()[0])
+        user = user_name(uid)
         marked = self._is_marked(pid)
         if marked or self._descends(pid, status):
             return ProcessOwner(name, user, True)

@@ -103,7 +103,8 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 @contextmanager
 def powerless_folder() -> Iterator[Path]:
     """Work in an empty folder; as root, do so as the user nobody."""
-    codecs.lookup("utf-8-sig")  # nobody may not read the modules of root's Python, and this one comes late
+    for late in ("utf-8-sig", "unicode_escape"):  # nobody may not read the modules of root's Python
+        codecs.lookup(late)
     before, is_root, nobody = Path.cwd(), os.geteuid() == 0, 65534
     folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to nobody
     if is_root:
