@@ -315,7 +315,8 @@ def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_
     text = f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n'
     python = install(tmp_path / "python", text)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
-    answer = query_hawkears([str(python)], [], environ=environ, cwd=make_fake_root(tmp_path / "root"))
+    root = make_fake_root(tmp_path / "root")
+    answer = query_hawkears([str(python)], [], environ=environ, cwd=root, limit_s=60)
     assert killed.exists() and answer.get("versions", {}).get("hawkears") == "2.3.0", answer
 
 

@@ -302,7 +302,7 @@ def test_live_files_are_on_a_local_disk_with_room_or_beside_the_target(target, t
     with pytest.raises(BadInput, match="no folder can be created in"):
         choose_live_folder("local", str(node / "gone"), KEY, target)
     risky = store.LiveFolder(LocalFolder(node), Filesystem("lustre"), False, "run.live_mode = local")
-    assert risky.is_risky and not replace(risky, shared=True).is_risky
+    assert risky.is_risky and not risky._replace(shared=True).is_risky
 
 
 def leave(run, node, index, *, job="4820", tries=1, **owner):
