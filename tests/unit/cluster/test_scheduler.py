@@ -274,7 +274,7 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     with pytest.raises(BadInput, match="has a % in its name"):
         cluster.array_script(replace(order, out=place.folder / "100%"))
     plain = {name: text.replace(str(place.folder), "FOLDER") for name, text in said.items()}
-    pages({name: text.replace(sys.executable, "PYTHON") for name, text in plain.items()})
+    pages({name: text.replace(sys.executable, "PYTHON").replace("PYTHON -P", "PYTHON") for name, text in plain.items()})
 
 
 def test_the_emulation_runs_an_order_in_any_folder_and_writes_the_states_of_its_tasks(place):
