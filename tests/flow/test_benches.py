@@ -25,7 +25,7 @@ def run_bench(name, *words, **environ):
     """Run a bench as a user does, for a shorter time than this test may take."""
     command = [sys.executable, BENCH / f"{name}.py", *words]
     env = {**os.environ, **environ}
-    return subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.mark.parametrize("name", ["dispatch", "merge", "monitor", "plan", "report_page", "scale", "writing"])
